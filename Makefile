@@ -1,0 +1,75 @@
+# Every target makes its own environment in .venv when there is none, or when pyproject.toml or the pins changed.
+#   make test PY=python3     uses the Python given, as it is, and creates nothing (a GPU machine with its own torch)
+#   make setup PYTHON=python3.12 VENV=.venv312
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+# JOBS=0 runs the tests in one process.
+WORKERS := $(if $(filter 0,$(JOBS)),,-n $(JOBS))
+PROFILE ?= ci
+SELECT ?=
+
+ifeq ($(origin PY), command line)
+READY :=
+# Nothing is installed for PY, so both source roots have to be on the path.
+export PYTHONPATH := $(CURDIR):$(CURDIR)/backends:$(PYTHONPATH)
+else
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test quick lint format types docs bench bench-check clean
+
+help:
+	@echo "make setup | demo | test | quick | lint | format | types | docs | bench | bench-check"
+
+setup: $(READY)
+
+# torch goes first and alone: that way an index with a CPU build of this version supplies it before anything asks for torch.
+$(VENV)/.ready: pyproject.toml requirements/constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (some minutes the first time)"
+	$(VENV)/bin/python -m pip install -qq "$$(grep '^torch==' requirements/constraints.txt)"
+	$(VENV)/bin/python -m pip install -qq -c requirements/constraints.txt -e '.[triton,crypto,cli,tensorboard,dev,docs]'
+	touch $@
+
+demo: $(READY)
+	$(PY) -m dpcore.cli demo --out demo
+
+# Workers share the cores, so each computes with one thread.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(WORKERS) --durations=10 --hypothesis-profile=$(PROFILE) $(SELECT)
+
+quick: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(WORKERS) -m "not slow" --hypothesis-profile=dev
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -c "from importlinter.cli import lint_imports_command as run; run()" --no-logo
+	$(PY) -m mypy
+	$(PY) -m numpydoc lint $$(git ls-files 'dpcore/*.py' 'backends/*.py')
+
+types: $(READY)
+	$(PY) -m mypy
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: $(READY)
+	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# Results of `bench` are kept under the commit they were measured at; `bench-check` only shows that every benchmark runs.
+bench: $(READY)
+	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes
+	cd asv_benchmarks && $(abspath $(PY)) -m asv run --python=same --set-commit-hash "$$(git rev-parse HEAD)"
+
+bench-check: $(READY)
+	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes
+	cd asv_benchmarks && $(abspath $(PY)) -m asv check --python=same
+	cd asv_benchmarks && $(abspath $(PY)) -m asv run --quick --python=same --show-stderr
+
+clean:
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

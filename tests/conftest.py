@@ -1,0 +1,63 @@
+"""What every test shares: Triton's mode, chosen once before anything imports it, and the hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+WANTS_GPU = os.environ.get("DPCORE_TEST_GPU") == "1"
+
+
+def _has_gpu() -> bool:
+    if not Path("/dev/nvidiactl").exists() and not WANTS_GPU:
+        return False  # spares every CPU run the import of torch
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+HAS_GPU = _has_gpu()
+
+# triton.jit reads the variable when it decorates: one process runs either the interpreter or the device, never both.
+# A value that is already there wins, so that the interpreter can be tried on a machine with a GPU.
+if not HAS_GPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+# The CPU tests time out for other reasons than being wrong: shared cores and the interpreter. Deadlines are off everywhere.
+_SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW_BY_NATURE)
+settings.register_profile(
+    "ci", deadline=None, max_examples=30, derandomize=True, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to skip what was asked for: a GPU run without a GPU is a failure, not a green page of skips."""
+    if WANTS_GPU and not HAS_GPU:
+        raise pytest.UsageError("DPCORE_TEST_GPU=1: torch finds no CUDA device; unset it to run Triton's interpreter")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which Triton ran."""
+    mode = "interpreter on the CPU" if INTERPRETED else "compiled for the GPU"
+    return f"triton: {mode}; gpu: {'yes' if HAS_GPU else 'no'}; omp threads: {os.environ.get('OMP_NUM_THREADS', 'default')}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip GPU tests where they cannot run, with the reason."""
+    if HAS_GPU and not INTERPRETED:
+        return
+    reason = "needs a CUDA device" if not HAS_GPU else "TRITON_INTERPRET=1: the kernels are not compiled"
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))
