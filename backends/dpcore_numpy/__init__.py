@@ -1,0 +1,38 @@
+"""The reference backend: every operation in plain NumPy, in float32 or float64. What it computes is the semantics."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from dpcore_numpy.arrays import from_numpy, to_numpy, zeros_like
+from dpcore_numpy.clip import clip_factors, row_norms, weighted_sum
+from dpcore_numpy.filter import recurrence
+from dpcore_numpy.noise import normal
+from dpcore_numpy.step import step
+from dpcore_numpy.stream import words
+from dpcore_numpy.update import update
+
+name: Final = "numpy"
+arrays: Final = "numpy"
+
+__all__ = [
+    "arrays",
+    "clip_factors",
+    "from_numpy",
+    "name",
+    "normal",
+    "recurrence",
+    "row_norms",
+    "step",
+    "to_numpy",
+    "update",
+    "weighted_sum",
+    "words",
+    "zeros_like",
+]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    import dpcore_numpy
+    from dpcore.spec.ops import Backend
+
+    _conforms: Backend[NDArray[Any]] = dpcore_numpy

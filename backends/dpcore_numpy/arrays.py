@@ -1,0 +1,23 @@
+"""Arrays of this backend: NumPy's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def from_numpy(values: NDArray[Any]) -> NDArray[Any]:
+    """See `dpcore.spec.ops.Backend.from_numpy`."""
+    return np.array(values, order="C", copy=True)
+
+
+def to_numpy(array: NDArray[Any]) -> NDArray[Any]:
+    """See `dpcore.spec.ops.Backend.to_numpy`."""
+    return np.array(array, order="C", copy=True)
+
+
+def zeros_like(array: NDArray[Any], dtype: str | None = None) -> NDArray[Any]:
+    """See `dpcore.spec.ops.Backend.zeros_like`."""
+    return np.zeros(array.shape, dtype=array.dtype if dtype is None else dtype)

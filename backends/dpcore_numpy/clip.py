@@ -1,0 +1,88 @@
+"""The clip stage: norms, certified factors, and the weighted sum of per-example vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.spec.check import check_factors, check_rows, check_weighted_sum
+from dpcore.spec.ops import AUTOMATIC_STABILITY
+
+Floats = NDArray[Any]
+
+_COLUMNS = 16384
+
+
+def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> NDArray[np.float64]:
+    """See `dpcore.spec.ops.Backend.row_norms`."""
+    check_rows(rows, scale)
+    examples = rows[0].shape[0]
+    # Squares of float32 numbers fit float64; squares of float64 numbers are taken relative to the largest entry.
+    largest = np.ones(examples)
+    if any(block.dtype == np.float64 for block in (*rows, *(scale or ()))):
+        largest = np.zeros(examples)
+        for values in _columns(rows, scale):
+            largest = np.maximum(largest, np.abs(values).max(axis=1, initial=0.0))
+        largest[~np.isfinite(largest) | (largest == 0)] = 1.0
+    squares = np.zeros(examples)
+    for values in _columns(rows, scale):
+        values /= largest[:, None]
+        squares += np.einsum("ij,ij->i", values, values)
+    norms: NDArray[np.float64] = largest * np.sqrt(squares)
+    return norms
+
+
+def _columns(rows: Sequence[Floats], scale: Sequence[Floats] | None) -> Iterator[NDArray[np.float64]]:
+    """Yield the (scaled) vectors in float64, some columns at a time."""
+    for index, block in enumerate(rows):
+        for start in range(0, block.shape[1], _COLUMNS):
+            values = block[:, start : start + _COLUMNS].astype(np.float64)
+            if scale is not None:
+                values *= scale[index][start : start + _COLUMNS]
+            yield values
+
+
+def clip_factors(norms: Floats, rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> Floats:
+    """See `dpcore.spec.ops.Backend.clip_factors`.
+
+    With N >= ||v|| the raised norm, f the factor and u the unit roundoff of `dtype`, a rounded product obeys
+    ``|fl(f v_j)| <= f |v_j| (1 + u) + 2^-149`` (the last term where it underflows), so the rounded vector has norm at
+    most ``f N (1 + u) + sqrt(d) 2^-149``, which is at most C for ``f = (C - sqrt(d) 2^-149) (1 - 4u) / N``.
+    """
+    check_factors(norms, rule, bounds, sizes, dtype)
+    size = np.asarray(sizes, dtype=np.float64)[:, None]
+    bound = np.asarray(bounds, dtype=np.float64)[:, None]
+    info = np.finfo(dtype)
+    raised = norms * (1 + (size + 8) * 2.0**-53)
+    underflow = np.sqrt(size) * float(info.smallest_subnormal)
+    slack = 1 - 2 * float(info.eps)
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if rule == "standard":
+            factor = np.where(raised <= bound, 1.0, (bound - underflow) * slack / raised)
+        elif rule == "automatic":
+            factor = (bound - underflow) * slack / (raised + AUTOMATIC_STABILITY)
+        elif rule == "automatic_v":
+            factor = np.where(raised == 0, 0.0, (bound - underflow) * slack / raised)
+        else:
+            factor = (1 - underflow) * slack / np.maximum(raised, bound)
+        factor = np.clip(factor, 0.0, float(info.max))
+        rounded = factor.astype(dtype)
+        toward_zero = np.nextafter(rounded, np.zeros((), dtype))
+    certified: Floats = np.where(rounded > factor, toward_zero, rounded)
+    certified[:, ~np.isfinite(norms).all(axis=0)] = 0
+    return certified
+
+
+def weighted_sum(rows: Sequence[Floats], weights: Sequence[Floats], out: Sequence[Floats]) -> None:
+    """See `dpcore.spec.ops.Backend.weighted_sum`."""
+    check_weighted_sum(rows, weights, out)
+    for block, weight, total in zip(rows, weights, out, strict=True):
+        used = weight != 0
+        if used.all():
+            total += weight @ block
+        else:
+            total += weight[used] @ block[used]

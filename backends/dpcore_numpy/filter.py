@@ -1,0 +1,29 @@
+"""The filter stage: one step of a linear recurrence over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.spec.check import check_recurrence
+from dpcore.spec.ops import FilterCoefficients
+
+Floats = NDArray[Any]
+
+
+def recurrence(x: Floats, state: Sequence[Floats], coefficients: FilterCoefficients) -> Floats:
+    """See `dpcore.spec.ops.Backend.recurrence`."""
+    check_recurrence(x, state, coefficients)
+    b, a, normalizer = coefficients
+    y = b[0] * x + state[0] if state else b[0] * x
+    for k in range(1, len(state) + 1):
+        s = b[k] * x if k < len(b) else np.zeros_like(x)
+        if k <= len(a):
+            s = s - a[k - 1] * y
+        if k < len(state):
+            s = s + state[k]
+        state[k - 1][...] = s
+    return y if normalizer == 1 else y / normalizer

@@ -1,0 +1,96 @@
+"""Noise, filter and update in one pass over memory: the plain operations, a few tiles at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpcore.spec.check import check_step
+from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.stream import TILE
+from dpcore.validate import integer
+from dpcore_numpy.filter import recurrence
+from dpcore_numpy.noise import normal
+from dpcore_numpy.update import update
+
+Floats = NDArray[Any]
+
+# A piece of every array, its words and its normals stay in a core's second-level cache together.
+_PIECE = 8 * TILE
+
+
+def step(
+    slots: Sequence[Slot[Floats]],
+    noise: NoiseRow,
+    batch_size: float,
+    coefficients: FilterCoefficients,
+    rule: str,
+    settings: Sequence[UpdateSettings],
+    step_number: int,
+) -> None:
+    """See `dpcore.spec.ops.Backend.step`. Threads: ``DPCORE_NUM_THREADS``, by default every core of the process."""
+    check_step(slots, noise, batch_size, coefficients, rule, settings, step_number)
+    pieces: list[Callable[[], None]] = []
+    for slot, numbers in zip(slots, settings, strict=True):
+        for start in range(0, slot.parameter.size, _PIECE):
+            piece = _slice(slot, start, min(start + _PIECE, slot.parameter.size))
+            pieces.append(partial(_step_piece, piece, noise, batch_size, coefficients, rule, numbers, step_number))
+    if len(pieces) < 4 or _threads() == 1:
+        for run in pieces:
+            run()
+    else:
+        for _ in _pool(_threads()).map(lambda run: run(), pieces):
+            pass
+
+
+def _step_piece(
+    slot: Slot[Floats],
+    noise: NoiseRow,
+    batch_size: float,
+    coefficients: FilterCoefficients,
+    rule: str,
+    settings: UpdateSettings,
+    step_number: int,
+) -> None:
+    x, g = slot.parameter, slot.total
+    if noise.scale:
+        z = normal(noise.key, noise.row, noise.stream, slot.first, x.size, dtype=g.dtype.name, rng=noise.rng)
+        g = g + noise.scale * z
+    y = recurrence(g / batch_size, slot.filter_state, coefficients)
+    if slot.displacement is None:
+        update(rule, x, y, slot.moments, settings, step_number)
+    else:
+        before = x.copy()
+        update(rule, x, y, slot.moments, settings, step_number)
+        slot.displacement[...] = x - before
+
+
+def _slice(slot: Slot[Floats], start: int, stop: int) -> Slot[Floats]:
+    def cut(array: Floats) -> Floats:
+        return array.reshape(-1)[start:stop]
+
+    return Slot(
+        parameter=cut(slot.parameter),
+        total=cut(slot.total),
+        first=slot.first + start,
+        filter_state=tuple(cut(vector) for vector in slot.filter_state),
+        moments=tuple(cut(vector) for vector in slot.moments),
+        displacement=None if slot.displacement is None else cut(slot.displacement),
+    )
+
+
+def _threads() -> int:
+    chosen = os.environ.get("DPCORE_NUM_THREADS")
+    if chosen is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return integer(1, DPCORE_NUM_THREADS=int(chosen) if chosen.isdigit() else chosen)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="dpcore-step")

@@ -1,0 +1,27 @@
+"""Exceptions of dpcore. Each carries one sentence that names the argument, its value and what would be right."""
+
+from __future__ import annotations
+
+
+class DpcoreError(Exception):
+    """Base of every exception that dpcore raises on purpose."""
+
+
+class ArgumentError(DpcoreError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class ArgumentTypeError(DpcoreError, TypeError):
+    """An argument has a type, dtype or memory layout that cannot be used."""
+
+
+class BackendError(DpcoreError, RuntimeError):
+    """A backend is unknown, or something it needs is missing on this machine."""
+
+
+class PrivacyError(DpcoreError, RuntimeError):
+    """The run asked for is not covered by the privacy analysis asked for."""
+
+
+class DataError(DpcoreError, OSError):
+    """A data file or folder is missing, truncated or corrupt."""

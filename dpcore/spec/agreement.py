@@ -1,0 +1,30 @@
+"""How closely two backends must agree on each operation, and why no closer.
+
+The tests read this table; a tolerance is changed here, with its reason, or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A tolerance. "ulps": of the result. "terms": ulps of the sum of the absolute values of the terms added."""
+
+    kind: Literal["bitwise", "ulps", "terms"]
+    ulps: float
+    reason: str
+
+
+AGREEMENT: Final = {
+    "words": Agreement("bitwise", 0, "integer arithmetic has one right answer"),
+    "normal": Agreement("ulps", 16, "each float32 backend lies within 8 ulps of the float64 definition"),
+    "row_norms": Agreement("ulps", 0.5, "accumulated in float64; half a float32 ulp leaves room for (d + 8) 2^-53"),
+    "clip_factors": Agreement("ulps", 2, "one rounding to float32 toward zero of nearly equal float64 numbers"),
+    "weighted_sum": Agreement("terms", 64, "the order of B additions is free: at most B ulps, B <= 64 in the tests"),
+    "recurrence": Agreement("terms", 8, "three products and three sums a state vector"),
+    "update": Agreement("terms", 16, "a square root, two quotients and six products, each correctly rounded"),
+    "step": Agreement("terms", 32, "the composition of normal, recurrence and update"),
+}

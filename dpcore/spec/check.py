@@ -1,0 +1,144 @@
+"""What every backend refuses, in one sentence each: shapes, dtypes and memory layouts that do not fit.
+
+Both NumPy arrays and torch tensors come here, so dtypes are compared by name. ("torch.float32" and "float32" are one.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import CLIP_RULES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.stream import check_key
+from dpcore.validate import choice, integer, non_negative, positive
+
+FLOATS = ("float32", "float64")
+
+
+def dtype_name(array: Any) -> str:
+    """Return "float32" for both NumPy's and torch's."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def is_contiguous(array: Any) -> bool:
+    """Return whether the elements lie in row-major order without gaps."""
+    return bool(array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous())
+
+
+def _float(name: str, array: Any, dtype: str | None = None) -> None:
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise ArgumentTypeError(f"{name} of type {type(array).__name__}: must be an array of the active backend")
+    if dtype_name(array) not in FLOATS:
+        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64")
+    if dtype is not None and dtype_name(array) != dtype:
+        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype}, as the arrays that it goes with")
+
+
+def _shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    if tuple(array.shape) != shape:
+        raise ArgumentError(f"{name}.shape={tuple(array.shape)}: must be {shape}")
+
+
+def _in_place(name: str, array: Any) -> None:
+    if not is_contiguous(array):
+        raise ArgumentTypeError(f"{name} is not contiguous: it is changed in place and must be, call .contiguous() first")
+
+
+def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
+    """Refuse blocks that are not (B, d_l) of one B, and scales that are not (d_l,)."""
+    if not rows:
+        raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
+    for index, block in enumerate(rows):
+        _float(f"rows[{index}]", block)
+        if len(block.shape) != 2:
+            raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
+        _shape(f"rows[{index}]", block, (rows[0].shape[0], block.shape[1]))
+    if scale is not None:
+        if len(scale) != len(rows):
+            raise ArgumentError(f"len(scale)={len(scale)}: must be {len(rows)}, one for each block of rows")
+        for index, vector in enumerate(scale):
+            _float(f"scale[{index}]", vector)
+            _shape(f"scale[{index}]", vector, (rows[index].shape[1],))
+
+
+def check_factors(norms: Any, rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
+    """Refuse norms that are not (G, B) float64 and bounds that are not G positive numbers."""
+    choice(CLIP_RULES, rule=rule)
+    choice(FLOATS, dtype=dtype)
+    _float("norms", norms, "float64")
+    if len(norms.shape) != 2:
+        raise ArgumentError(f"norms.shape={tuple(norms.shape)}: must be (G, B), one row for each group")
+    for name, values in (("bounds", bounds), ("sizes", sizes)):
+        if len(values) != norms.shape[0]:
+            raise ArgumentError(f"len({name})={len(values)}: must be {norms.shape[0]}, one for each group")
+    for bound in bounds:
+        positive(max_grad_norm=bound)
+    for size in sizes:
+        integer(0, size=size)
+
+
+def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> None:
+    """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of the rows' dtype."""
+    check_rows(rows, None)
+    for name, arrays in (("weights", weights), ("out", out)):
+        if len(arrays) != len(rows):
+            raise ArgumentError(f"len({name})={len(arrays)}: must be {len(rows)}, one for each block of rows")
+    for index, block in enumerate(rows):
+        _float(f"weights[{index}]", weights[index], dtype_name(block))
+        _shape(f"weights[{index}]", weights[index], (block.shape[0],))
+        _float(f"out[{index}]", out[index], dtype_name(block))
+        _shape(f"out[{index}]", out[index], (block.shape[1],))
+        _in_place(f"out[{index}]", out[index])
+
+
+def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficients) -> None:
+    """Refuse a state that is too short for the filter or does not fit `x`."""
+    _float("x", x)
+    order = max(len(coefficients.a), len(coefficients.b) - 1)
+    if not coefficients.b or len(state) < order:
+        raise ArgumentError(f"len(state)={len(state)}: must be at least {order}, the order of b={coefficients.b}, ...")
+    for index, vector in enumerate(state):
+        _float(f"state[{index}]", vector, dtype_name(x))
+        _shape(f"state[{index}]", vector, tuple(x.shape))
+
+
+def check_update(rule: str, parameter: Any, direction: Any, moments: Sequence[Any], step_number: int) -> None:
+    """Refuse a direction or moments that do not fit the parameter, or too few moments for the rule."""
+    choice(UPDATE_RULES, rule=rule)
+    integer(1, step_number=step_number)
+    _float("parameter", parameter)
+    if len(moments) != UPDATE_RULES[rule]:
+        raise ArgumentError(f"len(moments)={len(moments)}: must be {UPDATE_RULES[rule]} for rule={rule!r}")
+    for name, array in (("direction", direction), *((f"moments[{i}]", m) for i, m in enumerate(moments))):
+        _float(name, array, dtype_name(parameter))
+        _shape(name, array, tuple(parameter.shape))
+
+
+def check_step(
+    slots: Sequence[Slot[Any]],
+    noise: NoiseRow,
+    batch_size: float,
+    coefficients: FilterCoefficients,
+    rule: str,
+    settings: Sequence[UpdateSettings],
+    step_number: int,
+) -> None:
+    """Refuse whatever `step` could not carry out completely, before it has changed anything."""
+    check_key(noise.key)
+    non_negative(noise_scale=noise.scale)
+    positive(batch_size=batch_size)
+    if len(settings) != len(slots):
+        raise ArgumentError(f"len(settings)={len(settings)}: must be {len(slots)}, one for each slot")
+    for index, slot in enumerate(slots):
+        check_recurrence(slot.total, slot.filter_state, coefficients)
+        check_update(rule, slot.parameter, slot.total, slot.moments, step_number)
+        vectors = [("parameter", slot.parameter), ("total", slot.total)]
+        vectors += [(f"filter_state[{i}]", vector) for i, vector in enumerate(slot.filter_state)]
+        vectors += [(f"moments[{i}]", vector) for i, vector in enumerate(slot.moments)]
+        if slot.displacement is not None:
+            vectors.append(("displacement", slot.displacement))
+            _float(f"slots[{index}].displacement", slot.displacement, dtype_name(slot.parameter))
+            _shape(f"slots[{index}].displacement", slot.displacement, tuple(slot.parameter.shape))
+        for name, vector in vectors:
+            _in_place(f"slots[{index}].{name}", vector)

@@ -1,0 +1,74 @@
+"""The layout of a run: which elements of the random stream belong to which tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dpcore.errors import ArgumentError
+from dpcore.spec.stream import MAX_ELEMENTS, TILE
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its name, its global shape, and the stream element of its first coordinate."""
+
+    name: str
+    shape: tuple[int, ...]
+    first: int
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The table of a run's tensors, fixed when the run is built.
+
+    Every tensor starts at a multiple of 4096, so that no tile is shared: small tensors waste words, they never share
+    them. A coordinate's element is ``first`` plus its row-major index in the global tensor, whatever shard, parameter
+    group or memory format holds it.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Layout:
+        """Lay tensors out in the given order.
+
+        Raises
+        ------
+        ArgumentError
+            If two tensors share a name, or they need more elements than the stream has.
+        """
+        entries: list[Entry] = []
+        first = 0
+        for name, shape in shapes:
+            entry = Entry(name, tuple(int(side) for side in shape), first)
+            entries.append(entry)
+            first += -(-max(entry.size, 1) // TILE) * TILE
+        names = [entry.name for entry in entries]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ArgumentError(f"name={twice!r}: appears twice in the layout, every tensor needs a name of its own")
+        if first > MAX_ELEMENTS["chacha20"]:
+            raise ArgumentError(f"layout of {first} elements: must be at most {MAX_ELEMENTS['chacha20']}")
+        return cls(tuple(entries))
+
+    @property
+    def dimension(self) -> int:
+        """Number of coordinates of all tensors together (padding not counted)."""
+        return sum(entry.size for entry in self.entries)
+
+    def to_list(self) -> list[list[object]]:
+        """Return the table as plain JSON values."""
+        return [[entry.name, list(entry.shape), entry.first] for entry in self.entries]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the table, as the privacy statement carries it."""
+        return hashlib.sha256(json.dumps(self.to_list()).encode()).hexdigest()

@@ -1,0 +1,246 @@
+"""What a backend must do: each operation's mathematics, shapes, guarantees and edge cases, once.
+
+A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
+`normal`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
+
+Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "triton". Operations never write to an
+argument unless its description says "in place", and accept arrays of size zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+A = TypeVar("A")
+
+CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized")
+AUTOMATIC_STABILITY: Final = 0.01
+# Update rule -> number of state vectors (momentum, or first and second moment).
+UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+
+
+class FilterCoefficients(NamedTuple):
+    """One step of a linear filter: ``y = b[0] x + ... - a[0] y_{t-1} - ...``, divided by `normalizer`.
+
+    `a` holds a_1..a_na (the leading 1 is left out), `b` holds b_0..b_nb. They may differ from step to step.
+    """
+
+    b: tuple[float, ...]
+    a: tuple[float, ...]
+    normalizer: float = 1.0
+
+
+class NoiseRow(NamedTuple):
+    """Row `row` of a stream, scaled: standard normals times `scale`, the standard deviation on the *sum*."""
+
+    key: bytes
+    row: int
+    stream: int
+    scale: float
+    rng: str = "chacha20"
+
+
+class UpdateSettings(NamedTuple):
+    """Numbers of an update rule. `beta1` is the momentum under "momentum"; rules ignore what they do not use."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Slot(Generic[A]):
+    """One tensor of a run, as `step` works on it; all arrays have the parameter's size and are changed in place.
+
+    Attributes
+    ----------
+    parameter : array
+        x_t, becomes x_{t+1}.
+    total : array, read only
+        The sum of the clipped per-example vectors.
+    first : int
+        Stream element of the first coordinate.
+    filter_state : sequence of arrays
+        State of the filter, ``order`` vectors (transposed direct form II).
+    moments : sequence of arrays
+        State of the update rule, ``UPDATE_RULES[rule]`` vectors.
+    displacement : array or None
+        Receives x_{t+1} - x_t where a query needs it.
+    """
+
+    parameter: A
+    total: A
+    first: int
+    filter_state: tuple[A, ...] = ()
+    moments: tuple[A, ...] = ()
+    displacement: A | None = None
+
+
+class Backend(Protocol[A]):
+    """The port. See the module's docstring."""
+
+    @property
+    def name(self) -> str:
+        """Name under which `dpcore.set_backend` finds the backend."""
+
+    @property
+    def arrays(self) -> str:
+        """Library of its arrays: "numpy" or "torch"."""
+
+    def from_numpy(self, values: NDArray[Any]) -> A:
+        """Return a contiguous copy of `values`, of the same dtype, in the backend's memory."""
+
+    def to_numpy(self, array: A) -> NDArray[Any]:
+        """Return a copy of `array` as a NumPy array of the same dtype."""
+
+    def zeros_like(self, array: A, dtype: str | None = None) -> A:
+        """Return contiguous zeros of the shape and place of `array`, of `dtype` ("float32", "float64") or its own."""
+
+    def words(
+        self,
+        key: bytes,
+        row: int,
+        stream: int,
+        start: int,
+        size: int,
+        *,
+        tail: bool = False,
+        rng: str = "chacha20",
+    ) -> A:
+        """Return words `start` .. `start + size` of a row: uint32 (int32 of the same bits where torch lacks uint32).
+
+        Guarantees
+        ----------
+        The same bits on every backend and machine, and for every cut of a range into pieces.
+        """
+
+    def normal(
+        self,
+        key: bytes,
+        row: int,
+        stream: int,
+        start: int,
+        size: int,
+        *,
+        dtype: str = "float32",
+        rng: str = "chacha20",
+    ) -> A:
+        """Return standard normals of elements `start` .. `start + size`: `dtype` "float32" or "float64".
+
+        Notes
+        -----
+        Box-Muller over words w0 = 2j, w1 = 2j + 1 of each block gives the elements at those two words:
+        ``z0 = rho cos(2 pi v)``, ``z1 = rho sin(2 pi v)``, ``rho = sqrt(-2 ln u)``,
+
+        - ``ln u = log((w0 + 1/2) 2^-32)`` for w0 < 2^31, else ``log1p(-((2^32 - 1 - w0) + 1/2) 2^-32)``;
+        - quadrant ``k = ((w1 + 2^29) >> 30) mod 4``, ``f`` = w1 minus that multiple of 2^30 as a signed number, and
+          the angle ``2 pi f 2^-32`` in [-pi/4, pi/4], its sine and cosine swapped and signed by k;
+        - tail: for w0 < 4096, ``u = (w0 + (w' + 1/2) 2^-32) 2^-32`` with w' the same word of the block with tail = 1,
+          so that ``|z|`` reaches 9.4.
+
+        Guarantees
+        ----------
+        float64 is the definition; float32 lies within 8 ulps of it (an ulp of the larger of the value and the
+        smallest normal number). Any cut of a range into pieces gives the same bits.
+        """
+
+    def row_norms(self, rows: Sequence[A], scale: Sequence[A] | None = None) -> A:
+        """Return the L2 norm of each example's vector: (B,) float64.
+
+        Parameters
+        ----------
+        rows : sequence of (B, d_l) arrays
+            The blocks of the B vectors, float32 or float64; the norm is that of their concatenation.
+        scale : sequence of (d_l,) arrays, optional
+            Coordinates are multiplied by it first.
+
+        Guarantees
+        ----------
+        Accumulated in float64: the relative error is at most ``(d + 8) 2^-53`` with d the sum of d_l, for every finite
+        float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite norm.
+        """
+
+    def clip_factors(self, norms: A, rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> A:
+        """Return the factor of each example in each group: (G, B) of `dtype`.
+
+        Parameters
+        ----------
+        norms : (G, B) float64
+            From `row_norms`, one row for each group.
+        rule : str
+            One of `CLIP_RULES`: with N the norm and C the bound, "standard" min(1, C/N), "automatic" C/(N + 0.01),
+            "automatic_v" C/N (0 for N = 0), "normalized" min(1, C/N)/C.
+        bounds, sizes : sequences of length G
+            Clip norm C and number of coordinates d of each group.
+
+        Guarantees
+        ----------
+        *Certified*: factor times vector, each product rounded to `dtype`, has a true L2 norm of at most C ("normalized":
+        1). With u the unit roundoff of `dtype`, N is first raised by its own error bound, the factor is lowered by
+        4u and by the underflow of d products, and rounded toward zero. "standard" is exactly 1 where the raised N is at
+        most C. An example with a non-finite norm in *any* group has factor 0 in all.
+        """
+
+    def weighted_sum(self, rows: Sequence[A], weights: Sequence[A], out: Sequence[A]) -> None:
+        """Add ``sum_i weights[l][i] * rows[l][i]`` to ``out[l]``, in place.
+
+        Parameters
+        ----------
+        rows : sequence of (B, d_l) arrays
+        weights : sequence of (B,) arrays of the rows' dtype
+        out : sequence of (d_l,) arrays, in place
+            Contiguous, of the rows' dtype.
+
+        Guarantees
+        ----------
+        A row of weight 0 adds exactly 0, even where it holds NaN or infinities.
+        """
+
+    def recurrence(self, x: A, state: Sequence[A], coefficients: FilterCoefficients) -> A:
+        """Advance a linear filter by one step in transposed direct form II and return its normalized output.
+
+        ``y = b_0 x + s_1;  s_k <- b_k x - a_k y + s_{k+1};  return y / normalizer`` with s in place, coefficients
+        beyond the ends of `a` and `b` taken as 0. `state` has at least max(len(a), len(b) - 1) vectors.
+        """
+
+    def update(
+        self,
+        rule: str,
+        parameter: A,
+        direction: A,
+        moments: Sequence[A],
+        settings: UpdateSettings,
+        step_number: int,
+    ) -> None:
+        """Move `parameter` along `direction` by a first-order rule, in place, `moments` too. `step_number` is from 1.
+
+        With x, g, lr, wd, b1, b2 = parameter, direction, learning_rate, weight_decay, beta1, beta2:
+
+        - sgd: ``x <- x - lr (g + wd x)``
+        - momentum: ``m <- b1 m + (g + wd x);  x <- x - lr m``
+        - adam: ``g <- g + wd x;  m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;``
+          ``x <- x - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)``
+        - adamw: ``x <- (1 - lr wd) x``, then adam with wd = 0
+        """
+
+    def step(
+        self,
+        slots: Sequence[Slot[A]],
+        noise: NoiseRow,
+        batch_size: float,
+        coefficients: FilterCoefficients,
+        rule: str,
+        settings: Sequence[UpdateSettings],
+        step_number: int,
+    ) -> None:
+        """Noise, filter and update of every tensor in one pass over memory, in place.
+
+        For each slot, with z its normals (none are drawn where ``noise.scale`` is 0):
+        ``g = (total + scale z) / batch_size;  y = recurrence(g);  update(y);  displacement = x_{t+1} - x_t``.
+        """

@@ -1,0 +1,103 @@
+"""Validators named by the rule, fed by keyword, so that every message reads ``argument=value: what would be right``.
+
+Each returns its value, so that a constructor can check and convert in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+
+
+def _single(values: dict[str, Any]) -> tuple[str, Any]:
+    ((name, value),) = values.items()
+    return name, value
+
+
+def number(**values: Any) -> float:
+    """Return the value as a finite float."""
+    name, value = _single(values)
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise ArgumentTypeError(f"{name}={value!r}: must be a real number")
+    try:
+        result = float(value)
+    except (TypeError, ValueError) as cause:
+        raise ArgumentTypeError(f"{name}={value!r}: must be a single real number") from cause
+    if not math.isfinite(result):
+        raise ArgumentError(f"{name}={value!r}: must be finite")
+    return result
+
+
+def positive(**values: Any) -> float:
+    """Return the value as a finite float > 0."""
+    name, value = _single(values)
+    result = number(**values)
+    if result <= 0:
+        raise ArgumentError(f"{name}={value!r}: must be greater than 0")
+    return result
+
+
+def non_negative(**values: Any) -> float:
+    """Return the value as a finite float >= 0."""
+    name, value = _single(values)
+    result = number(**values)
+    if result < 0:
+        raise ArgumentError(f"{name}={value!r}: must be 0 or greater")
+    return result
+
+
+def open_unit(**values: Any) -> float:
+    """Return the value as a float strictly between 0 and 1."""
+    name, value = _single(values)
+    result = number(**values)
+    if not 0 < result < 1:
+        raise ArgumentError(f"{name}={value!r}: must lie strictly between 0 and 1")
+    return result
+
+
+def fraction(**values: Any) -> float:
+    """Return the value as a float with 0 < value <= 1."""
+    name, value = _single(values)
+    result = number(**values)
+    if not 0 < result <= 1:
+        raise ArgumentError(f"{name}={value!r}: must be greater than 0 and at most 1")
+    return result
+
+
+def decay(**values: Any) -> float:
+    """Return the value as a float with 0 <= value < 1 (a momentum or moment decay)."""
+    name, value = _single(values)
+    result = number(**values)
+    if not 0 <= result < 1:
+        raise ArgumentError(f"{name}={value!r}: must be at least 0 and less than 1")
+    return result
+
+
+def integer(minimum: int | None = None, **values: Any) -> int:
+    """Return the value as an int, at least `minimum` where one is given."""
+    name, value = _single(values)
+    if isinstance(value, bool):
+        raise ArgumentTypeError(f"{name}={value!r}: must be an integer")
+    try:
+        result = operator.index(value)
+    except TypeError as cause:
+        raise ArgumentTypeError(f"{name}={value!r}: must be an integer") from cause
+    if minimum is not None and result < minimum:
+        raise ArgumentError(f"{name}={value!r}: must be an integer of at least {minimum}")
+    return result
+
+
+def choice(options: Iterable[str], **values: Any) -> str:
+    """Return the value if it is one of `options`; otherwise name the nearest one."""
+    name, value = _single(values)
+    known = list(options)
+    if isinstance(value, str) and value in known:
+        return value
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ArgumentError(f"{name}={value!r}: {hint}must be one of {', '.join(map(repr, known))}")
