@@ -1,0 +1,58 @@
+"""Values as JSON that reads back the same everywhere: one spelling for each value, so that it can be hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+
+INFINITE = "inf"
+
+
+def plain(value: Any, where: str = "value") -> Any:
+    """Return `value` as dicts, lists, strings, numbers, booleans and None; infinities become "inf" and "-inf".
+
+    NumPy scalars and arrays become numbers and lists; any other object is refused, so that nothing arrives in a report
+    by way of its ``repr``.
+
+    Raises
+    ------
+    ArgumentError
+        For NaN.
+    ArgumentTypeError
+        For other types, and for mapping keys that are not strings.
+    """
+    if hasattr(value, "tolist") and type(value).__module__ == "numpy":
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise ArgumentError(f"{where}={value!r}: must be a number; NaN states nothing")
+        if math.isinf(value):
+            return INFINITE if value > 0 else f"-{INFINITE}"
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ArgumentTypeError(f"{where}: has the key {key!r}; keys must be strings")
+        return {key: plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise ArgumentTypeError(
+        f"{where}={value!r}: must be made of numbers, strings, lists and dicts, not {type(value).__name__}"
+    )
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON spelling of `value`: sorted keys, no spaces, ASCII."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical JSON of `value`, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value).encode("ascii")).hexdigest()

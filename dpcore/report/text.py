@@ -1,0 +1,132 @@
+"""Statements and numbers as a person reads them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from decimal import ROUND_CEILING, Context
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpcore.report.statement import Statement
+
+_NEIGHBORS = {
+    "add-remove": "one example added or removed",
+    "zero-out": "one example replaced by one that contributes nothing",
+    "replace-one": "one example replaced by any other",
+}
+_SECTIONS = (
+    ("Sampling", "sampler"),
+    ("Clipping", "clip"),
+    ("Noise", "noise"),
+    ("Method", "method"),
+    ("Accounted event", "event"),
+    ("Randomness", "randomness"),
+    ("Software", "software"),
+)
+
+
+def format_epsilon(value: float, digits: int = 4) -> str:
+    """Return epsilon rounded *up*, so that the text never states less than was spent; "infinite" where it is."""
+    if math.isinf(value):
+        return "infinite"
+    # Through repr: the double nearest to 2.7 lies above it, and 2.701 would only puzzle.
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))).normalize()
+    return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
+
+
+def format_number(value: float) -> str:
+    """Return a number the way a person types it: 1e-05 becomes 1e-5, 60000 stays 60000."""
+    if isinstance(value, int):
+        return str(value)
+    text = f"{value:.6g}"
+    mantissa, e, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else text
+
+
+def statement_text(statement: Statement, width: int = 80) -> str:
+    """Return the whole statement, headline first, in lines of at most `width` characters."""
+    lines = ["Privacy statement", "=" * 17, ""]
+    lines += _wrap(_headline(statement), width, "")
+    if statement.note:
+        lines += ["", *_wrap(statement.note, width, "")]
+    lines += ["", "Epsilon"]
+    taken = f"after {statement.steps_taken:,} of {statement.steps_planned:,} steps"
+    lines += _entries(
+        {name: _stated(value) for name, value in statement.epsilon.items()} | {"counted": taken}, width, 2
+    )
+    if statement.epsilon_planned:
+        planned = {name: _stated(value) for name, value in statement.epsilon_planned.items()}
+        lines += ["", f"Epsilon after all {statement.steps_planned:,} planned steps", *_entries(planned, width, 2)]
+    for title, name in _SECTIONS:
+        content: dict[str, Any] = getattr(statement, name)
+        if content:
+            lines += ["", title, *_entries(content, width, 2)]
+    if statement.caveats:
+        lines += ["", "What this statement does not cover"]
+        for caveat in statement.caveats:
+            lines += _wrap(caveat, width, "  - ")
+    lines += ["", "SHA-256 of the settings", f"  {statement.settings_hash}"]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(statement: Statement) -> str:
+    if not statement.private:
+        return (
+            "NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any example, and what this run produced "
+            "must be handled like the training data itself."
+        )
+    neighbors = _NEIGHBORS.get(statement.adjacency.replace("_", "-"), "")
+    meaning = f": data sets are neighbors if they differ in {neighbors}" if neighbors else ""
+    return (
+        f"What this run released is (epsilon, delta)-differentially private with epsilon = "
+        f"{format_epsilon(statement.best_epsilon)} and delta = {format_number(statement.delta)}, "
+        f"for {statement.adjacency} adjacency{meaning}."
+    )
+
+
+def _stated(value: float) -> str:
+    return "infinite (this accountant gives no guarantee)" if math.isinf(value) else format_epsilon(value)
+
+
+def _entries(content: dict[str, Any], width: int, indent: int) -> list[str]:
+    flat = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    column = min(30, max((len(key) for key in flat), default=0)) + indent + 2
+    lines = []
+    for key, value in content.items():
+        label = " " * indent + key.replace("_", " ")
+        if isinstance(value, dict):
+            lines += [label, *_entries(value, width, indent + 2)]
+            continue
+        lead = label.ljust(column) if len(label) < column else label + "  "
+        lines += textwrap.wrap(
+            _value(value),
+            width,
+            initial_indent=lead,
+            subsequent_indent=" " * min(len(lead), column),
+            break_on_hyphens=False,
+        ) or [label]
+    return lines
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return format_number(value)
+    if isinstance(value, list):
+        return "; ".join(
+            ", ".join(f"{key} {_value(inner)}" for key, inner in item.items())
+            if isinstance(item, dict)
+            else _value(item)
+            for item in value
+        )
+    return "infinite" if value == "inf" else str(value)
+
+
+def _wrap(text: str, width: int, bullet: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_on_hyphens=False
+    )
