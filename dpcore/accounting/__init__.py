@@ -1,0 +1,102 @@
+"""Privacy accounting: events say what was released, accountants say what it costs.
+
+>>> from dpcore import accounting
+>>> event = accounting.PoissonSampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000)
+>>> round(accounting.epsilon(event, delta=1e-6), 3)
+1.977
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpcore import validate
+from dpcore.accounting import base
+from dpcore.accounting.base import Accountant
+from dpcore.accounting.calibrate import calibrate_noise_multiplier
+from dpcore.accounting.events import (
+    Adjacency,
+    Composed,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+)
+from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
+from dpcore.accounting.rdp import RdpAccountant
+
+__all__ = [
+    "Accountant",
+    "Adjacency",
+    "Composed",
+    "Event",
+    "FixedSizeSampledGaussian",
+    "Gaussian",
+    "GaussianAccountant",
+    "NonPrivate",
+    "PoissonSampledGaussian",
+    "RdpAccountant",
+    "accountants_for",
+    "analytic_noise_multiplier",
+    "available_accountants",
+    "calibrate_noise_multiplier",
+    "delta",
+    "epsilon",
+]
+
+
+def epsilon(
+    event: Event, delta: float, accountant: str | Accountant = "rdp", *, orders: Sequence[float] | None = None
+) -> float:
+    """Return an epsilon for which the event is (epsilon, delta)-differentially private under its adjacency.
+
+    Parameters
+    ----------
+    event : Event
+        What was released.
+    delta : float
+        0 < delta < 1.
+    accountant : str or Accountant
+        One of `accountants_for(event)`.
+    orders : sequence of float, optional
+        Orders of the "rdp" accountant, evaluated as dp-accounting does (see `RdpAccountant`).
+
+    Returns
+    -------
+    float
+        An upper bound on the smallest epsilon, 0 or more; infinity when there is no guarantee.
+
+    Raises
+    ------
+    ArgumentError
+        If delta lies outside (0, 1), or the accountant is unknown.
+    PrivacyError
+        If the accountant does not cover the event.
+    """
+    chosen = base.find(accountant, orders)
+    base.demand_support(chosen, event)
+    return chosen.epsilon(event, validate.open_unit(delta=delta))
+
+
+def delta(
+    event: Event, epsilon: float, accountant: str | Accountant = "rdp", *, orders: Sequence[float] | None = None
+) -> float:
+    """Return a delta for which the event is (epsilon, delta)-differentially private under its adjacency.
+
+    The inverse of `epsilon` in the other argument: same parameters, errors and guarantees. `epsilon` must be finite
+    and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
+    """
+    chosen = base.find(accountant, orders)
+    base.demand_support(chosen, event)
+    return chosen.delta(event, validate.non_negative(epsilon=epsilon))
+
+
+def available_accountants() -> tuple[str, ...]:
+    """Return the names of all accountants."""
+    return tuple(base.ACCOUNTANTS)
+
+
+def accountants_for(event: Event) -> tuple[str, ...]:
+    """Return the names of the accountants that cover the event, the default first; empty if none does."""
+    return base.covering(event)

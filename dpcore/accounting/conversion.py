@@ -1,0 +1,54 @@
+"""From Renyi differential privacy to (epsilon, delta) and back.
+
+Let L be the privacy loss and R(alpha) bound the Renyi divergence of order alpha > 1. Then, for every alpha,
+
+    delta(eps) <= exp((alpha - 1)(R - eps)) * (1 - 1/alpha)^(alpha - 1) / alpha
+               =  exp((alpha - 1)(R - eps + log(1 - 1/alpha)) - log alpha)                               (improved)
+    delta(0)   <= sqrt(1 - exp(-R))                                                                      (KL)
+
+The first follows from delta(eps) = E[max(0, 1 - exp(eps - L))] and max(0, 1 - e^(-x)) <= e^((alpha-1) x) max_y ((1 -
+e^-y) e^(-(alpha-1) y)), whose maximum lies at e^-y = 1 - 1/alpha. The second is the Bretagnolle-Huber inequality, with
+KL <= R at any order above 1; it is what lets a divergence of almost nothing cost epsilon = 0.
+
+References
+----------
+Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020, Proposition 12.
+Asoodeh, Liao, Calmon, Kosut, Sankar, "Three Variants of Differential Privacy", 2021, Lemma 1 and equation 20.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> tuple[float, float]:
+    """Return the smallest epsilon over the orders and the order it comes from.
+
+    Parameters
+    ----------
+    orders : (m,) float64
+        Orders, each above 1.
+    rdp : (m,) float64
+        Bounds on the divergence at those orders, 0 or more, possibly infinity.
+    delta : float
+        0 < delta < 1.
+    """
+    bound = rdp + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
+    bound = np.where(delta * delta > -np.expm1(-rdp), 0.0, bound)
+    best = int(np.argmin(bound))
+    return max(0.0, float(bound[best])), float(orders[best])
+
+
+def delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> tuple[float, float]:
+    """Return the smallest delta over the orders, at most 1, and its order; the inverse of `epsilon_from_rdp`."""
+    with np.errstate(divide="ignore"):
+        by_kl = 0.5 * np.log(-np.expm1(-rdp))
+    improved = (orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
+    logs = np.minimum(by_kl, improved)
+    best = int(np.argmin(logs))
+    return min(1.0, math.exp(min(0.0, float(logs[best])))), float(orders[best])
