@@ -38,6 +38,7 @@ class Stream(IntEnum):
     GRADIENT = 0
     SECOND_MOMENT = 1
     CLIP_BOUND = 2
+    SAMPLING = 3
 
 
 def new_key() -> bytes:
