@@ -12,9 +12,9 @@ Everything here works with A - 1, whose parts are all positive, so that tiny div
 - integer alpha: A - 1 = sum_{k=2..alpha} binom(alpha, k) q^k (1-q)^(alpha-k) (exp((k^2 - k)/(2 s^2)) - 1);
 - any alpha: A - 1 = E[(1+u)^alpha - 1 - alpha u], by the trapezoidal rule.
 
-The rule converges geometrically: the integrand is analytic in the strip |Im z| < pi s^2 (where 1 + u first vanishes),
-so step h leaves a relative error of about exp(-2 pi^2 s^2 / h + pi^2 s^2 / 2), and exp(-2 pi^2 s^2/h^2) from the
-Gaussian itself.
+The rule converges geometrically. The integrand is analytic in the strip |Im z| < pi s^2 (where 1 + u first vanishes),
+and at height d in it at most about exp(d^2 / (2 s^2)) times as large as on the real line, so that step h leaves a
+relative error of about exp(-2 pi d / h + d^2 / (2 s^2)) for every d up to pi s^2.
 
 References
 ----------
@@ -67,7 +67,8 @@ def log_moments_exact(q: float, sigma: float, orders: Array) -> Array:
     smaller of two upper bounds takes its place: log A is convex in alpha, so the chord between the neighboring
     integers lies above it; and (1+u)^alpha is convex in q, so A <= 1 - q + q exp(alpha (alpha-1) / (2 s^2)).
     """
-    step = min(sigma / 2.5, 2.0 * math.pi**2 * sigma**2 / (44.0 + 0.5 * math.pi**2 * sigma**2))
+    height = min(math.pi * sigma * sigma, 9.0 * sigma)
+    step = min(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
     low, high = -_TAIL * sigma, float(orders.max()) + _TAIL * sigma
     if (high - low) / step > _MOST_POINTS:
         return _log_moments_bound(q, sigma, orders)

@@ -1,0 +1,122 @@
+"""A plain list of index arrays: public, fixed, and accounted by the participation it really shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore import validate
+from dpcore.accounting import Adjacency, Gaussian
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling import draw
+from dpcore.sampling.base import Indices
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class FixedBatches:
+    """Cycles through the given batches; step t takes batch t mod len(batches).
+
+    Parameters
+    ----------
+    batches : iterable of (m,) integer arrays
+        Example indices, 0 or more, no index twice in one batch; batches may be empty and may overlap. Copied.
+    dataset_size : int, optional
+        Number of examples; by default the largest index plus one.
+    batch_size : float, optional
+        The fixed denominator of averages; by default the size of the largest batch.
+
+    Notes
+    -----
+    The batches must not depend on the data: they are public, and so is every choice made by whoever listed them.
+    """
+
+    batches: tuple[Indices, ...]
+    dataset_size: int
+    batch_size: float
+
+    def __init__(
+        self,
+        batches: Iterable[npt.ArrayLike],
+        *,
+        dataset_size: int | None = None,
+        batch_size: float | None = None,
+    ) -> None:
+        fixed = tuple(_batch(number, batch) for number, batch in enumerate(batches))
+        if not any(batch.size for batch in fixed):
+            raise ArgumentError("batches: must hold at least one batch with at least one index")
+        end = 1 + max(int(batch[-1]) for batch in fixed if batch.size)
+        size = end if dataset_size is None else validate.integer(dataset_size=dataset_size, minimum=1)
+        if end > size:
+            raise ArgumentError(f"batches: index {end - 1} lies outside of dataset_size={size}")
+        largest = float(max(batch.size for batch in fixed))
+        object.__setattr__(self, "batches", fixed)
+        object.__setattr__(self, "dataset_size", size)
+        object.__setattr__(
+            self, "batch_size", largest if batch_size is None else validate.positive(batch_size=batch_size)
+        )
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Zero-out."""
+        return Adjacency.ZERO_OUT
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The fixed denominator."""
+        return self.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches: one pass through the list, whatever each example's share in it."""
+        return len(self.batches)
+
+    def participations(self, steps: int) -> int:
+        """Return how often the most used example takes part in steps 0 .. steps - 1."""
+        rounds, rest = divmod(validate.integer(steps=steps, minimum=0), len(self.batches))
+        whole = self._uses(len(self.batches))
+        return int((rounds * whole + self._uses(rest)).max())
+
+    def _uses(self, count: int) -> npt.NDArray[np.int64]:
+        """Return how often each example occurs in the first `count` batches, (dataset_size,)."""
+        used = np.concatenate([np.empty(0, np.int64), *self.batches[:count]])
+        return np.bincount(used, minlength=self.dataset_size).astype(np.int64)
+
+    def indices(self, key: bytes, step: int) -> Indices:  # noqa: ARG002 - nothing is drawn
+        """Return the examples of a step, sorted, read-only; the key is not used."""
+        return self.batches[draw.check_step(step) % len(self.batches)]
+
+    def event(self, noise_multiplier: float, steps: int) -> Gaussian:
+        """Return the event of `steps` steps: Gaussian, with one release for each use of the most used example."""
+        return Gaussian(noise_multiplier, self.participations(steps), Adjacency.ZERO_OUT)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the public settings; the batches themselves are left out."""
+        return {
+            "sampler": "fixed batches",
+            "dataset_size": self.dataset_size,
+            "expected_batch_size": self.batch_size,
+            "steps_per_epoch": len(self.batches),
+            "adjacency": self.adjacency.value,
+            "secret": False,
+            "note": "a public list of batches, cycled through; no amplification by sampling is claimed",
+        }
+
+
+def _batch(number: int, batch: npt.ArrayLike) -> Indices:
+    array = np.asarray(batch)
+    if array.ndim != 1:
+        raise ArgumentError(f"batches[{number}]: must be one-dimensional, not of shape {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"batches[{number}]: must hold integer indices, not {array.dtype}")
+    ordered = np.sort(array.astype(np.int64))
+    if ordered.size and ordered[0] < 0:
+        raise ArgumentError(f"batches[{number}]: index {ordered[0]} must be 0 or greater")
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if twice.size:
+        raise ArgumentError(f"batches[{number}]: index {twice[0]} occurs twice; an example counts once in a batch")
+    ordered.flags.writeable = False
+    return ordered

@@ -1,0 +1,112 @@
+"""Poisson sampling: every example tosses its own coin at every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpcore import validate
+from dpcore.accounting import Adjacency, PoissonSampledGaussian
+from dpcore.errors import ArgumentError
+from dpcore.sampling import draw
+from dpcore.sampling.base import Indices
+
+_WORDS = 1 << 32
+
+
+@dataclass(frozen=True, init=False)
+class PoissonSampler:
+    """Each example takes part in each step with probability `sample_rate`, independently of everything else.
+
+    Give `batch_size` or `sample_rate`. The coins are 32-bit words, so the rate is rounded **down** to a multiple of
+    2^-32, and that rounded rate is both the true probability and the one accounted.
+
+    Parameters
+    ----------
+    dataset_size : int
+        Number of examples. Treated as public.
+    batch_size : float, optional
+        Expected batch size, the fixed denominator of averages; kept as given. By default sample_rate * dataset_size.
+    sample_rate : float, optional
+        0 < sample_rate <= 1; by default batch_size / dataset_size. As an attribute: the rounded rate.
+
+    Notes
+    -----
+    Guarantee: example i is in step t if and only if word(t, i) < sample_rate * 2^32, whatever the shard, order or
+    backend. Batches may be empty and may be large; cutting a large one off would void the analysis.
+    """
+
+    dataset_size: int
+    batch_size: float
+    sample_rate: float
+
+    def __init__(self, *, dataset_size: int, batch_size: float | None = None, sample_rate: float | None = None) -> None:
+        size = validate.integer(dataset_size=dataset_size, minimum=1)
+        if batch_size is None and sample_rate is None:
+            raise ArgumentError("batch_size=None: give batch_size (expected examples a step) or sample_rate")
+        if sample_rate is not None:
+            exact = Fraction(validate.fraction(sample_rate=sample_rate))
+        if batch_size is not None:
+            wanted = Fraction(validate.positive(batch_size=batch_size))
+            if wanted > size:
+                raise ArgumentError(f"batch_size={batch_size!r}: must be at most dataset_size={size}")
+            # Both may be given, as a stored config does; they must then mean the same coins.
+            if sample_rate is not None and abs(wanted / size - exact) * _WORDS > 1:
+                raise ArgumentError(
+                    f"sample_rate={sample_rate!r}: contradicts batch_size={batch_size!r} of {size} examples; give one"
+                )
+            exact = wanted / size if sample_rate is None else exact
+        threshold = math.floor(exact * _WORDS)
+        if threshold == 0:
+            raise ArgumentError(f"sample_rate={float(exact)!r}: must be at least 2^-32, below which no coin can land")
+        object.__setattr__(self, "dataset_size", size)
+        object.__setattr__(self, "batch_size", float(exact * size if batch_size is None else batch_size))
+        object.__setattr__(self, "sample_rate", threshold / _WORDS)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Add-remove."""
+        return Adjacency.ADD_REMOVE
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The fixed denominator: `batch_size` as given."""
+        return self.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """1 / sample_rate, rounded up: after so many steps an example has been used once in expectation."""
+        return math.ceil(round(self.dataset_size / self.batch_size, 9))
+
+    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
+        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard).
+
+        Returns
+        -------
+        (m,) int64
+            Global indices. The pieces of a step over a partition of the data set join to the whole step.
+        """
+        first = validate.integer(start=start, minimum=0)
+        last = self.dataset_size if stop is None else validate.integer(stop=stop, minimum=first)
+        if last > self.dataset_size:
+            raise ArgumentError(f"stop={stop!r}: must be at most dataset_size={self.dataset_size}")
+        threshold = round(self.sample_rate * _WORDS)
+        return draw.coins(draw.row_words(key, draw.check_step(step)), threshold, first, last)
+
+    def event(self, noise_multiplier: float, steps: int) -> PoissonSampledGaussian:
+        """Return the event of `steps` steps; the sensitivity of the sum under add-remove is C itself."""
+        return PoissonSampledGaussian(self.sample_rate, noise_multiplier, steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the public settings."""
+        return {
+            "sampler": "poisson",
+            "dataset_size": self.dataset_size,
+            "expected_batch_size": self.batch_size,
+            "sample_rate": self.sample_rate,
+            "adjacency": self.adjacency.value,
+            "secret": True,
+            "note": "each example enters each step independently with the given probability; batches are never cut off",
+        }
