@@ -45,35 +45,42 @@ def _columns(rows: Sequence[Floats], scale: Sequence[Floats] | None) -> Iterator
             yield values
 
 
-def clip_factors(norms: Floats, rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> Floats:
-    """See `dpcore.spec.ops.Backend.clip_factors`.
+def clip_factors(
+    norms: Sequence[Floats], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str
+) -> tuple[Floats, ...]:
+    """See `dpcore.spec.ops.Backend.clip_factors`."""
+    check_factors(norms, rule, bounds, sizes, dtype)
+    finite = np.logical_and.reduce([np.isfinite(group) for group in norms])
+    return tuple(
+        np.where(finite, _certified_factor(group, rule, bound, size, dtype), np.zeros((), dtype))
+        for group, bound, size in zip(norms, bounds, sizes, strict=True)
+    )
+
+
+def _certified_factor(norms: Floats, rule: str, bound: float, size: int, dtype: str) -> Floats:
+    """Return one group's factors.
 
     With N >= ||v|| the raised norm, f the factor and u the unit roundoff of `dtype`, a rounded product obeys
     ``|fl(f v_j)| <= f |v_j| (1 + u) + 2^-149`` (the last term where it underflows), so the rounded vector has norm at
     most ``f N (1 + u) + sqrt(d) 2^-149``, which is at most C for ``f = (C - sqrt(d) 2^-149) (1 - 4u) / N``.
     """
-    check_factors(norms, rule, bounds, sizes, dtype)
-    size = np.asarray(sizes, dtype=np.float64)[:, None]
-    bound = np.asarray(bounds, dtype=np.float64)[:, None]
     info = np.finfo(dtype)
     raised = norms * (1 + (size + 8) * 2.0**-53)
     underflow = np.sqrt(size) * float(info.smallest_subnormal)
-    slack = 1 - 2 * float(info.eps)
-
+    lowered = (bound - underflow) * (1 - 2 * float(info.eps))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if rule == "standard":
-            factor = np.where(raised <= bound, 1.0, (bound - underflow) * slack / raised)
+            factor = np.where(raised <= bound, 1.0, lowered / raised)
         elif rule == "automatic":
-            factor = (bound - underflow) * slack / (raised + AUTOMATIC_STABILITY)
+            factor = lowered / (raised + AUTOMATIC_STABILITY)
         elif rule == "automatic_v":
-            factor = np.where(raised == 0, 0.0, (bound - underflow) * slack / raised)
+            factor = np.where(raised == 0, 0.0, lowered / raised)
         else:
-            factor = (1 - underflow) * slack / np.maximum(raised, bound)
+            factor = (1 - underflow) * (1 - 2 * float(info.eps)) / np.maximum(raised, bound)
         factor = np.clip(factor, 0.0, float(info.max))
         rounded = factor.astype(dtype)
         toward_zero = np.nextafter(rounded, np.zeros((), dtype))
     certified: Floats = np.where(rounded > factor, toward_zero, rounded)
-    certified[:, ~np.isfinite(norms).all(axis=0)] = 0
     return certified
 
 

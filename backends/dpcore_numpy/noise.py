@@ -67,7 +67,7 @@ def _cosine_sine(w1: Words, dtype: str) -> tuple[Floats, Floats]:
 # Selecting by bit masks: np.where on random conditions is ten times as slow, for its branches are never predicted.
 
 
-def _mask(bit: Words, dtype: str) -> Mask:
+def _mask(bit: NDArray[Any], dtype: str) -> Mask:
     """Return all ones where `bit` is 1 and all zeros where it is 0, as wide as `dtype`."""
     ones: NDArray[np.int32] = -bit.view(np.int32)
     return ones.astype(np.int32 if dtype == "float32" else np.int64, copy=False)

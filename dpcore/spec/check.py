@@ -42,7 +42,9 @@ def _shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
 
 def _in_place(name: str, array: Any) -> None:
     if not is_contiguous(array):
-        raise ArgumentTypeError(f"{name} is not contiguous: it is changed in place and must be, call .contiguous() first")
+        raise ArgumentTypeError(
+            f"{name} is not contiguous: it is changed in place and must be, call .contiguous() first"
+        )
 
 
 def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
@@ -62,16 +64,20 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
             _shape(f"scale[{index}]", vector, (rows[index].shape[1],))
 
 
-def check_factors(norms: Any, rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
-    """Refuse norms that are not (G, B) float64 and bounds that are not G positive numbers."""
+def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
+    """Refuse norms that are not G arrays (B,) of float64 and bounds that are not G positive numbers."""
     choice(CLIP_RULES, rule=rule)
     choice(FLOATS, dtype=dtype)
-    _float("norms", norms, "float64")
-    if len(norms.shape) != 2:
-        raise ArgumentError(f"norms.shape={tuple(norms.shape)}: must be (G, B), one row for each group")
+    if not norms:
+        raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
+    for index, array in enumerate(norms):
+        _float(f"norms[{index}]", array, "float64")
+        if len(array.shape) != 1:
+            raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
+        _shape(f"norms[{index}]", array, tuple(norms[0].shape))
     for name, values in (("bounds", bounds), ("sizes", sizes)):
-        if len(values) != norms.shape[0]:
-            raise ArgumentError(f"len({name})={len(values)}: must be {norms.shape[0]}, one for each group")
+        if len(values) != len(norms):
+            raise ArgumentError(f"len({name})={len(values)}: must be {len(norms)}, one for each group")
     for bound in bounds:
         positive(max_grad_norm=bound)
     for size in sizes:

@@ -166,13 +166,15 @@ class Backend(Protocol[A]):
         float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite norm.
         """
 
-    def clip_factors(self, norms: A, rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> A:
-        """Return the factor of each example in each group: (G, B) of `dtype`.
+    def clip_factors(
+        self, norms: Sequence[A], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str
+    ) -> Sequence[A]:
+        """Return the factor of each example in each group: G arrays (B,) of `dtype`.
 
         Parameters
         ----------
-        norms : (G, B) float64
-            From `row_norms`, one row for each group.
+        norms : sequence of G arrays (B,) float64
+            From `row_norms`, one array for each group.
         rule : str
             One of `CLIP_RULES`: with N the norm and C the bound, "standard" min(1, C/N), "automatic" C/(N + 0.01),
             "automatic_v" C/N (0 for N = 0), "normalized" min(1, C/N)/C.

@@ -76,7 +76,7 @@ def check_range(row: int, stream: int, start: int, size: int, rng: str) -> None:
     integer(0, size=size)
     if row > MAX_ROW:
         raise ArgumentError(f"row={row}: must be at most {MAX_ROW}, the last row of the stream")
-    if stream not in iter(Stream):
+    if stream not in set(Stream):
         raise ArgumentError(f"stream={stream}: must be one of {[int(s) for s in Stream]}")
     if start + size > MAX_ELEMENTS[rng]:
         raise ArgumentError(

@@ -1,0 +1,7 @@
+"""The clip stage: how each example's vector is bounded, and what that bound is worth."""
+
+from dpcore.clipping.clip import Clip
+from dpcore.clipping.groups import Grouping
+from dpcore.clipping.sensitivity import Sensitivity
+
+__all__ = ["Clip", "Grouping", "Sensitivity"]

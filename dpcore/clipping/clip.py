@@ -1,0 +1,64 @@
+"""The clip's settings and the sensitivity that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dpcore.clipping.groups import Grouping
+from dpcore.clipping.sensitivity import Sensitivity
+from dpcore.errors import ArgumentError
+from dpcore.spec.ops import CLIP_RULES
+from dpcore.validate import choice, positive
+
+GROUPS = ("flat", "per_layer", "per_tensor")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How each example's vector is bounded before it enters the sum.
+
+    Parameters
+    ----------
+    max_grad_norm : float
+        The L2 bound C. With a mapping of groups it is not used.
+    rule : {"standard", "automatic", "automatic_v", "normalized"}
+        ``v min(1, C/||v||)``, ``v C/(||v|| + 0.01)`` (AUTO-S), ``v C/||v||`` (AUTO-V), ``(v/C) min(1, C/||v||)``.
+    groups : {"flat", "per_layer", "per_tensor"} or mapping of str to float
+        The coordinates that are clipped together: see `Grouping.of`.
+
+    Notes
+    -----
+    A vector with a non-finite entry contributes exactly zero. The factors are certified: the vector that enters the
+    sum has a *true* norm of at most C, rounding included (`dpcore.spec.ops.Backend.clip_factors`).
+    """
+
+    max_grad_norm: float = 1.0
+    rule: str = "standard"
+    groups: str | Mapping[str, float] = field(default="flat")
+
+    def __post_init__(self) -> None:
+        positive(max_grad_norm=self.max_grad_norm)
+        choice(CLIP_RULES, clipping=self.rule)
+        if isinstance(self.groups, Mapping):
+            if not self.groups:
+                raise ArgumentError("clipping_groups={}: must map at least one name pattern to its clip norm")
+            for pattern, bound in self.groups.items():
+                positive(**{f"clipping_groups[{pattern!r}]": bound})
+        else:
+            choice(GROUPS, clipping_groups=self.groups)
+
+    def grouping(self, tensors: tuple[str, ...]) -> Grouping:
+        """Partition the named tensors."""
+        return Grouping.of(self.groups, self.max_grad_norm, tensors)
+
+    def sensitivity(self, grouping: Grouping) -> Sensitivity:
+        """Return the bound on one example's contribution over all groups together.
+
+        The groups are orthogonal, so their bounds add in squares: ``sqrt(sum C_l^2)``, and ``sqrt(L)`` under
+        "normalized", whose clipped vectors have norm 1 in each group.
+        """
+        if self.rule == "normalized":
+            return Sensitivity(math.sqrt(len(grouping.bounds)))
+        return Sensitivity(math.sqrt(math.fsum(bound**2 for bound in grouping.bounds)))

@@ -1,0 +1,28 @@
+"""How far one example can move the sum: the number from which every noise scale is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """An L2 bound on one example's contribution to the sum, C_eff in the docs.
+
+    Attributes
+    ----------
+    contribution : float
+        No example adds a vector of larger L2 norm to the sum.
+
+    Notes
+    -----
+    Adding or removing an example, or replacing it by one with zero gradient (zero-out), moves the sum by at most
+    `contribution`; replacing it by any other example, by at most twice that. The noise multiplier of every event is
+    relative to `contribution`, and the event knows its own adjacency.
+    """
+
+    contribution: float
+
+    def standard_deviation(self, noise_multiplier: float) -> float:
+        """Return the noise's standard deviation for each coordinate of the *sum*."""
+        return noise_multiplier * self.contribution

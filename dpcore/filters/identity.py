@@ -1,0 +1,19 @@
+"""No filter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpcore.spec.ops import FilterCoefficients
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The update sees each released average as it is."""
+
+    order: ClassVar[int] = 0
+
+    def coefficients(self, step: int) -> FilterCoefficients:
+        """Return y = x."""
+        return FilterCoefficients((1.0,), ())

@@ -1,0 +1,19 @@
+"""The gradient at the current parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpcore.queries.base import Point
+
+
+@dataclass(frozen=True)
+class Plain:
+    """``v_{t,i} = grad(x_t; i)``, as in DP-SGD."""
+
+    uses_displacement: ClassVar[bool] = False
+
+    def points(self, step: int) -> tuple[Point, ...]:
+        """Return the one point x_t."""
+        return (Point(1.0),)
