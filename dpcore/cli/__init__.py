@@ -1,0 +1,29 @@
+"""The command line: ``dpcore train``, ``epsilon``, ``calibrate`` and ``demo``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What follows the program's name; `sys.argv` if not given.
+
+    Returns
+    -------
+    int
+        0 where all went well; 2 for bad input; 130 and 143 after Ctrl-C and SIGTERM; 1 for a defect of dpcore itself.
+    """
+    try:
+        from dpcore.cli.app import run
+    except ModuleNotFoundError as cause:
+        if cause.name not in {"typer", "rich"}:
+            raise
+        sys.stderr.write(f"dpcore: the command line needs {cause.name}; install it with: pip install 'dpcore[cli]'\n")
+        return 2
+    return run(sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,106 @@
+"""The run folder: readable at every moment, public in every file.
+
+Files are written beside their place and moved there in one step: a reader, or a run killed at any moment, sees the old
+file or the new one. Nothing secret is ever handed to this module: no key, no index, no realized batch size, no training
+loss, and no duration of a step (which tells the size of its batch).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dpcore.errors import DataError
+from dpcore.report.statement import Statement
+
+MARK = "dpcore run"
+# The only names that this module creates, and so the only ones that it deletes.
+NAMES = (
+    "config.json",
+    "metrics.jsonl",
+    "statement.json",
+    "statement.txt",
+    "learning-curve.png",
+    "comparison.png",
+    "results.json",
+    "model.safetensors",
+)
+FOLDERS = ("tensorboard",)
+
+
+class RunFolder:
+    """One folder for one run.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it does not exist.
+    overwrite : bool
+        Whether the files of an earlier run are deleted first. Other files are never touched.
+
+    Raises
+    ------
+    DataError
+        Where the folder is not empty and `overwrite` is not given, or it holds something that is not a run.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise DataError(f"out={str(path)!r}: is a file; name a folder")
+        held = {item.name for item in path.iterdir()} if path.exists() else set()
+        if held:
+            if not self._is_run():
+                raise DataError(f"out={str(path)!r}: is not empty and holds no dpcore run; name another folder")
+            if not overwrite:
+                raise DataError(f"out={str(path)!r}: already holds a run; name another folder or add --overwrite")
+            for name in held.intersection(NAMES):
+                (path / name).unlink()
+            for name in held.intersection(FOLDERS):
+                shutil.rmtree(path / name)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
+
+    @classmethod
+    def next(cls, parent: Path, name: str) -> RunFolder:
+        """Make ``parent/name``, or ``parent/name-2`` and so on where that exists."""
+        number = 1
+        while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
+            number += 1
+        return cls(path)
+
+    def write_config(self, settings: dict[str, Any], versions: dict[str, str]) -> None:
+        """Write config.json: first of all files, and the mark by which a run folder is known."""
+        self.write_json("config.json", {"kind": MARK, "format": 1, "settings": settings, "software": versions})
+
+    def write_statement(self, statement: Statement) -> None:
+        """Write the statement as text and as JSON."""
+        self.write("statement.txt", statement.text().encode())
+        self.write("statement.json", (statement.to_json() + "\n").encode())
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write one JSON file."""
+        self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one file whole: a crash leaves the old content or the new, never a part."""
+        if name not in NAMES:
+            raise ValueError(f"name={name!r}: must be one of {NAMES}, so that --overwrite finds it again")
+        draft = self.path / f".{name}.draft"
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path / name)
+
+    def _is_run(self) -> bool:
+        try:
+            content = json.loads((self.path / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return False
+        return isinstance(content, dict) and content.get("kind") == MARK
