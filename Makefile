@@ -13,6 +13,7 @@ ifeq ($(origin PY), command line)
 READY :=
 # Nothing is installed for PY, so both source roots have to be on the path.
 export PYTHONPATH := $(CURDIR):$(CURDIR)/backends:$(PYTHONPATH)
+export ASV_PYTHONPATH := $(PYTHONPATH)
 else
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -49,7 +50,7 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -c "from importlinter.cli import lint_imports_command as run; run()" --no-logo
 	$(PY) -m mypy
-	$(PY) -m numpydoc lint $$(git ls-files 'dpcore/*.py' 'backends/*.py')
+	$(PY) -W 'ignore:Unknown section' -m numpydoc lint $$(git ls-files 'dpcore/*.py' 'backends/*.py')
 
 types: $(READY)
 	$(PY) -m mypy
@@ -63,11 +64,11 @@ docs: $(READY)
 
 # Results of `bench` are kept under the commit they were measured at; `bench-check` only shows that every benchmark runs.
 bench: $(READY)
-	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes
+	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes >/dev/null
 	cd asv_benchmarks && $(abspath $(PY)) -m asv run --python=same --set-commit-hash "$$(git rev-parse HEAD)"
 
 bench-check: $(READY)
-	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes
+	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes >/dev/null
 	cd asv_benchmarks && $(abspath $(PY)) -m asv check --python=same
 	cd asv_benchmarks && $(abspath $(PY)) -m asv run --quick --python=same --show-stderr
 

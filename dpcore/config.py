@@ -71,7 +71,7 @@ def get_backend() -> str:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[Backend[Any]]:
-    """Set the backend for a block and restore the former one after it (process-wide while it lasts)."""
+    """Set the backend `name` for a block and restore the former one after it (process-wide while it lasts)."""
     global _active
     former = _active
     set_backend(name)

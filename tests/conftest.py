@@ -29,7 +29,7 @@ if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-# The CPU tests time out for other reasons than being wrong: shared cores and the interpreter. Deadlines are off everywhere.
+# On shared cores and in the interpreter a test is slow without being wrong: no deadlines anywhere.
 _SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW_BY_NATURE)
 settings.register_profile(
@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Say which Triton ran."""
     mode = "interpreter on the CPU" if INTERPRETED else "compiled for the GPU"
-    return f"triton: {mode}; gpu: {'yes' if HAS_GPU else 'no'}; omp threads: {os.environ.get('OMP_NUM_THREADS', 'default')}"
+    threads = os.environ.get("OMP_NUM_THREADS", "default")
+    return f"triton: {mode}; gpu: {'yes' if HAS_GPU else 'no'}; omp threads: {threads}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -84,8 +84,8 @@ def delta(
 ) -> float:
     """Return a delta for which the event is (epsilon, delta)-differentially private under its adjacency.
 
-    The inverse of `epsilon` in the other argument: same parameters, errors and guarantees. `epsilon` must be finite
-    and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
+    The inverse of `epsilon` in the other argument: same `accountant`, `orders`, errors and guarantees. `epsilon` must
+    be finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
     """
     chosen = base.find(accountant, orders)
     base.demand_support(chosen, event)

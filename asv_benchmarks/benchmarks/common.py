@@ -1,0 +1,57 @@
+"""Backends as a benchmark parameter: loading, skipping, inputs, and waiting for a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+
+BACKENDS = ("numpy", "triton")
+KEY = bytes(range(32))
+
+
+def gpu() -> bool:
+    """Whether Triton's kernels would run on a device here (its interpreter is never timed)."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or importlib.util.find_spec("triton") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def require(backend: str) -> None:
+    """Skip the benchmark where `backend` cannot be timed."""
+    if backend == "triton" and not gpu():
+        raise NotImplementedError("the triton backend is timed on a CUDA device only")
+
+
+def load(backend: str) -> Any:
+    """Return the backend, or skip the benchmark."""
+    require(backend)
+    from dpcore.config import load_backend
+
+    return load_backend(backend)
+
+
+def require_torch() -> Any:
+    """Return torch, or skip the benchmark."""
+    if importlib.util.find_spec("torch") is None:
+        raise NotImplementedError("torch is not installed")
+    import torch
+
+    return torch
+
+
+def synchronize(backend: str) -> None:
+    """Wait until the device has finished, so that the clock sees the work and not its launch."""
+    if backend == "triton":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def values(shape: int | tuple[int, ...], seed: int = 0) -> Any:
+    """Inputs of an operation: float32, the same in every run."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)

@@ -1,0 +1,77 @@
+"""`import dpcore` needs numpy and scipy and touches nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Runs in its own process, for this one has imported everything already. Every installed package but ours, numpy and
+# scipy is refused there, and what was tried is told, also where an `except ImportError` hid it.
+PROBE = """
+import json, sys
+from importlib.metadata import packages_distributions
+
+ALLOWED = {{"dpcore", "numpy", "scipy"}}
+REFUSED = {{name for name, owners in packages_distributions().items() if not ALLOWED & set(owners)}} | set({optional!r})
+tried = set()
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in REFUSED:
+            tried.add(name)
+            raise ModuleNotFoundError(f"{{name}} is refused here", name=name)
+        return None
+
+sys.meta_path.insert(0, Refuse())
+{code}
+print(json.dumps(sorted(tried)))
+"""
+
+OPTIONAL = {"torch", "triton", "dpcore_triton", "typer", "rich", "matplotlib", "tensorboard", "sklearn", "safetensors"}
+
+
+def tried_by(code: str) -> set[str]:
+    """Optional packages that `code` tries to import, in an interpreter that has none of them."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(code=code, optional=sorted(OPTIONAL))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1])) & (OPTIONAL | {"cryptography"})
+
+
+def test_import_dpcore_needs_numpy_and_scipy_only():
+    assert tried_by("import dpcore") == set()
+
+
+def test_every_public_name_resolves_without_the_optional_packages():
+    assert tried_by("import dpcore\nfor name in dpcore.__all__: getattr(dpcore, name)") == set()
+
+
+def test_a_private_run_on_arrays_needs_no_optional_package():
+    code = """
+import dpcore, numpy as np
+method = dpcore.methods.disk(lr=0.1, noise_multiplier=1.0)
+sampler = dpcore.sampling.PoissonSampler(dataset_size=100, batch_size=10)
+result = dpcore.minimize(lambda x, i: np.ones((len(i), x.size)), np.zeros(3), sampler, method, steps=2)
+assert np.isfinite(result.x).all() and result.plan.epsilon(1e-5) > 0
+"""
+    # cryptography is tried, as the faster road to the same words, and done without.
+    assert tried_by(code) <= {"cryptography"}
+
+
+@pytest.mark.parametrize("package", sorted(OPTIONAL - {"dpcore_triton"}))
+def test_the_probe_notices_a_hidden_import(package: str):
+    code = f"try:\n    import {package}\nexcept ImportError:\n    pass"
+    assert tried_by(code) == {package}
