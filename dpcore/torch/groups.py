@@ -1,0 +1,105 @@
+"""Parameter groups: what they may carry, and the update settings that each step reads from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dpcore import validate
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.spec.ops import UpdateSettings
+from dpcore.updates import Update
+
+PRIVACY_SETTINGS = frozenset(
+    {
+        "max_grad_norm",
+        "noise_multiplier",
+        "clipping",
+        "clipping_groups",
+        "batch_size",
+        "expected_batch_size",
+        "sample_rate",
+        "target_epsilon",
+        "target_delta",
+        "kappa",
+        "gamma",
+        "filter",
+    }
+)
+"""Properties of the whole run. A group with its own would change what one example can do to the sum unseen."""
+
+
+def defaults(update: Update) -> dict[str, Any]:
+    """Return the settings of an update under torch's names, as a group's defaults."""
+    numbers = update.settings()
+    own: dict[str, Any] = {"lr": numbers.learning_rate, "weight_decay": numbers.weight_decay}
+    if update.rule == "momentum":
+        own["momentum"] = numbers.beta1
+    elif update.rule in ("adam", "adamw"):
+        own |= {"betas": (numbers.beta1, numbers.beta2), "eps": numbers.eps}
+    return own
+
+
+def check_keys(group: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse settings of a new group that belong to the run, or that the update does not have.
+
+    Raises
+    ------
+    PrivacyError
+        For `max_grad_norm`, `noise_multiplier` and the like.
+    ArgumentError
+        For an unknown setting; names the nearest known one.
+    """
+    refuse_privacy_settings(group)
+    for key in group:
+        if key not in ("params", "param_names"):
+            validate.choice((*known, "params"), **{"setting of a parameter group": key})
+
+
+def refuse_privacy_settings(group: Mapping[str, Any]) -> None:
+    """Refuse a group that carries a privacy setting."""
+    found = sorted(PRIVACY_SETTINGS.intersection(group))
+    if found:
+        raise PrivacyError(
+            f"{found[0]}={group[found[0]]!r} in a parameter group: it belongs to the method, one for the whole run "
+            "(use clipping_groups for clip norms by layer); groups carry learning rate, weight decay and betas"
+        )
+
+
+def settings(group: Mapping[str, Any], update: Update) -> UpdateSettings:
+    """Return a group's present settings, checked: schedulers and users may have changed them since the last step."""
+    refuse_privacy_settings(group)
+    numbers = {
+        "learning_rate": validate.non_negative(lr=_float(group["lr"])),
+        "weight_decay": validate.non_negative(weight_decay=_float(group["weight_decay"])),
+    }
+    if update.rule == "momentum":
+        numbers["beta1"] = validate.decay(momentum=_float(group["momentum"]))
+    elif update.rule in ("adam", "adamw"):
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ArgumentError(f"betas={betas!r}: must be two numbers, the decays of the first and second moment")
+        numbers["beta1"] = validate.decay(beta1=_float(betas[0]))
+        numbers["beta2"] = validate.decay(beta2=_float(betas[1]))
+        numbers["eps"] = validate.positive(eps=_float(group["eps"]))
+    return UpdateSettings(**numbers)
+
+
+def as_groups(params: Any) -> list[dict[str, Any]]:
+    """Return `params`, as a torch optimizer takes it (tensors, or dicts with "params"), as a list of fresh dicts."""
+    items = list(params)
+    if not items:
+        raise ArgumentError("params=[]: must hold parameters, or groups of them as dicts with 'params'")
+    if not isinstance(items[0], Mapping):
+        return [{"params": items}]
+    groups = []
+    for item in items:
+        if not isinstance(item, Mapping) or "params" not in item:
+            raise ArgumentTypeError("params: every group must be a dict with 'params'")
+        groups.append(dict(item))
+    return groups
+
+
+def _float(value: Any) -> Any:
+    """Unwrap the one-element tensors that torch accepts as learning rates."""
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,76 @@
+"""The run's batches, drawn by the sampler that is accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism import Mechanism
+from dpcore.torch import batches
+from dpcore.torch.batches import Tree
+from dpcore.torch.data import Data
+
+
+class PrivateLoader:
+    """Iterates over one epoch of the run's batches; the next iteration goes on where this one ended.
+
+    Every batch drawn is stepped once, in order: step t is drawn only after step t - 1 was taken. A new iteration begins
+    with the batch that was not stepped yet, if there is one, so looking at a batch is harmless.
+
+    Attributes
+    ----------
+    pending : int or None
+        Number of examples of the batch that was drawn and not stepped yet. Secret, as all realized batch sizes are.
+    """
+
+    def __init__(self, data: Data, mechanism: Mechanism) -> None:
+        self._data = data
+        self._mechanism = mechanism
+        self.pending: int | None = None
+
+    def __len__(self) -> int:
+        """Steps of one epoch."""
+        return self._mechanism.plan.sampler.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Tree]:
+        """Yield batches on the model's device, to the end of the epoch or of the plan, whichever comes first."""
+        self.pending = None
+        start = self._mechanism.step
+        if start >= self._mechanism.plan.steps:
+            raise PrivacyError(
+                f"the plan's {start} steps have been taken: further ones are not covered by the guarantee; plan more "
+                "epochs from the start"
+            )
+        end = min((start // len(self) + 1) * len(self), self._mechanism.plan.steps)
+        for step in range(start, end):
+            if self._mechanism.step != step:
+                raise PrivacyError(
+                    f"step {step - 1} drew a batch that was not stepped, or others were stepped meanwhile: call "
+                    "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
+                )
+            indices = self._mechanism.plan.sampler.indices(self._mechanism.keys.sampling, step)
+            batch = self._data.batch(indices)
+            self.pending = len(indices)
+            yield batch
+
+    def consume(self, batch: Tree) -> None:
+        """Check that this is the batch that was drawn, by its number of examples.
+
+        Raises
+        ------
+        PrivacyError
+            If no batch is waiting for a step, or it has another number of examples.
+        """
+        if self.pending is None:
+            raise PrivacyError(
+                "no drawn batch is waiting for a step: take each batch from private.loader and step it exactly once"
+            )
+        try:
+            count = batches.size(batch)
+        except ArgumentError as cause:
+            raise PrivacyError(f"the batch does not fit the one that was drawn: {cause}") from cause
+        if count != self.pending:
+            raise PrivacyError(
+                "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
+                "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
+            )

@@ -1,0 +1,210 @@
+"""From a model, its data and a method to a private run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpcore import validate
+from dpcore.config import load_backend
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.keys import RunKeys
+from dpcore.mechanism import Mechanism
+from dpcore.method import Method
+from dpcore.plan import Plan
+from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, Sampler
+from dpcore.spec.layout import Layout
+from dpcore.torch import batches
+from dpcore.torch.batches import Tree
+from dpcore.torch.check_module import check_module
+from dpcore.torch.data import Data
+from dpcore.torch.engine import Engine
+from dpcore.torch.loader import PrivateLoader
+from dpcore.torch.microbatch import DEFAULT_MAX_MEMORY, activation_bytes
+from dpcore.torch.microbatch import microbatch_size as fitting_microbatch_size
+from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.per_example import Loss, PerExampleGradient
+from dpcore.torch.run import PrivateRun
+from dpcore.torch.working import Working, check_place
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "poisson": PoissonSampler,
+    "fixed_size": FixedSizeSampler,
+    "fixed_order": FixedOrderSampler,
+}
+
+
+def make_private(
+    model: nn.Module,
+    data: Any,
+    method: Method,
+    *,
+    target_epsilon: float | None = None,
+    target_delta: float | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    loss: Loss = F.cross_entropy,
+    sampling: str | Sampler = "poisson",
+    accountant: str = "rdp",
+    params: Any = None,
+    max_memory: int | str = DEFAULT_MAX_MEMORY,
+    microbatch_size: int | None = None,
+    vectorize: bool = True,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    key: bytes | None = None,
+    exact_key: bool = False,
+) -> PrivateRun:
+    """Make a private run that trains `model` on `data` by `method`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On its device already. Parameters with ``requires_grad`` are trained, the others left alone. Modules that mix
+        examples are refused.
+    data : Dataset, or tuple of torch.Tensor or numpy.ndarray
+        A map-style dataset or ``(inputs, *targets)``; its number of examples is taken to be public.
+    method : Method
+        As ``dpcore.methods.disk(...)`` returns, with its `batch_size` (the expected one).
+    target_epsilon, target_delta : float, optional
+        With `target_epsilon` the noise multiplier is calibrated; otherwise the method must have one. `target_delta` is
+        where epsilon is stated.
+    epochs, steps : int, optional
+        Length of the plan; give one. An epoch is dataset size / batch size steps, rounded up.
+    loss : callable
+        ``loss(output, *targets)`` of a batch.
+    sampling : {"poisson", "fixed_size", "fixed_order"} or Sampler
+        What draws the batches, and what is accounted.
+    accountant : str
+        Used to calibrate.
+    params : iterable, optional
+        Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
+        default one group of all trained parameters.
+    max_memory : int or str
+        Cap on per-example gradients and activations, in bytes or as "1 GiB".
+    microbatch_size : int, optional
+        Examples differentiated at once, instead of what fits `max_memory`.
+    vectorize : bool
+        False takes examples one by one, for modules that vmap cannot batch.
+    collate_fn : callable, optional
+        For a dataset, instead of torch's default_collate; one row for every example.
+    num_workers : int
+        Threads that read examples of a dataset.
+    key : bytes, optional
+        32 secret bytes; by default from the operating system. See `dpcore.keys.RunKeys.new`, also for `exact_key`.
+
+    Returns
+    -------
+    PrivateRun
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For arguments that do not fit, and for models that cannot be trained example by example.
+    BackendError
+        For a model that is not where the active backend computes.
+    PrivacyError
+        If no noise multiplier reaches the target, no accountant covers the run, or a parameter group carries a privacy
+        setting.
+
+    Notes
+    -----
+    Only shapes and dtypes of the data are read here; the model is tried out on synthetic values.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
+    if not isinstance(method, Method):
+        raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.disk(...) returns")
+    backend = load_backend()
+    frozen = check_module(model)
+    device = check_place(backend, model)
+    source = Data(data, device, collate_fn, num_workers)
+    example = source.template()
+    inputs, _ = batches.normalize(example)
+    check_module(model, inputs)
+    gradient = PerExampleGradient(model, loss, vectorize)
+    _try_out(gradient, example)
+    parameters = dict(model.named_parameters())
+    working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
+
+    plan = _plan(method, source.length, sampling, epochs, steps, gradient.names)
+    plan = _with_noise(plan, target_epsilon, target_delta, accountant)
+    layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
+    keys = RunKeys.new(key, exact_key=exact_key)
+    mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)
+    size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
+    if size is None:
+        points = max(len(plan.method.query.points(step)) for step in range(min(plan.steps, 8)))
+        one = batches.synthetic(inputs, 1)
+        size = fitting_microbatch_size(
+            max_memory, layout.dimension, working.dtype.itemsize, points, activation_bytes(model, one), device
+        )
+    # Public, and from torch's generator, so that torch.manual_seed fixes the dropout masks as it does elsewhere.
+    dropout_seed = int(torch.randint(2**62, ()).item())
+    engine = Engine(gradient, mechanism, working, size, dropout_seed)
+    loader = PrivateLoader(source, mechanism)
+    optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
+    return PrivateRun(model, optimizer, loader, engine, frozen, target_delta)
+
+
+def _plan(
+    method: Method,
+    examples: int,
+    sampling: str | Sampler,
+    epochs: int | None,
+    steps: int | None,
+    names: tuple[str, ...],
+) -> Plan:
+    if isinstance(sampling, str):
+        make = SAMPLERS[validate.choice(SAMPLERS, sampling=sampling)]
+        size = method.batch_size
+        if size is None:
+            raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
+        whole = int(size) if float(size).is_integer() and make is not PoissonSampler else size
+        sampler = make(dataset_size=examples, batch_size=whole)
+    else:
+        sampler = sampling
+        if getattr(sampler, "dataset_size", examples) != examples:
+            raise ArgumentError(
+                f"sampling.dataset_size={sampler.dataset_size}: must be {examples}, the number of examples of the data"
+            )
+    if (epochs is None) == (steps is None):
+        raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
+    if steps is None:
+        steps = validate.integer(minimum=1, epochs=epochs) * sampler.steps_per_epoch
+    return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
+
+
+def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str) -> Plan:
+    if target_delta is not None:
+        validate.open_unit(target_delta=target_delta)
+    given = plan.method.noise.noise_multiplier
+    if target_epsilon is None:
+        if given is None:
+            raise ArgumentError(
+                "noise_multiplier=None: give the method one, or target_epsilon and target_delta to have it calibrated"
+            )
+        return plan
+    validate.positive(target_epsilon=target_epsilon)
+    if given is not None:
+        raise ArgumentError(
+            f"target_epsilon={target_epsilon!r}: the method already has noise_multiplier={given!r}; give one of them"
+        )
+    if target_delta is None:
+        raise ArgumentError("target_delta=None: must be given with target_epsilon, for example 1e-5")
+    return plan.calibrated(target_epsilon, target_delta, accountant=accountant)
+
+
+def _try_out(gradient: PerExampleGradient, example: Tree) -> None:
+    """Differentiate two synthetic examples, so that a model that cannot be is refused here and not in step 1.
+
+    Targets are zeros, which are valid class labels and numbers alike.
+    """
+    inputs, targets = batches.normalize(example)
+    zeros = batches.tree_map(lambda t: t.new_zeros((2, *t.shape[1:])), targets)
+    made = batches.synthetic(inputs, 2)
+    gradient(gradient.parameters(), (made, *zeros) if zeros else made)

@@ -1,0 +1,136 @@
+"""A torch optimizer whose step is a private release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.torch import checkpoint, groups
+from dpcore.torch.engine import Engine
+from dpcore.torch.loader import PrivateLoader
+
+
+class PrivateOptimizer(torch.optim.Optimizer):
+    """The run's optimizer: parameter groups, schedulers, hooks and state_dict as in torch.
+
+    Made by `dpcore.torch.make_private`, not by hand. `step` is called by ``private.step(batch)`` once the batch's sum
+    is complete. Learning rate, weight decay, momentum or betas and eps are read from the groups at every step.
+
+    Notes
+    -----
+    Nothing is stored on parameters: ``p.grad`` stays what it was (per-example gradients never go there, and neither
+    does the noisy average), `state` stays empty, and the moments live in the mechanism.
+    """
+
+    def __init__(self, params: Any, engine: Engine, loader: PrivateLoader) -> None:
+        self._engine = engine
+        self._loader = loader
+        self._ready = False
+        self._sealed = False
+        self._update = engine.mechanism.plan.method.update
+        known = groups.defaults(self._update)
+        # Groups saved by an older state, or by torch's own schedulers, may carry more; a new one may not.
+        listed = groups.as_groups(params)
+        for group in listed:
+            groups.check_keys(group, known)
+        super().__init__(listed, known)
+        self._sealed = True
+        self._group_of = self._match()
+
+    def _match(self) -> list[int]:
+        """Return the group of each trained parameter, in the order of the run's layout."""
+        index = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        working = self._engine.working
+        found = []
+        for name, parameter in zip(working.names, working.parameters, strict=True):
+            if id(parameter) not in index:
+                raise ArgumentError(
+                    f"parameter {name!r} requires gradients and is in no group: add it to one, or call "
+                    "requires_grad_(False) on it"
+                )
+            found.append(index.pop(id(parameter)))
+        if index:
+            raise ArgumentError(
+                f"params: {len(index)} of them do not belong to the model or do not require gradients: leave them out"
+            )
+        return found
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a new group: the run's tensors are fixed when it is built (torch calls this for the first ones)."""
+        if self._sealed:
+            raise PrivacyError(
+                "add_param_group: the tensors of a private run are fixed when it is built; call make_private again"
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Release the sum that ``private.step(batch)`` collected, and move the parameters.
+
+        Raises
+        ------
+        PrivacyError
+            If no sum is waiting: call ``private.step(batch)`` instead.
+        """
+        if closure is not None:
+            raise ArgumentError("closure: must be None; the gradients are taken per example by private.step(batch)")
+        if not self._ready:
+            raise PrivacyError(
+                "optimizer.step(): no batch was summed; call private.step(batch), which ends in this step"
+            )
+        settings = [groups.settings(group, self._update) for group in self.param_groups]
+        self._ready = False
+        self._engine.release([settings[group] for group in self._group_of])
+
+    def take(self, batch: Any) -> None:
+        """Sum one drawn batch and step: what ``private.step`` calls."""
+        self._loader.consume(batch)
+        for group in self.param_groups:
+            groups.settings(group, self._update)  # refused before the sum is paid for
+        self._engine.accumulate(batch)
+        self._ready = True
+        self._loader.pending = None
+        try:
+            self.step()
+        finally:
+            self._ready = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
+
+        The secret part holds the keys of noise and sampling and the cursor. Keep it as safe as the data: whoever has
+        it can subtract the noise. `dpcore.torch.public_state` returns a copy without it.
+        """
+        return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, fork: bool = True) -> None:
+        """Go on from a saved state. Load the model's own state beside it.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            From `state_dict`, of a run with the same method, data size, sampler, planned steps and tensors.
+        fork : bool
+            True, the default, draws fresh noise and fresh batches from here on. Steps taken after the checkpoint may
+            have been seen; the same noise on another sum would give both away. The abandoned steps are further releases
+            that the statement mentions and does not count. False goes on with the saved keys, bit for bit as if never
+            stopped: only if nothing after this checkpoint was ever released, and nothing but this run goes on from it.
+
+        Raises
+        ------
+        ArgumentError
+            If the state is of another run's settings.
+        PrivacyError
+            With fork=False, if this very run went on past the checkpoint: its noise is spent.
+        """
+        if "dpcore" not in state_dict:
+            raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
+        for group in state_dict["param_groups"]:
+            groups.refuse_privacy_settings(group)
+        checkpoint.check(self._engine, state_dict["dpcore"], fork=fork)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
+        checkpoint.load(self._engine, state_dict["dpcore"], fork=fork)
+        self._ready = False
+        self._loader.pending = None

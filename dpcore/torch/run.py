@@ -1,0 +1,104 @@
+"""A private run: what `make_private` hands to the training loop."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dpcore.errors import ArgumentError
+from dpcore.plan import Plan
+from dpcore.report.statement import Statement
+from dpcore.torch.batches import Tree
+from dpcore.torch.check_module import check_still_frozen
+from dpcore.torch.engine import Engine
+from dpcore.torch.loader import PrivateLoader
+from dpcore.torch.optimizer import PrivateOptimizer
+
+
+class PrivateRun:
+    """A model, its data and a plan, joined by `dpcore.torch.make_private`.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        The caller's own, not wrapped.
+    optimizer : PrivateOptimizer
+        For learning-rate schedulers and checkpoints.
+    loader : PrivateLoader
+        Yields one epoch of drawn batches per iteration.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: PrivateOptimizer,
+        loader: PrivateLoader,
+        engine: Engine,
+        frozen: tuple[nn.Module, ...],
+        target_delta: float | None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.loader = loader
+        self._engine = engine
+        self._frozen = frozen
+        self._target_delta = target_delta
+
+    @property
+    def plan(self) -> Plan:
+        """The plan: method with its noise multiplier, sampler, steps."""
+        return self._engine.mechanism.plan
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps released so far."""
+        return self._engine.mechanism.step
+
+    @property
+    def microbatch_size(self) -> int:
+        """Examples differentiated at once."""
+        return self._engine.microbatch_size
+
+    def step(self, batch: Tree) -> None:
+        """Take one private step on a batch from the loader.
+
+        Per-example gradients, clip, sum, noise, filter, update. The loss is not computed: it is a private diagnostic.
+
+        Parameters
+        ----------
+        batch : tree of torch.Tensor
+            The batch just drawn, whole; its values may have been changed (augmented) example by example.
+
+        Raises
+        ------
+        PrivacyError
+            If the batch is not the one drawn: none was, it was stepped already, or it has another number of examples;
+            also beyond the plan's last step.
+        ArgumentError
+            If the model changed so that it no longer is the one that was checked.
+        """
+        check_still_frozen(self.model, self._frozen)
+        self.optimizer.take(batch)
+
+    def epsilon(self, delta: float | None = None, *, accountant: str = "rdp") -> float:
+        """Return the epsilon spent by the steps taken so far, at `delta` (by default the target delta)."""
+        return self.plan.epsilon(self._delta(delta), steps=self.steps_taken, accountant=accountant)
+
+    def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
+        """Return the privacy statement for the steps taken so far."""
+        mechanism = self._engine.mechanism
+        return self.plan.statement(
+            self._delta(delta),
+            steps_taken=mechanism.step,
+            keys=mechanism.keys,
+            backend=mechanism.backend.name,
+            rng=mechanism.rng,
+            software={"torch": torch.__version__},
+            note=note,
+        )
+
+    def _delta(self, delta: float | None) -> float:
+        chosen = self._target_delta if delta is None else delta
+        if chosen is None:
+            raise ArgumentError("delta=None: must be given, since make_private got no target_delta")
+        return chosen

@@ -1,0 +1,128 @@
+"""The parameters as the mechanism works on them: contiguous arrays of the backend, float32 or float64.
+
+A parameter that already is one crosses without a copy. One in bfloat16, or in another memory format than row-major,
+has a contiguous copy here (bfloat16 in float32), and what the mechanism made of the copy is cast and written back last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
+from dpcore.spec.ops import Backend
+
+
+def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
+    """Return the one device of the model's parameters, if the backend computes there.
+
+    Raises
+    ------
+    BackendError
+        For a CUDA model under "numpy", and the like: nothing is ever copied to another device silently.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if not tensors:
+        raise ArgumentError("model without parameters: there is nothing to train")
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise ArgumentError(f"model on devices {sorted(map(str, devices))}: move it to one device")
+    (device,) = devices
+    if backend.arrays == "numpy" and device.type != "cpu":
+        raise BackendError(
+            f"model on device {str(device)!r} under backend {backend.name!r}, which computes on the CPU: call "
+            'dpcore.set_backend("triton") before make_private, or move the model to the CPU'
+        )
+    if backend.name == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise BackendError(
+            f"model on device {str(device)!r} under backend 'triton': move the model to a CUDA device, call "
+            'dpcore.set_backend("numpy"), or set TRITON_INTERPRET=1 before Python starts (slow, for tests)'
+        )
+    return device
+
+
+class Working:
+    """Working arrays of a model's trained parameters.
+
+    Parameters
+    ----------
+    backend : Backend
+    names : sequence of str
+        The trained parameters' names.
+    parameters : sequence of torch.nn.Parameter
+        The parameters themselves.
+    """
+
+    def __init__(self, backend: Backend[Any], names: Sequence[str], parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.names = tuple(names)
+        self.parameters = tuple(parameters)
+        self._numpy = backend.arrays == "numpy"
+        self._kinds = [(p.shape, p.dtype, p.device) for p in self.parameters]
+        widened = {_widened(p.dtype) for p in self.parameters}
+        if len(widened) > 1:
+            raise ArgumentTypeError(
+                f"parameters of dtypes {sorted(str(p) for p in {p.dtype for p in self.parameters})}: float64 cannot be "
+                "mixed with others, since one clip norm spans them all; convert the model to one"
+            )
+        (self.dtype,) = widened
+        self.copies: dict[str, torch.Tensor] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take up what the user did to the parameters since the last step (loaded weights, say).
+
+        Raises
+        ------
+        ArgumentError
+            If a parameter changed its shape, dtype or device: the run's layout is fixed when it is built.
+        """
+        for name, parameter, kind in zip(self.names, self.parameters, self._kinds, strict=True):
+            if (parameter.shape, parameter.dtype, parameter.device) != kind:
+                raise ArgumentError(
+                    f"parameter {name!r} changed from {_words(kind)} to "
+                    f"{_words((parameter.shape, parameter.dtype, parameter.device))}: call make_private again"
+                )
+            value = parameter.detach()
+            if value.dtype == self.dtype and value.is_contiguous():
+                self.copies.pop(name, None)
+            elif name not in self.copies or not torch.equal(self.copies[name].to(value.dtype), value):
+                # The copy holds digits that the cast drops: it is replaced only where the parameter no longer fits it.
+                self.copies[name] = value.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the working tensors: the parameters' own memory, or the copies."""
+        return [self.copies.get(name, p.detach()) for name, p in zip(self.names, self.parameters, strict=True)]
+
+    def arrays(self) -> list[Any]:
+        """Return the working tensors as the backend's arrays, sharing memory."""
+        return [self.to_array(tensor) for tensor in self.tensors()]
+
+    def store(self) -> None:
+        """Write the copies back, cast last, and tell autograd that all parameters changed."""
+        with torch.no_grad():
+            for name, parameter in zip(self.names, self.parameters, strict=True):
+                if name in self.copies:
+                    parameter.copy_(self.copies[name])
+                else:
+                    # The backend wrote to its memory unseen; a graph that saved the old value must not be used again.
+                    torch.autograd.graph.increment_version(parameter)
+
+    def to_array(self, tensor: torch.Tensor) -> Any:
+        """Return a tensor as the backend's array, sharing memory."""
+        return tensor.numpy() if self._numpy else tensor
+
+    def to_tensor(self, array: Any) -> torch.Tensor:
+        """Return the backend's array as a tensor, sharing memory."""
+        return torch.from_numpy(array) if self._numpy else array
+
+
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _words(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:
+    shape, dtype, device = kind
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
