@@ -58,10 +58,11 @@ class RunKeys:
     def _of(cls, key: bytes, origin: str) -> RunKeys:
         return cls(key, derive_key(key, "dpcore sampling"), origin)
 
-    def fork(self) -> RunKeys:
-        """Return keys for a branch: fresh noise and fresh batches from here on, whatever the first branch drew.
+    def fork(self, *, keep_sampling: bool) -> RunKeys:
+        """Return keys for a branch: fresh noise from here on, and fresh batches unless `keep_sampling`.
 
         The number that tells branches apart comes from the operating system until a ledger records it.
         """
         branch = derive_key(self.noise, b"dpcore fork" + os.urandom(16))
-        return RunKeys(branch, derive_key(branch, "dpcore sampling"), self.origin, self.forks + 1)
+        sampling = self.sampling if keep_sampling else derive_key(branch, "dpcore sampling")
+        return RunKeys(branch, sampling, self.origin, self.forks + 1)

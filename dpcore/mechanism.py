@@ -195,7 +195,7 @@ class Mechanism:
         state : mapping
             From `state_dict`.
         fork : bool
-            Draw fresh noise and fresh batches from here on (the default, always safe). False goes on with the saved
+            Draw fresh noise, and fresh batches where batches are drawn, from here on (the default, always safe). False goes on with the saved
             keys, bit for bit as if never interrupted: only for a caller who knows that no step after this state was
             ever released, since one row of noise on two different sums gives both away.
 
@@ -219,7 +219,7 @@ class Mechanism:
         self.discard()
         self.step, self.rng = int(public["step"]), str(public["rng"])
         saved = RunKeys(secret["noise_key"], secret["sampling_key"], secret["origin"], int(secret["forks"]))
-        self.keys = saved.fork() if fork else saved
+        self.keys = saved.fork(keep_sampling=self.plan.sampler.keeps_order) if fork else saved
 
     def _vectors(self) -> dict[str, Any]:
         vectors: dict[str, Any] = {}

@@ -80,7 +80,7 @@ def dp_sgd(
 def doppler(
     *,
     lr: float | None = None,
-    filter: str | None = None,
+    filter: str | None = None,  # noqa: A002 - the field's own word for it
     b: Sequence[float] | None = None,
     a: Sequence[float] | None = None,
     base: str | Update = "sgd",

@@ -109,7 +109,9 @@ def minimize(
     """
     backend = load_backend()
     x = _start(x0)
-    sampler: Sampler = batches if hasattr(batches, "event") else FixedBatches(batches)  # type: ignore[assignment]
+    sampler: Sampler = (
+        batches if hasattr(batches, "event") else FixedBatches(batches, batch_size=method.batch_size)  # type: ignore
+    )
     if steps is None:
         if not isinstance(sampler, FixedBatches):
             raise ArgumentError("steps=None: must be given with a sampler")

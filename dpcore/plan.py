@@ -6,7 +6,6 @@ import math
 import platform
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import scipy
@@ -94,7 +93,7 @@ class Plan:
         sigma = self.method.noise.noise_multiplier
         if sigma is None:
             raise PrivacyError(
-                "noise_multiplier=None: must be given to the method, or calibrated from a target_epsilon and target_delta"
+                "noise_multiplier=None: must be given to the method, or calibrated for a target_epsilon and target_delta"
             )
         return sigma
 

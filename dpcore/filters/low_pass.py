@@ -16,6 +16,7 @@ from dpcore.validate import number
 
 _GAIN_TOLERANCE = 1e-9
 _CANCELLATION = 1e-6
+_SMALLEST = 1e-12
 _CHECKED_STEPS = 4096
 
 
@@ -71,9 +72,10 @@ class LowPass:
                 f"b={list(self.b)}, a={list(self.a)}: the gain is {gain:.6g} and must be 1; divide b by {gain:.6g}"
             )
         c = _normalizers(self.b, self.a, _CHECKED_STEPS)
-        # Small is no harm (c_0 = b_0 divides b_0 g_0); weights that cancel are, for the division blows up the noise.
+        # Small is no harm (c_0 = b_0 divides b_0 g_0) until b_0 g_0 underflows; weights that cancel are at once, for
+        # the division blows up the noise.
         weights = np.abs(np.diff(c, prepend=0.0)).cumsum()
-        cancels = np.abs(c) <= _CANCELLATION * weights
+        cancels = np.abs(c) <= np.maximum(_CANCELLATION * weights, _SMALLEST)
         if cancels.any():
             step = int(cancels.argmax())
             raise ArgumentError(

@@ -35,6 +35,15 @@ class Sampler(Protocol):
         """Steps after which every example has been used once, or once in expectation (rounded up)."""
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether the batches of all steps are one arrangement, so that a resumed run must keep it.
+
+        False where every step draws anew: a branch of a run must then draw other batches than the run it left, for two
+        releases about one draw cost more than two draws. True where an order is repeated: a branch under another order
+        could meet an example once more than accounted.
+        """
+
+    @property
     def adjacency(self) -> Adjacency:
         """The adjacency its events are described under."""
 

@@ -60,6 +60,11 @@ class FixedBatches:
         )
 
     @property
+    def keeps_order(self) -> bool:
+        """True: the batches are given."""
+        return True
+
+    @property
     def adjacency(self) -> Adjacency:
         """Zero-out."""
         return Adjacency.ZERO_OUT

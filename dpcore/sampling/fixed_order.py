@@ -47,6 +47,11 @@ class FixedOrderSampler:
             raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
 
     @property
+    def keeps_order(self) -> bool:
+        """True: every epoch repeats one order."""
+        return True
+
+    @property
     def adjacency(self) -> Adjacency:
         """Zero-out: removing an example would move the others to other batches."""
         return Adjacency.ZERO_OUT

@@ -36,6 +36,11 @@ class FixedSizeSampler:
             raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
 
     @property
+    def keeps_order(self) -> bool:
+        """False: every step draws anew."""
+        return False
+
+    @property
     def adjacency(self) -> Adjacency:
         """Replace-one: the number of examples is public and does not change."""
         return Adjacency.REPLACE_ONE

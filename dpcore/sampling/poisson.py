@@ -66,6 +66,11 @@ class PoissonSampler:
         object.__setattr__(self, "sample_rate", threshold / _WORDS)
 
     @property
+    def keeps_order(self) -> bool:
+        """False: every step draws anew."""
+        return False
+
+    @property
     def adjacency(self) -> Adjacency:
         """Add-remove."""
         return Adjacency.ADD_REMOVE

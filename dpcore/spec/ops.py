@@ -163,7 +163,8 @@ class Backend(Protocol[A]):
         Guarantees
         ----------
         Accumulated in float64: the relative error is at most ``(d + 8) 2^-53`` with d the sum of d_l, for every finite
-        float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite norm.
+        float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite
+        norm.
         """
 
     def clip_factors(

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream, derive_key, new_key
 from dpcore_numpy import normal, words
 from dpcore_numpy import stream as reference
-from hypothesis import given
-from hypothesis import strategies as st
 
 KEY = bytes(range(32))
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "stream.json").read_text())

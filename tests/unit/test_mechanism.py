@@ -1,0 +1,172 @@
+"""The running mechanism: state, resume, fork, interruption, and the end of the plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpcore import methods
+from dpcore.config import load_backend
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.keys import RunKeys
+from dpcore.mechanism import Mechanism
+from dpcore.plan import Plan
+from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler
+from dpcore.spec.layout import Layout
+
+KEY = bytes(range(32))
+SHAPES = [("w", (3, 4)), ("b", (4,))]
+METHODS = {
+    "dp_sgd": methods.dp_sgd(lr=0.1, base="momentum", noise_multiplier=1.0),
+    "doppler": methods.doppler(lr=0.1, filter="second-order", noise_multiplier=1.0),
+    "disk": methods.disk(lr=0.1, noise_multiplier=1.0),
+    "dp_adam": methods.dp_adam(lr=0.1, noise_multiplier=1.0),
+}
+
+
+def build(method, steps: int = 10) -> tuple[Mechanism, list[np.ndarray]]:
+    plan = Plan(method, PoissonSampler(dataset_size=50, batch_size=10), steps, ("w", "b"))
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    keys = RunKeys.new(KEY, exact_key=True)
+    return Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys), x
+
+
+def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int) -> None:
+    for _ in range(steps):
+        indices = mechanism.plan.sampler.indices(mechanism.keys.sampling, mechanism.step)
+        rows = None
+        for point in mechanism.points():
+            at = mechanism.displaced(x, point.displacement)
+            gradient = [np.stack([np.cos(p + np.float32(i)).reshape(-1) for i in indices]) for p in at]
+            weighted = [np.float32(point.weight) * g for g in gradient]
+            rows = weighted if rows is None else [a + b for a, b in zip(rows, weighted, strict=True)]
+        mechanism.add(rows)
+        mechanism.release(x)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_run_is_the_straight_run_bit_for_bit(name: str) -> None:
+    straight, x = build(METHODS[name])
+    advance(straight, x, 9)
+
+    first, y = build(METHODS[name])
+    advance(first, y, 4)
+    saved, saved_y = first.state_dict(), [p.copy() for p in y]
+    advance(first, y, 3)
+    resumed, _ = build(METHODS[name])
+    resumed.load_state_dict(saved, fork=False)
+    advance(resumed, saved_y, 5)
+    for a, b in zip(x, saved_y, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_fork_never_repeats_noise_or_batches() -> None:
+    first, x = build(METHODS["dp_sgd"])
+    advance(first, x, 2)
+    state = first.state_dict()
+    branches = []
+    for _ in range(2):
+        branch, _ = build(METHODS["dp_sgd"])
+        branch.load_state_dict(state)
+        branches.append(branch)
+    keys = [first.keys, *(branch.keys for branch in branches)]
+    assert len({k.noise for k in keys}) == len({k.sampling for k in keys}) == 3
+    assert [k.forks for k in keys] == [0, 1, 1]
+    statement = branches[0].plan.statement(1e-5, steps_taken=2, keys=branches[0].keys, backend="numpy")
+    assert any("resumed 1 time" in caveat for caveat in statement.caveats)
+
+
+def test_a_fork_keeps_a_fixed_order() -> None:
+    """Under another order an example could be met once more than the event says."""
+    sampler = FixedOrderSampler(dataset_size=50, batch_size=10)
+    plan = Plan(METHODS["dp_sgd"], sampler, 10, ("w", "b"))
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
+    before = mechanism.keys
+    mechanism.load_state_dict(mechanism.state_dict())
+    assert mechanism.keys.sampling == before.sampling
+    assert mechanism.keys.noise != before.noise
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    mechanism, _ = build(METHODS["dp_sgd"])
+    state = mechanism.state_dict()
+    other, _ = build(METHODS["doppler"])
+    with pytest.raises(ArgumentError, match="other filter or update state"):
+        other.load_state_dict(state)
+    state["public"]["layout"][0][1] = [4, 3]
+    with pytest.raises(ArgumentError, match="layout"):
+        mechanism.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="format"):
+        mechanism.load_state_dict({})
+
+
+def test_the_secret_part_is_only_in_the_secret_part() -> None:
+    mechanism, _ = build(METHODS["disk"])
+    state = mechanism.state_dict()
+    assert state["secret"]["noise_key"] == KEY
+    public = repr(state["public"]) + repr(mechanism.keys)
+    assert KEY.hex() not in public
+    assert repr(KEY) not in public
+    assert repr(mechanism.keys.sampling) not in public
+
+
+def test_no_step_beyond_the_plan() -> None:
+    mechanism, x = build(METHODS["dp_sgd"], steps=2)
+    advance(mechanism, x, 2)
+    before = [p.copy() for p in x]
+    with pytest.raises(PrivacyError, match="end at step 2"):
+        mechanism.release(x)
+    for a, b in zip(x, before, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, x = build(METHODS["dp_sgd"])
+
+    class Interrupting:
+        def __getattr__(self, name):
+            return getattr(load_backend("numpy"), name)
+
+        def step(self, *arguments):
+            raise KeyboardInterrupt
+
+    mechanism.add([np.ones((2, 12), np.float32), np.ones((2, 4), np.float32)])
+    monkeypatch.setattr(mechanism, "backend", Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x)
+    assert mechanism.step == 1
+    monkeypatch.undo()
+    mechanism.release(x)  # the sum of the interrupted step is gone, too: an ordinary step of noise alone
+    assert mechanism.step == 2
+
+
+def test_the_sum_of_one_step_does_not_reach_the_next() -> None:
+    quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
+    mechanism, x = build(quiet)
+    mechanism.add([np.ones((2, 12), np.float32), np.ones((2, 4), np.float32)])
+    mechanism.release(x)
+    moved = [p.copy() for p in x]
+    mechanism.release(x)
+    for a, b in zip(x, moved, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_micro_batches_add_up() -> None:
+    quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
+    rows = [np.random.default_rng(0).normal(size=(9, d)).astype(np.float32) for d in (12, 4)]
+    results = []
+    for pieces in ([slice(0, 9)], [slice(0, 4), slice(4, 4), slice(4, 9)]):
+        mechanism, x = build(quiet)
+        for piece in pieces:
+            mechanism.add([block[piece] for block in rows])
+        mechanism.release(x)
+        results.append(np.concatenate([p.ravel() for p in x]))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-7)
+
+
+def test_an_uncovered_sampler_is_refused_before_anything_is_touched() -> None:
+    plan = Plan(METHODS["dp_sgd"], FixedSizeSampler(dataset_size=50, batch_size=10), 3, ("w", "b"))
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    with pytest.raises(PrivacyError, match="FixedSizeSampledGaussian"):
+        Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())

@@ -1,0 +1,98 @@
+"""The array interface: arguments, privacy of the result, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dpcore
+from dpcore import methods, sampling
+from dpcore.accounting import Gaussian, NonPrivate
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+
+METHOD = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
+SAMPLER = sampling.PoissonSampler(dataset_size=20, batch_size=5)
+
+
+def gradient(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return x[None] - indices[:, None].astype(x.dtype) / 20
+
+
+def test_results_are_of_the_asked_kind() -> None:
+    x0 = np.zeros(3, np.float32)
+    result = dpcore.minimize(gradient, x0, SAMPLER, METHOD, steps=4, record=True)
+    assert result.x.dtype == np.float32
+    assert result.path.shape == (5, 3)
+    assert (result.path[0] == x0).all() and (result.path[-1] == result.x).all() and (x0 == 0).all()
+    assert result.statement(1e-5).epsilon["rdp"] == result.plan.epsilon(1e-5)
+
+
+def test_two_runs_never_share_noise_unless_asked_to() -> None:
+    def run(**arguments):
+        return dpcore.minimize(gradient, np.zeros(3), SAMPLER, METHOD, steps=3, **arguments).x.tobytes()
+
+    key = bytes(32)
+    assert run() != run()
+    assert run(key=key) != run(key=key)
+    assert run(key=key, exact_key=True) == run(key=key, exact_key=True)
+
+
+def test_empty_batches_are_steps_of_noise_alone() -> None:
+    result = dpcore.minimize(gradient, np.zeros(3), [[0], [], [1]], METHOD, record=True)
+    assert np.isfinite(result.path).all()
+    assert (result.path[2] != result.path[1]).all()
+
+
+def test_a_list_of_batches_is_public_and_fixed() -> None:
+    result = dpcore.minimize(gradient, np.zeros(3), [[0, 1], [1, 2], [1]], METHOD)
+    assert result.event == Gaussian(1.0, 3, "zero-out")
+
+
+def test_the_callers_noise_is_used_and_voids_the_guarantee() -> None:
+    noise = np.random.default_rng(0).normal(size=(2, 3))
+    batches = [[0], [1]]
+    method = methods.dp_sgd(lr=0.5, max_grad_norm=2.0, noise_multiplier=3.0, batch_size=4)
+    quiet = methods.dp_sgd(lr=0.5, max_grad_norm=2.0, noise_multiplier=0.0, batch_size=4)
+
+    def constant(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        return np.ones((len(indices), 3))
+
+    result = dpcore.minimize(constant, np.zeros(3), batches, method, noise=noise)
+    without = dpcore.minimize(constant, np.zeros(3), batches, quiet)
+    np.testing.assert_allclose(result.x - without.x, -0.5 * 3.0 * 2.0 / 4 * noise.sum(axis=0), rtol=1e-12)
+    assert isinstance(result.event, NonPrivate)
+    assert not result.statement(1e-5).private
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"x0": np.zeros((3, 1))}, ArgumentError, "x0.shape=(3, 1)"),
+        ({"x0": np.zeros(3, np.int64)}, ArgumentTypeError, "x0.dtype=int64"),
+        ({"x0": np.zeros(3, np.float16)}, ArgumentTypeError, "x0.dtype=float16"),
+        ({"x0": np.array([0, np.nan, 0])}, ArgumentError, "x0: must be finite"),
+        ({"steps": None}, ArgumentError, "steps=None"),
+        ({"steps": 0}, ArgumentError, "steps=0"),
+        ({"noise": np.zeros((2, 3))}, ArgumentError, "noise.shape=(2, 3)"),
+        ({"key": b"short"}, ArgumentError, "5 bytes"),
+        ({"method": methods.dp_sgd(lr=0.1)}, PrivacyError, "noise_multiplier=None"),
+        ({"per_example_gradient": lambda x, i: x}, ArgumentError, "per_example_gradient: returned shape (3,)"),
+        ({"per_example_gradient": lambda x, i: np.zeros((len(i), 3), np.float32)}, ArgumentTypeError, "float32"),
+        ({"batches": sampling.FixedSizeSampler(dataset_size=20, batch_size=5)}, PrivacyError, "FixedSizeSampled"),
+        ({"batches": [[0, 0]], "steps": None}, ArgumentError, "twice"),
+    ],
+)
+def test_bad_calls(change: dict, error: type, words: str) -> None:
+    arguments = {"per_example_gradient": gradient, "x0": np.zeros(3), "batches": SAMPLER, "method": METHOD, "steps": 4}
+    with pytest.raises(error) as caught:
+        dpcore.minimize(**(arguments | change))
+    assert words in str(caught.value)
+
+
+def test_non_finite_gradients_are_ordinary_steps() -> None:
+    def broken(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        return np.full((len(indices), 3), np.nan)
+
+    result = dpcore.minimize(broken, np.zeros(3), [[0, 1]], METHOD, key=bytes(32), exact_key=True)
+    empty = dpcore.minimize(gradient, np.zeros(3), [[], [0, 1]], METHOD, key=bytes(32), exact_key=True, record=True)
+    assert result.x.tobytes() == empty.path[1].tobytes()
