@@ -195,9 +195,9 @@ class Mechanism:
         state : mapping
             From `state_dict`.
         fork : bool
-            Draw fresh noise, and fresh batches where batches are drawn, from here on (the default, always safe). False goes on with the saved
-            keys, bit for bit as if never interrupted: only for a caller who knows that no step after this state was
-            ever released, since one row of noise on two different sums gives both away.
+            Draw fresh noise, and fresh batches where batches are drawn, from here on (the default, always safe). False
+            goes on with the saved keys, bit for bit as if never interrupted: only for a caller who knows that no step
+            after this state was ever released, since one row of noise on two different sums gives both away.
 
         Raises
         ------

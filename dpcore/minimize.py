@@ -110,7 +110,7 @@ def minimize(
     backend = load_backend()
     x = _start(x0)
     sampler: Sampler = (
-        batches if hasattr(batches, "event") else FixedBatches(batches, batch_size=method.batch_size)  # type: ignore
+        batches if hasattr(batches, "event") else FixedBatches(batches, batch_size=method.batch_size)  # type: ignore[assignment]
     )
     if steps is None:
         if not isinstance(sampler, FixedBatches):

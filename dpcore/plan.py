@@ -93,7 +93,7 @@ class Plan:
         sigma = self.method.noise.noise_multiplier
         if sigma is None:
             raise PrivacyError(
-                "noise_multiplier=None: must be given to the method, or calibrated for a target_epsilon and target_delta"
+                "noise_multiplier=None: must be given, or calibrated for a target_epsilon and target_delta"
             )
         return sigma
 

@@ -184,10 +184,10 @@ class Backend(Protocol[A]):
 
         Guarantees
         ----------
-        *Certified*: factor times vector, each product rounded to `dtype`, has a true L2 norm of at most C ("normalized":
-        1). With u the unit roundoff of `dtype`, N is first raised by its own error bound, the factor is lowered by
-        4u and by the underflow of d products, and rounded toward zero. "standard" is exactly 1 where the raised N is at
-        most C. An example with a non-finite norm in *any* group has factor 0 in all.
+        *Certified*: factor times vector, each product rounded to `dtype`, has a true L2 norm of at most C (1 under
+        "normalized"). With u the unit roundoff of `dtype`, N is first raised by its own error bound, the factor is
+        lowered by 4u and by the underflow of d products, and rounded toward zero. "standard" is exactly 1 where the
+        raised N is at most C. An example with a non-finite norm in *any* group has factor 0 in all.
         """
 
     def weighted_sum(self, rows: Sequence[A], weights: Sequence[A], out: Sequence[A]) -> None:

@@ -50,14 +50,12 @@ def test_any_stable_filter_is_scipys(poles: list[complex], taps: list[float], se
     gain = sum(taps) / (1 + sum(a))
     assume(abs(gain) > 1e-2)
     b = tuple(tap / gain for tap in taps)
-    try:
-        stage = LowPass(b=b, a=a)
-    except ArgumentError as refusal:
-        assert "normalizer" in str(refusal)
-        return
+    normalizers = np.abs(lfilter(b, (1.0, *a), np.ones(4096)))
+    assume(normalizers.min() > 1e-3)
+    stage = LowPass(b=b, a=a)
     signal = np.random.default_rng(seed).normal(size=(40, 2))
     got, expected = run(stage, signal), reference(b, a, signal)
-    weights = np.abs(lfilter(b, (1.0, *a), np.eye(40)[0])).sum() / np.abs(lfilter(b, (1.0, *a), np.ones(40))).min()
+    weights = np.abs(lfilter(b, (1.0, *a), np.eye(40)[0])).sum() / normalizers.min()
     np.testing.assert_allclose(got, expected, atol=1e-10 * max(weights, 1))
 
 

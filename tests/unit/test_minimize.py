@@ -23,7 +23,9 @@ def test_results_are_of_the_asked_kind() -> None:
     result = dpcore.minimize(gradient, x0, SAMPLER, METHOD, steps=4, record=True)
     assert result.x.dtype == np.float32
     assert result.path.shape == (5, 3)
-    assert (result.path[0] == x0).all() and (result.path[-1] == result.x).all() and (x0 == 0).all()
+    assert (result.path[0] == x0).all()
+    assert (result.path[-1] == result.x).all()
+    assert (x0 == 0).all()
     assert result.statement(1e-5).epsilon["rdp"] == result.plan.epsilon(1e-5)
 
 
