@@ -82,7 +82,13 @@ def _run(model: nn.Module, inputs: Tree) -> _Trace:
         stack.enter_context(seeded(device, 0))
         for module in model.modules():
             stack.callback(module.register_forward_hook(trace.hook, with_kwargs=True).remove)
-        batches.call(lambda *a, **k: functional_call(model, state, a, k), inputs)
+        try:
+            batches.call(lambda *a, **k: functional_call(model, state, a, k), inputs)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as cause:
+            raise ArgumentError(
+                f"model={type(model).__name__}: failed on synthetic inputs of the data's shape and dtype "
+                f"({first_line(cause)}); check the model and the data against each other"
+            ) from cause
     owners = dict(model.named_modules())
     for name, value in state.items():
         if (id(value), value._version) != before[name]:
@@ -96,11 +102,10 @@ def _run(model: nn.Module, inputs: Tree) -> _Trace:
 def _compare(model: nn.Module, base: _Trace, changed: Tree, is_poison: bool) -> None:
     try:
         trace = _run(model, changed)
-    except (RuntimeError, ValueError, AssertionError) as cause:
+    except ArgumentError:
         if is_poison:  # a model may check its inputs; the trial with other finite values stands
             return
-        name = type(model).__name__
-        raise ArgumentError(f"model={name}: failed on synthetic inputs ({first_line(cause)})") from cause
+        raise
     if _same(base.calls[-1][2], trace.calls[-1][2]):
         return
     names = {module: name for name, module in model.named_modules()}
