@@ -39,12 +39,14 @@ def calibrate_noise_multiplier(
     Returns
     -------
     float
-        A multiplier whose epsilon is at most `target_epsilon`, always, and at least (1 - 1e-6) `target_epsilon`.
+        A multiplier whose epsilon is at most `target_epsilon`, always, and at least (1 - 1e-6) `target_epsilon`, unless
+        the accountant's epsilon jumps there: RDP goes to 0 at once where the divergence falls below about delta^2. Then
+        it is the least multiplier beyond the jump.
 
     Raises
     ------
     ArgumentError
-        If no multiplier between 1e-4 and 1e7 gives an epsilon that close to the target.
+        If the target is out of reach of every multiplier between 1e-4 and 1e7.
     PrivacyError
         If the accountant does not cover the event.
 
@@ -77,16 +79,9 @@ def calibrate_noise_multiplier(
         return max(-50.0, min(50.0, math.log(value / aim))) if value > 0.0 else -50.0
 
     if excess(math.log(low)) > 0.0 > excess(math.log(high)):
-        brentq(excess, math.log(low), math.log(high), xtol=1e-8, rtol=1e-10)
-    good = [multiplier for multiplier, value in known.items() if target * (1.0 - TOLERANCE) <= value <= target]
-    if good:
-        return min(good)
-    below = max((multiplier for multiplier, value in known.items() if value > target), default=low)
-    above = min(multiplier for multiplier, value in known.items() if value <= target and multiplier > below)
-    raise ArgumentError(
-        f"target_epsilon={target_epsilon!r}: at noise_multiplier={above:.6g} epsilon drops from {known[below]:.6g} to "
-        f"{known[above]:.6g} without meeting it at delta={target_delta!r} ({chosen.floor}); raise target_epsilon"
-    )
+        brentq(excess, math.log(low), math.log(high), xtol=1e-12, rtol=1e-14)
+    too_little = max(multiplier for multiplier, value in known.items() if value > target)
+    return min(multiplier for multiplier, value in known.items() if value <= target and multiplier > too_little)
 
 
 def _bracket(epsilon: Callable[[float], float], target: float, chosen: base.Accountant) -> tuple[float, float]:

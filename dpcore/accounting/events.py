@@ -104,7 +104,9 @@ class Gaussian(Event):
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
         object.__setattr__(self, "count", validate.integer(count=self.count, minimum=0))
-        object.__setattr__(self, "adjacency", Adjacency(validate.choice(list(Adjacency), adjacency=self.adjacency)))
+        object.__setattr__(
+            self, "adjacency", Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=self.adjacency))
+        )
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,17 @@ Mironov, Talwar and Zhang (2019, section 3.1) show that D(P||Q) >= D(Q||P), so A
 Everything here works with A - 1, whose parts are all positive, so that tiny divergences keep their digits:
 
 - integer alpha: A - 1 = sum_{k=2..alpha} binom(alpha, k) q^k (1-q)^(alpha-k) (exp((k^2 - k)/(2 s^2)) - 1);
-- any alpha: A - 1 = E[(1+u)^alpha - 1 - alpha u], by the trapezoidal rule.
+- any alpha: A - 1 = E[(1+u)^alpha - 1 - alpha u], by quadrature.
 
-The rule converges geometrically. The integrand is analytic in the strip |Im z| < pi s^2 (where 1 + u first vanishes),
-and at height d in it at most about exp(d^2 / (2 s^2)) times as large as on the real line, so that step h leaves a
-relative error of about exp(-2 pi d / h + d^2 / (2 s^2)) for every d up to pi s^2.
+For sigma >= 0.2 the trapezoidal rule serves, which converges geometrically. The integrand is analytic in the strip
+|Im z| < pi s^2 (where 1 + u first vanishes), and at height d in it at most about exp(d^2 / (2 s^2)) times as large as
+on the real line, so that step h leaves a relative error of about exp(-2 pi d / h + d^2 / (2 s^2)) for every d up to pi
+s^2.
+
+For less noise the step would have to shrink like s^2. There the mixture is one-sided except near the point z0 where
+both halves weigh the same: with t = (z - z0) / s^2, 1 + u = (1-q)(1 + e^t). For |t| > 40 one of the two terms is the
+other's rounding error and the integral is a Gaussian tail in closed form; Gauss-Legendre panels cover the rest at any
+sigma.
 
 References
 ----------
@@ -29,13 +35,15 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln, log_ndtr, logsumexp
 
 Array = npt.NDArray[np.float64]
 
 _TAIL = 14.0  # standard deviations kept on each side: exp(-98) is left out
-_MOST_POINTS = 1 << 17  # of the trapezoidal rule; reached at noise multipliers around 0.02
-_BLOCK = 1 << 19  # points times orders in memory at once
+_SMALL_SIGMA = 0.2
+_REACH = 40  # of t; exp(-40) is less than the rounding of 1
+_LARGEST_FRACTIONAL = 32.0
+_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 @lru_cache(maxsize=8)
@@ -63,26 +71,64 @@ def log_moments_integer(q: float, sigma: float, orders: tuple[int, ...]) -> Arra
 def log_moments_exact(q: float, sigma: float, orders: Array) -> Array:
     """Return log A at real orders above 1 by quadrature, for 0 < q < 1 and sigma > 0.
 
-    Below a noise multiplier of about 0.02 (epsilon in the thousands per step) the quadrature would be slow, and the
-    smaller of two upper bounds takes its place: log A is convex in alpha, so the chord between the neighboring
-    integers lies above it; and (1+u)^alpha is convex in q, so A <= 1 - q + q exp(alpha (alpha-1) / (2 s^2)).
+    Relative error below 1e-12. Above order 32, where integers are dense enough, a fractional order gets an upper bound
+    instead: log A is convex in alpha, so the chord between the neighboring integers lies above it.
     """
+    result = np.empty_like(orders)
+    high = orders > _LARGEST_FRACTIONAL
+    if high.any():
+        result[high] = _chord(q, sigma, orders[high])
+    if not high.all():
+        quadrature = _window if sigma < _SMALL_SIGMA else _trapezoid
+        result[~high] = np.logaddexp(0.0, quadrature(q, sigma, orders[~high]))
+    return result
+
+
+def _trapezoid(q: float, sigma: float, orders: Array) -> Array:
+    """Return log(A - 1) by the trapezoidal rule over all z that matter."""
     height = min(math.pi * sigma * sigma, 9.0 * sigma)
     step = min(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
     low, high = -_TAIL * sigma, float(orders.max()) + _TAIL * sigma
-    if (high - low) / step > _MOST_POINTS:
-        return _log_moments_bound(q, sigma, orders)
     z = low + step * np.arange(math.ceil((high - low) / step) + 1)
     exponent = (2.0 * z - 1.0) / (2.0 * sigma * sigma)
-    log_weight = -z * z / (2.0 * sigma * sigma) + math.log(step) - 0.5 * math.log(2.0 * math.pi) - math.log(sigma)
     u = q * np.expm1(np.minimum(exponent, 600.0))  # where it is cut, only log_ratio is used
     log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(math.log1p(-q), math.log(q) + exponent))
-    per_block = max(1, _BLOCK // z.size)
-    blocks = [
-        logsumexp(log_weight + _log_excess(u, log_ratio, orders[first : first + per_block, None]), axis=1)
-        for first in range(0, orders.size, per_block)
-    ]
-    return np.asarray(np.logaddexp(0.0, np.concatenate(blocks)))
+    terms = _log_density(z, sigma) + math.log(step) + _log_excess(u, log_ratio, orders[:, None])
+    return np.asarray(logsumexp(terms, axis=1))
+
+
+def _window(q: float, sigma: float, orders: Array) -> Array:
+    """Return log(A - 1) from the two Gaussian tails and the window |t| <= 40 between them."""
+    variance, alpha = sigma * sigma, orders[:, None]
+    log_q, log_p = math.log(q), math.log1p(-q)
+    middle = variance * (log_p - log_q) + 0.5
+    left, right = middle - _REACH * variance, middle + _REACH * variance
+    t = (np.arange(-_REACH, _REACH)[:, None] + 0.5 * (_NODES + 1.0)).ravel().astype(np.float64)
+    # Weights are s^2 w / 2 in z, on panels of width 1 in t.
+    log_weight = np.tile(np.log(0.5 * _NODE_WEIGHTS), 2 * _REACH) + math.log(variance)
+    u = math.exp(log_p) * np.exp(t) - q
+    log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), log_p + np.logaddexp(0.0, t))
+    inner = logsumexp(
+        _log_density(middle + variance * t, sigma) + log_weight + _log_excess(u, log_ratio, alpha), axis=1
+    )
+    # Left of the window u = -q. Right of it (1+u)^alpha = (q w)^alpha with w the ratio of densities, and E[w^a; z >
+    # right] is exp(a (a-1) / (2 s^2)) times the mass of N(a, s^2) beyond `right`, for a = alpha, 1 and 0.
+    outer_left = _log_excess(np.array(-q), np.array(log_p), orders) + log_ndtr(left / sigma)
+    tails = np.stack(
+        [
+            orders * log_q + orders * (orders - 1.0) / (2.0 * variance) + log_ndtr((orders - right) / sigma),
+            np.log(orders) + log_q + log_ndtr((1.0 - right) / sigma),
+            np.log(np.abs(1.0 - orders * q) + 1e-300) + log_ndtr(-right / sigma),
+        ]
+    )
+    signs = np.stack([np.ones_like(orders), -np.ones_like(orders), -np.sign(1.0 - orders * q)])
+    outer_right, sign = logsumexp(tails, axis=0, b=signs, return_sign=True)
+    outer_right = np.where(sign > 0.0, outer_right, -np.inf)
+    return np.asarray(logsumexp(np.stack([inner, outer_left, outer_right]), axis=0))
+
+
+def _log_density(z: Array, sigma: float) -> Array:
+    return np.asarray(-0.5 * (z / sigma) ** 2 - 0.5 * math.log(2.0 * math.pi) - math.log(sigma))
 
 
 def _log_excess(u: Array, log_ratio: Array, alpha: Array) -> Array:
@@ -102,13 +148,9 @@ def _log_excess(u: Array, log_ratio: Array, alpha: Array) -> Array:
     return np.where(log_ratio > 1.0, alpha * far + np.log1p(np.maximum(rest, -1.0 + 1e-300)), result)
 
 
-def _log_moments_bound(q: float, sigma: float, orders: Array) -> Array:
+def _chord(q: float, sigma: float, orders: Array) -> Array:
+    """Return, at orders above 2, the line between log A at the neighboring integers."""
     below = np.floor(orders)
-    needed = np.unique(np.concatenate([below, below + 1.0]))
-    whole = tuple(int(order) for order in needed if order >= 2.0)
-    known = dict(zip(whole, log_moments_integer(q, sigma, whole), strict=True)) | {1: 0.0}
-    left = np.array([known[int(order)] for order in below])
-    right = np.array([known[int(order) + 1] for order in below])
-    chord = left + (orders - below) * (right - left)
-    mixture = np.logaddexp(math.log1p(-q), math.log(q) + orders * (orders - 1.0) / (2.0 * sigma * sigma))
-    return np.asarray(np.minimum(chord, mixture))
+    left = log_moments_integer(q, sigma, tuple(int(order) for order in below))
+    right = log_moments_integer(q, sigma, tuple(int(order) + 1 for order in below))
+    return np.asarray(left + (orders - below) * (right - left))

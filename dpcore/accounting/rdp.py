@@ -70,7 +70,7 @@ class RdpAccountant:
     def floor(self) -> str:
         """Why a small epsilon may stay out of reach."""
         largest = max(self.orders or DEFAULT_ORDERS)
-        return f"RDP with orders up to {largest:g} certifies nothing between 0 and about log(1/delta)/{largest - 1:g}"
+        return f"RDP at orders up to {largest:g} finds nothing between 0 and log(1/({largest:g} delta))/{largest - 1:g}"
 
     def supports(self, event: Event) -> bool:
         """Whether the event is Gaussian, Poisson-sampled Gaussian, not private at all, or composed of these."""

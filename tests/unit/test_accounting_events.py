@@ -1,0 +1,115 @@
+"""Events: what they accept, and that a statement written to JSON gives the same event back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from dpcore.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+)
+from dpcore.errors import ArgumentError, ArgumentTypeError
+
+GAUSSIAN = Gaussian(1.5, 4, Adjacency.ZERO_OUT)
+POISSON = PoissonSampledGaussian(0.01, 1.1, 1000)
+FIXED_SIZE = FixedSizeSampledGaussian(100, 10, 0.5, 7)
+NOISELESS = NonPrivate("the noise was given by the caller")
+EVENTS = [GAUSSIAN, POISSON, FIXED_SIZE, NOISELESS, Composed((POISSON, GAUSSIAN, NOISELESS)), Composed(())]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_survives_json(event: Event) -> None:
+    again = Event.from_dict(json.loads(json.dumps(event.to_dict())))
+    assert again == event
+    assert type(again) is type(event)
+    assert again.adjacency is event.adjacency
+
+
+def test_dict_holds_every_field() -> None:
+    assert POISSON.to_dict() == {
+        "event": "PoissonSampledGaussian",
+        "sample_rate": 0.01,
+        "noise_multiplier": 1.1,
+        "steps": 1000,
+    }
+    assert GAUSSIAN.to_dict()["adjacency"] == "zero-out"
+
+
+@pytest.mark.parametrize("event", [GAUSSIAN, POISSON, FIXED_SIZE, NOISELESS])
+def test_cannot_be_changed(event: Event) -> None:
+    for item in dataclasses.fields(event):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(event, item.name, 3)
+
+
+def test_adjacency_of_each() -> None:
+    assert POISSON.adjacency is Adjacency.ADD_REMOVE
+    assert FIXED_SIZE.adjacency is Adjacency.REPLACE_ONE
+    assert Gaussian(1.0).adjacency is Adjacency.ADD_REMOVE
+    assert Gaussian(1.0, adjacency="replace-one").adjacency is Adjacency.REPLACE_ONE  # type: ignore[arg-type]
+    assert NOISELESS.adjacency is None
+
+
+def test_composition_has_one_adjacency() -> None:
+    assert Composed((POISSON, POISSON)).adjacency is Adjacency.ADD_REMOVE
+    assert Composed((POISSON, GAUSSIAN)).adjacency is Adjacency.ZERO_OUT
+    assert Composed((POISSON, NOISELESS)).adjacency is Adjacency.ADD_REMOVE
+    assert Composed((FIXED_SIZE, FIXED_SIZE)).adjacency is Adjacency.REPLACE_ONE
+    for other in (POISSON, GAUSSIAN):
+        with pytest.raises(ArgumentError, match="replace-one cannot be composed"):
+            Composed((FIXED_SIZE, other))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1])
+def test_refuses_bad_noise_multipliers(bad: float) -> None:
+    for make in (
+        lambda: Gaussian(bad),
+        lambda: PoissonSampledGaussian(0.1, bad, 1),
+        lambda: FixedSizeSampledGaussian(10, 1, bad, 1),
+    ):
+        with pytest.raises(ArgumentError, match="noise_multiplier="):
+            make()
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.0, -0.1, 1.0000001, math.inf])
+def test_refuses_bad_sample_rates(bad: float) -> None:
+    with pytest.raises(ArgumentError, match="sample_rate="):
+        PoissonSampledGaussian(bad, 1.0, 1)
+
+
+def test_refuses_other_bad_fields() -> None:
+    with pytest.raises(ArgumentError, match="steps=-1"):
+        PoissonSampledGaussian(0.1, 1.0, -1)
+    with pytest.raises(ArgumentTypeError, match=r"steps=1\.5"):
+        PoissonSampledGaussian(0.1, 1.0, 1.5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="count=-1"):
+        Gaussian(1.0, -1)
+    with pytest.raises(ArgumentError, match="did you mean 'zero-out'"):
+        Gaussian(1.0, adjacency="zero_out")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="batch_size=11: must be at most dataset_size=10"):
+        FixedSizeSampledGaussian(10, 11, 1.0, 1)
+    with pytest.raises(ArgumentError, match="reason="):
+        NonPrivate(" ")
+    with pytest.raises(ArgumentTypeError, match="must be an event"):
+        Composed((1.0,))  # type: ignore[arg-type]
+
+
+def test_refuses_damaged_dicts() -> None:
+    with pytest.raises(ArgumentError, match="did you mean 'Gaussian'"):
+        Event.from_dict({"event": "Gausian"})
+    with pytest.raises(ArgumentError, match="did you mean 'sample_rate'"):
+        Event.from_dict({"event": "PoissonSampledGaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "steps": 1})
+    with pytest.raises(ArgumentError, match="also needs steps"):
+        Event.from_dict({"event": "PoissonSampledGaussian", "sample_rate": 0.1, "noise_multiplier": 1.0})
+    for damaged in ({}, None, [], "Gaussian"):
+        with pytest.raises(ArgumentTypeError, match="must be a mapping"):
+            Event.from_dict(damaged)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""The exact Gaussian accountant against 50-digit arithmetic and against dp-accounting."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+from dp_accounting import gaussian_mechanism
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcore import accounting
+from dpcore.accounting import Adjacency, Composed, Gaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting.gaussian import analytic_noise_multiplier, gaussian_epsilon, log_delta
+from dpcore.errors import ArgumentError
+
+MUS = st.floats(-3, 2).map(lambda x: 10.0**x)
+DELTAS = st.floats(-30, -0.5).map(lambda x: 10.0**x)
+
+
+def true_log_delta(mu: float, epsilon: float) -> float:
+    with mpmath.workdps(60):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+        return float(mpmath.log(value))
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.03, 0.5, 1.0, 4.0, 30.0, 200.0])
+@pytest.mark.parametrize("width", [0.0, 1e-3, 0.1, 1.0, 3.0, 8.0])
+def test_delta_has_its_digits_in_both_tails(mu: float, width: float) -> None:
+    for epsilon in (mu * width, mu * mu / 2 + mu * width):
+        assert log_delta(mu, epsilon) == pytest.approx(true_log_delta(mu, epsilon), rel=1e-9, abs=1e-11)
+
+
+@given(MUS, DELTAS)
+def test_epsilon_is_the_least_that_meets_delta(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    assert log_delta(mu, epsilon) <= math.log(delta)
+    if epsilon > 0:
+        # The slope of log delta is at least about 1 in size wherever epsilon is large, so a hair less must fail.
+        assert log_delta(mu, epsilon * (1 - 1e-7)) > math.log(delta)
+    else:
+        assert math.erf(mu / math.sqrt(8)) <= delta * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 7.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_agrees_with_dp_accounting(sigma: float, delta: float) -> None:
+    theirs = gaussian_mechanism.get_epsilon_gaussian(sigma, delta)
+    assert accounting.epsilon(Gaussian(sigma), delta, "gaussian") == pytest.approx(theirs, rel=1e-7)
+
+
+@given(st.floats(-3, 3).map(lambda x: 10.0**x), DELTAS, st.integers(1, 500))
+def test_analytic_calibration_is_the_inverse(epsilon: float, delta: float, count: int) -> None:
+    sigma = analytic_noise_multiplier(epsilon, delta, count)
+    reached = accounting.epsilon(Gaussian(sigma, count), delta, "gaussian")
+    assert reached <= epsilon * (1 + 1e-12)
+    assert reached >= epsilon * (1 - 1e-6)
+
+
+def test_analytic_calibration_agrees_with_dp_accounting() -> None:
+    for epsilon, delta in ((0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-9)):
+        theirs = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+        assert analytic_noise_multiplier(epsilon, delta) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_never_worse_than_the_classic_calibration() -> None:
+    for epsilon in (0.01, 0.1, 0.9):
+        for delta in (1e-8, 1e-3):
+            assert analytic_noise_multiplier(epsilon, delta) < math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def test_participations_and_composition_add_mu_squared() -> None:
+    once = accounting.epsilon(Gaussian(0.5), 1e-5, "gaussian")
+    assert accounting.epsilon(Gaussian(1.0, 4), 1e-5, "gaussian") == once
+    parts = Composed(tuple(Gaussian(1.0, adjacency=Adjacency.ZERO_OUT) for _ in range(4)))
+    assert accounting.epsilon(parts, 1e-5, "gaussian") == once
+    assert accounting.epsilon(PoissonSampledGaussian(1.0, 1.0, 4), 1e-5, "gaussian") == once
+
+
+def test_published_figure() -> None:
+    # Adaptive optimizers, section 5.2: three epochs at delta = 1e-7 are printed as epsilon 149.1 with noise 0.134; the
+    # unrounded noise is 0.1345.
+    assert accounting.epsilon(Gaussian(0.1345, 3), 1e-7, "gaussian") == pytest.approx(149.1, abs=0.1)
+
+
+def test_ends_of_the_range() -> None:
+    for name in ("gaussian", "rdp"):
+        assert accounting.epsilon(Gaussian(0.0), 1e-5, name) == math.inf
+        assert accounting.delta(Gaussian(0.0), 3.0, name) == 1.0
+        assert accounting.epsilon(Gaussian(0.0, 0), 1e-5, name) == 0.0
+        assert accounting.delta(Gaussian(1.0, 0), 0.0, name) == 0.0
+        assert accounting.epsilon(NonPrivate("a baseline"), 1e-5, name) == math.inf
+        assert accounting.delta(NonPrivate("a baseline"), 5.0, name) == 1.0
+        assert accounting.epsilon(Composed(()), 1e-5, name) == 0.0
+        assert accounting.epsilon(Composed((Gaussian(1.0), NonPrivate("a baseline"))), 1e-5, name) == math.inf
+
+
+def test_calibration_refuses_bad_targets() -> None:
+    with pytest.raises(ArgumentError, match="epsilon=0"):
+        analytic_noise_multiplier(0, 1e-5)
+    with pytest.raises(ArgumentError, match="delta=1"):
+        analytic_noise_multiplier(1.0, 1)
+    with pytest.raises(ArgumentError, match="count=0"):
+        analytic_noise_multiplier(1.0, 1e-5, 0)
