@@ -89,7 +89,7 @@ def _trapezoid(q: float, sigma: float, orders: Array) -> Array:
     height = min(math.pi * sigma * sigma, 9.0 * sigma)
     step = min(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
     low, high = -_TAIL * sigma, float(orders.max()) + _TAIL * sigma
-    z = low + step * np.arange(math.ceil((high - low) / step) + 1)
+    z = low + step * np.arange(math.ceil((high - low) / step) + 1, dtype=np.float64)
     exponent = (2.0 * z - 1.0) / (2.0 * sigma * sigma)
     u = q * np.expm1(np.minimum(exponent, 600.0))  # where it is cut, only log_ratio is used
     log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(math.log1p(-q), math.log(q) + exponent))
