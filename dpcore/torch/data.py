@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -103,7 +104,10 @@ def _tensors(data: Any) -> tuple[torch.Tensor, ...] | None:
         return None
     if not items or not all(isinstance(item, (torch.Tensor, np.ndarray)) for item in items):
         return None
-    tensors = tuple(torch.as_tensor(item) for item in items)
+    with warnings.catch_warnings():
+        # Read-only arrays (memory maps, built-in data) are only ever read: rows are copied out by indexing.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+        tensors = tuple(torch.as_tensor(item) for item in items)
     counts = [tensor.shape[0] if tensor.dim() else None for tensor in tensors]
     if None in counts or len(set(counts)) != 1:
         raise ArgumentError(f"data with first dimensions {counts}: every tensor has one row per example")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dpcore import validate
@@ -89,10 +90,23 @@ def cnn_5(input_shape: Sequence[int], classes: int) -> nn.Module:
         nn.init.xavier_uniform_(convolution.weight, gain=nn.init.calculate_gain("tanh"))
         assert convolution.bias is not None
         nn.init.zeros_(convolution.bias)
-        layers += [convolution, nn.MaxPool2d(2, ceil_mode=True), nn.Tanh()]
+        layers += [convolution, Halve(), nn.Tanh()]
         incoming = outgoing
         height, width = -(-height // 2), -(-width // 2)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(incoming * height * width, classes))
+
+
+class Halve(nn.Module):
+    """Max-pooling of 2x2 with stride 2, sizes rounded up.
+
+    Through memory with the channels innermost: torch's CPU kernel is vectorized over channels only there (measured for
+    64 images of 16x28x28: 10 against 72 microseconds an image, forward and backward; cnn-5's per-example gradients as a
+    whole 347 to 367 against 409 to 439). The spelling by `movedim` works under vmap, ``memory_format=`` does not.
+    """
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the pooled images."""
+        return F.max_pool2d(inputs.movedim(1, -1).contiguous().movedim(-1, 1), 2, ceil_mode=True)
 
 
 class AsImage(nn.Module):

@@ -415,7 +415,9 @@ class Rows(Dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
     ends = []
-    for data in (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA)):
+    read_only = DATA[0].numpy().copy()
+    read_only.flags.writeable = False
+    for data in (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]]):
         run = start(model(), data=data, num_workers=workers)
         ends.append(finish(run))
     for end in ends[1:]:

@@ -1,0 +1,81 @@
+"""A torch model trained under "numpy" and under "triton" (interpreter on the CPU, or CUDA) ends at one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+import dpcore.torch
+from dpcore.errors import BackendError
+
+pytest.importorskip("triton")
+
+KEY = bytes(range(32))
+COMMON = {"noise_multiplier": 0.7, "batch_size": 4, "max_grad_norm": 0.2}
+METHODS: dict[str, Callable[[], dpcore.Method]] = {
+    "dp_sgd": lambda: dpcore.methods.dp_sgd(lr=0.3, clipping_groups="per_layer", **COMMON),
+    "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", **COMMON),
+    "disk": lambda: dpcore.methods.disk(lr=0.3, base="momentum", **COMMON),
+    "dp_adam": lambda: dpcore.methods.dp_adam(lr=0.05, **COMMON),
+}
+
+
+def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    data = (torch.randn(16, 4).to(dtype), torch.arange(16) % 3)
+    model.to(device)
+    with dpcore.use_backend(backend):
+        run = dpcore.torch.make_private(
+            model, data, method, steps=4, microbatch_size=3, key=KEY, exact_key=True, target_delta=1e-5
+        )
+    for batch in run.loader:
+        assert batch[0].device.type == torch.device(device).type
+        run.step(batch)
+    assert run.statement().software["backend"] == backend
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cpu_tensors_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("CPU tensors need Triton's interpreter")
+    want = train("numpy", METHODS[name](), "cpu")
+    got = train("triton", METHODS[name](), "cpu")
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=3e-6)
+    other = train("numpy", METHODS["dp_sgd" if name != "dp_sgd" else "disk"](), "cpu")
+    assert max((a - b).abs().max().item() for a, b in zip(want, other, strict=True)) > 1e-3
+
+
+def test_bfloat16_agrees() -> None:
+    import os
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("CPU tensors need Triton's interpreter")
+    want = train("numpy", METHODS["disk"](), "cpu", torch.bfloat16)
+    got = train("triton", METHODS["disk"](), "cpu", torch.bfloat16)
+    for a, b in zip(got, want, strict=True):
+        # One unit in bfloat16's last place, where the float32 states round to different sides.
+        torch.testing.assert_close(a.float(), b.float(), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", METHODS)
+def test_cuda_tensors_agree(name: str) -> None:
+    want = train("numpy", METHODS[name](), "cpu")
+    got = train("triton", METHODS[name](), "cuda")
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)  # the model itself runs in other kernels
+
+
+@pytest.mark.gpu
+def test_cuda_model_under_numpy_is_refused() -> None:
+    with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
+        train("numpy", METHODS["dp_sgd"](), "cuda")

@@ -1,0 +1,54 @@
+"""Private training on real data learns, and costs what the plan said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dpcore
+import dpcore.torch
+from dpcore import datasets
+from dpcore.torch.models import build
+
+METHODS = {
+    "dp_sgd": lambda: dpcore.methods.dp_sgd(lr=1.0, batch_size=128),
+    "doppler": lambda: dpcore.methods.doppler(lr=1.0, batch_size=128),
+    "disk": lambda: dpcore.methods.disk(lr=1.0, batch_size=128),
+    "dp_adam": lambda: dpcore.methods.dp_adam(lr=0.02, batch_size=128),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_digits_are_learned_at_a_stated_epsilon(name: str) -> None:
+    digits = datasets.load("digits")
+    torch.manual_seed(0)
+    model = build("mlp", digits.train_inputs.shape[1:], digits.classes)
+    data = (digits.train_inputs, digits.train_targets)
+    private = dpcore.torch.make_private(
+        model, data, METHODS[name](), target_epsilon=8, target_delta=1e-5, epochs=15, key=bytes(32), exact_key=True
+    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(private.optimizer, T_max=private.plan.steps)
+    for _ in range(15):
+        for batch in private.loader:
+            private.step(batch)
+            scheduler.step()
+    with torch.no_grad():
+        found = model(torch.tensor(digits.test_inputs)).argmax(1)
+    accuracy = (found == torch.tensor(digits.test_targets)).float().mean().item()
+    assert accuracy > 0.8
+    statement = private.statement()
+    assert 7.9 < statement.best_epsilon <= 8
+    assert statement.steps_taken == private.plan.steps
+
+
+def test_cnn_5_takes_a_private_step_on_images() -> None:
+    digits = datasets.load("digits")
+    torch.manual_seed(0)
+    model = build("cnn-5", digits.train_inputs.shape[1:], digits.classes)
+    before = [p.detach().clone() for p in model.parameters()]
+    method = dpcore.methods.disk(lr=0.1, batch_size=64, noise_multiplier=1.0)
+    private = dpcore.torch.make_private(model, (digits.train_inputs, digits.train_targets), method, steps=2)
+    for batch in private.loader:
+        private.step(batch)
+    assert private.steps_taken == 2
+    assert all((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
