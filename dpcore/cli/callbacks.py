@@ -25,7 +25,6 @@ class StepReleased:
 
     step: int
     steps_planned: int
-    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class JsonLines:
         self._path.write_bytes(b"")
 
     def on_step(self, released: StepReleased) -> None:
-        """Do nothing: a step's number and epsilon follow from the configuration."""
+        """Do nothing: what a step's number says follows from the configuration."""
 
     def on_epoch(self, released: EpochReleased) -> None:
         """Write one line."""

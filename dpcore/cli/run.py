@@ -1,0 +1,95 @@
+"""From settings to a finished run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpcore.cli.interrupt import Interruption, deferred
+from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.run_folder import RunFolder
+from dpcore.cli.settings import Settings
+from dpcore.report.text import format_epsilon, format_number
+
+if TYPE_CHECKING:
+    from dpcore.cli.training import Outcome
+
+
+def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool) -> int:
+    """Train by settings, into a run folder; return the exit status."""
+    from dpcore.datasets import load
+
+    dataset = load(settings.data, settings.data_dir)
+    # The folder's config.json then has every value, also those that the options left open.
+    settings = settings.resolved(len(dataset))
+    # After the quick checks: torch takes a second to import.
+    from dpcore.cli import callbacks
+    from dpcore.cli.progress import Display
+    from dpcore.cli.training import Training, check_delta
+
+    console = remarks()
+    warning = check_delta(settings.delta, len(dataset))
+    if warning:
+        console.print(f"[yellow]remark:[/] {warning}")
+    training = Training(settings, dataset)
+    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
+    folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
+    with deferred() as interruption:
+        folder.write_config(settings.to_dict(), training.statement(0).software)
+        heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl")]
+        if settings.tensorboard:
+            heard.append(callbacks.TensorBoard(folder.path / "tensorboard"))
+        with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
+            outcome = training.run([*heard, display], interruption, folder.write_statement)
+        _finish(folder, settings, outcome)
+    _tell(folder, settings, outcome, interruption, as_json)
+    return interruption.status if outcome.statement.steps_taken < outcome.statement.steps_planned else 0
+
+
+def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
+    from dpcore.cli.training import parameters
+    from dpcore.cli.weights import encode
+    from dpcore.report import plots
+
+    metadata = {"made by": "dpcore", "settings": outcome.statement.settings_hash}
+    folder.write("model.safetensors", encode(parameters(outcome.model), metadata))
+    evaluations = outcome.evaluations
+    plots.learning_curve(
+        folder.path / "learning-curve.png",
+        [item.epoch for item in evaluations],
+        [item.test_accuracy for item in evaluations],
+        [item.epsilon for item in evaluations],
+        title=f"{settings.data}, {settings.model}, {settings.method}",
+        target_epsilon=settings.epsilon,
+    )
+
+
+def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
+    statement, last = outcome.statement, outcome.evaluations[-1]
+    stopped = statement.steps_taken < statement.steps_planned
+    if as_json:
+        write_json(
+            {
+                "status": f"stopped by {interruption.name}" if stopped else "complete",
+                "test_accuracy": last.test_accuracy,
+                "test_loss": last.test_loss,
+                "run_folder": str(folder.path),
+                "settings": settings.to_dict(),
+                "statement": statement.to_dict(),
+            }
+        )
+        return
+    if stopped:
+        write_line(
+            f"Stopped by {interruption.name} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
+            "what was spent until then is spent."
+        )
+    write_line(f"held-out accuracy  {100 * last.test_accuracy:.2f}%")
+    if statement.private:
+        write_line(
+            f"privacy spent      epsilon = {format_epsilon(statement.best_epsilon)} at delta = "
+            f"{format_number(statement.delta)}, {statement.adjacency} adjacency"
+        )
+    else:
+        write_line("privacy spent      epsilon is infinite: this run is NOT private")
+    write_line(f"run folder         {folder.path}")

@@ -1,0 +1,210 @@
+"""One training run: private steps, held-out evaluations, and a statement that is true at every moment."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dpcore import accounting, config
+from dpcore.cli.callbacks import Callback, EpochReleased, StepReleased
+from dpcore.cli.epsilon import chosen_accountant
+from dpcore.cli.interrupt import Interruption
+from dpcore.cli.question import ask
+from dpcore.cli.settings import Settings
+from dpcore.datasets import Dataset
+from dpcore.errors import ArgumentError, BackendError
+from dpcore.report.statement import Statement
+from dpcore.torch import make_private, models
+
+_EVALUATION_BATCH = 1000
+
+TIMING = (
+    "The time a step takes, and with it the times at which files were written, depends on the secret size of its batch "
+    "and is not covered."
+)
+
+_RESERVED = (
+    "Written before epoch {epoch} began: all its steps count as taken. If nothing newer stands here, the run was "
+    "killed during that epoch, and spent at most what is stated."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: the model, its evaluations, and the statement for the steps it took."""
+
+    model: torch.nn.Module
+    evaluations: tuple[EpochReleased, ...]
+    statement: Statement
+
+
+class Training:
+    """A run that is built and can be started.
+
+    Parameters
+    ----------
+    settings : Settings
+    dataset : Dataset
+        Its training part is private; its test part is declared not to be in it.
+
+    Raises
+    ------
+    ArgumentError, BackendError, PrivacyError
+        Where settings do not fit each other, the data or this machine.
+    """
+
+    def __init__(self, settings: Settings, dataset: Dataset) -> None:
+        self.settings, self.dataset = settings, dataset
+        device = _device(settings.backend)
+        # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
+        torch.manual_seed(settings.seed)
+        self.model = models.build(settings.model, dataset.shape, dataset.classes).to(device)
+        self._test_inputs = torch.tensor(dataset.test_inputs, device=device)
+        self._test_targets = torch.tensor(dataset.test_targets, device=device)
+        method = settings.build_method(len(dataset))
+        train = (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets))
+        with config.use_backend(settings.backend):
+            self.private = make_private(
+                self.model,
+                train,
+                method,
+                target_epsilon=settings.epsilon,
+                target_delta=settings.delta,
+                epochs=settings.epochs,
+                loss=torch.nn.functional.cross_entropy,
+                sampling=settings.sampling.replace("-", "_"),
+                accountant=_accountant(settings, len(dataset)),
+            )
+        self.plan = self.private.plan
+        self.steps_per_epoch = len(self.private.loader)
+
+    def epsilon_after(self, steps: int) -> float:
+        """Return the smallest of the accountants' epsilons after so many steps."""
+        event = self.plan.event_after(steps)
+        return min(
+            (accounting.epsilon(event, self.settings.delta, name) for name in accounting.accountants_for(event)),
+            default=math.inf,
+        )
+
+    def statement(self, steps: int, note: str = "") -> Statement:
+        """Return the statement for the first `steps` steps."""
+        now: Statement = self.private.statement()
+        event = self.plan.event_after(steps)
+        epsilon = {name: accounting.epsilon(event, now.delta, name) for name in now.epsilon if name != "none"}
+        return replace(
+            now,
+            steps_taken=steps,
+            epsilon=epsilon or now.epsilon,
+            event=event.to_dict(),
+            caveats=(*now.caveats, TIMING),
+            note=note,
+        )
+
+    def run(
+        self,
+        callbacks: Sequence[Callback],
+        interruption: Interruption,
+        state: Callable[[Statement], None] | None = None,
+    ) -> Outcome:
+        """Train to the end of the plan, or until a signal asks to stop.
+
+        Parameters
+        ----------
+        callbacks : sequence of Callback
+            Hear of each step and evaluation.
+        interruption : Interruption
+            Looked at after each step.
+        state : callable, optional
+            Given a statement *before* the steps that it covers are taken, and again when they were: whoever kills the
+            process in between finds a statement that counts too much, never too little.
+        """
+        evaluations: list[EpochReleased] = []
+        taken = 0
+        for epoch in range(1, self.settings.epochs + 1):
+            reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
+            if state is not None:
+                state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
+            for batch in self.private.loader:
+                self.private.step(batch)
+                taken += 1
+                for callback in callbacks:
+                    callback.on_step(StepReleased(taken, self.plan.steps))
+                if interruption:
+                    break
+            evaluations.append(self._evaluate(taken))
+            for callback in callbacks:
+                callback.on_epoch(evaluations[-1])
+            if interruption:
+                break
+        note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
+        statement = self.statement(taken, note)
+        if state is not None:
+            state(statement)
+        for callback in callbacks:
+            callback.on_end(statement)
+        return Outcome(self.model, tuple(evaluations), statement)
+
+    @torch.no_grad()
+    def _evaluate(self, taken: int) -> EpochReleased:
+        self.model.eval()
+        correct, loss = 0, 0.0
+        for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
+            targets = self._test_targets[start : start + _EVALUATION_BATCH]
+            logits = self.model(self._test_inputs[start : start + _EVALUATION_BATCH])
+            correct += int((logits.argmax(dim=1) == targets).sum())
+            loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        self.model.train()
+        return EpochReleased(
+            epoch=round(taken / self.steps_per_epoch, 6),
+            step=taken,
+            epsilon=self.epsilon_after(taken),
+            delta=self.settings.delta,
+            test_accuracy=correct / len(self._test_targets),
+            test_loss=loss / len(self._test_targets),
+            learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
+        )
+
+
+def parameters(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the model's parameters as arrays; nothing of the optimizer, the keys or the sampler."""
+    return {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
+
+
+def _accountant(settings: Settings, examples: int) -> str:
+    """Return the tightest accountant that covers the run, so that no more noise is added than the target needs."""
+    batch_size = settings.batch_size_for(examples)
+    planned = ask(settings.sampling, None, examples, batch_size, None, settings.epochs)
+    return chosen_accountant(planned.make_event(1.0), settings.delta, None)
+
+
+def _device(backend: str) -> torch.device:
+    if backend != "triton":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return torch.device("cpu")
+    raise BackendError(
+        "backend='triton': needs a CUDA device, and there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
+        "try Triton's interpreter (slow)"
+    )
+
+
+def check_delta(delta: float, examples: int) -> str | None:
+    """Return a remark where delta is not well below 1/n.
+
+    Raises
+    ------
+    ArgumentError
+        Where delta is out of range.
+    """
+    if not 0 < delta < 1:
+        raise ArgumentError(f"delta={delta!r}: must lie strictly between 0 and 1")
+    if delta * examples < 1:
+        return None
+    return f"delta = {delta:g} is not below 1/{examples:,}: it allows an example to be published outright"
