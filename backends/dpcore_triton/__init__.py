@@ -1,0 +1,42 @@
+"""The GPU backend: Triton kernels on float32 torch tensors. What it must agree with is `dpcore_numpy`."""
+
+from typing import TYPE_CHECKING, Final
+
+from dpcore_triton.launch import require_device
+
+require_device()
+
+from dpcore_triton.arrays import from_numpy, to_numpy, zeros_like  # noqa: E402
+from dpcore_triton.clip import clip_factors, row_norms, weighted_sum  # noqa: E402
+from dpcore_triton.filter import recurrence  # noqa: E402
+from dpcore_triton.noise import normal  # noqa: E402
+from dpcore_triton.step import step  # noqa: E402
+from dpcore_triton.stream import words  # noqa: E402
+from dpcore_triton.update import update  # noqa: E402
+
+name: Final = "triton"
+arrays: Final = "torch"
+
+__all__ = [
+    "arrays",
+    "clip_factors",
+    "from_numpy",
+    "name",
+    "normal",
+    "recurrence",
+    "row_norms",
+    "step",
+    "to_numpy",
+    "update",
+    "weighted_sum",
+    "words",
+    "zeros_like",
+]
+
+if TYPE_CHECKING:
+    import torch
+
+    import dpcore_triton
+    from dpcore.spec.ops import Backend
+
+    _conforms: Backend[torch.Tensor] = dpcore_triton

@@ -1,0 +1,27 @@
+"""Arrays of this backend: torch tensors, on the GPU or, under Triton's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpcore_triton.launch import default_device
+
+
+def from_numpy(values: NDArray[Any]) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.from_numpy`."""
+    return torch.from_numpy(np.array(values, order="C", copy=True)).to(default_device())
+
+
+def to_numpy(array: torch.Tensor) -> NDArray[Any]:
+    """See `dpcore.spec.ops.Backend.to_numpy`."""
+    return np.array(array.detach().cpu().numpy(), order="C", copy=True)
+
+
+def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.zeros_like`."""
+    chosen = array.dtype if dtype is None else getattr(torch, dtype)
+    return torch.zeros(array.shape, dtype=chosen, device=array.device)

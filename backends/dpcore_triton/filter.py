@@ -1,0 +1,79 @@
+"""The filter stage: one step of a linear recurrence over time."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+
+from dpcore.spec.check import check_recurrence
+from dpcore.spec.ops import FilterCoefficients
+from dpcore_triton.launch import ELEMENTS, common_device, float32_only, jit, kernel, launch, table, written_back
+
+
+def recurrence(x: torch.Tensor, state: Sequence[torch.Tensor], coefficients: FilterCoefficients) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.recurrence`."""
+    check_recurrence(x, state, coefficients)
+    float32_only(x=[x])
+    device = common_device(x=[x], state=state)
+    x = x.detach().contiguous()
+    y = torch.empty_like(x)
+    with written_back(*state) as lent:
+        addresses = [array.data_ptr() for array in (x, y, *lent)]
+        rows, _, programs = table([(x.numel(), *addresses)], [-(-x.numel() // ELEMENTS)], device)
+        numbers = filter_numbers(coefficients)
+        launch(_recurrence_kernel, (programs,), device, rows, *numbers, ORDER=len(state), ELEMENTS=ELEMENTS)
+    return y
+
+
+def filter_numbers(coefficients: FilterCoefficients) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """Return b, a and the reciprocal of the normalizer, as kernels take them."""
+    b, a, normalizer = coefficients
+    return tuple(map(float, b)), tuple(map(float, a)), 1 / normalizer
+
+
+@kernel()
+def _recurrence_kernel(row, b, a, unit, ORDER: tl.constexpr, ELEMENTS: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    mask = i < tl.load(row + 1)
+    x, y = pointers(row, i, 2, 2)
+    states = pointers(row, i, 4, ORDER)
+    tl.store(y, recurrence_elements(tl.load(x, mask=mask, other=0.0), states, mask, b, a, unit), mask=mask)
+
+
+@jit
+def pointers(row, i, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Return pointers to the elements `i` of the float32 arrays whose addresses stand in columns of the table."""
+    found = ()
+    for column in tl.static_range(FIRST, FIRST + COUNT):
+        found += (tl.load(row + column).to(tl.pointer_type(tl.float32)) + i,)  # type: ignore[assignment]
+    return found
+
+
+@jit
+def shifted(found, shift):
+    """Return pointers to the elements that lie `shift` further on."""
+    moved = ()
+    for k in tl.static_range(len(found)):
+        moved += (found[k] + shift,)  # type: ignore[assignment]
+    return moved
+
+
+@jit
+def recurrence_elements(x, states, mask, b, a, unit):
+    """Advance the filter by one step where the pointers point: states in place; returns the normalized output."""
+    y = b[0] * x
+    if len(states) > 0:
+        y += tl.load(states[0], mask=mask, other=0.0)
+    for k in tl.static_range(1, len(states) + 1):
+        s = tl.zeros_like(x)
+        if k < len(b):
+            s = b[k] * x
+        if k <= len(a):
+            s -= a[k - 1] * y
+        if k < len(states):
+            s += tl.load(states[k], mask=mask, other=0.0)
+        tl.store(states[k - 1], s, mask=mask)
+    return y * unit

@@ -1,0 +1,171 @@
+"""Where kernels run and how they are started: device or interpreter, tables of addresses, programs.
+
+Every kernel takes its tensors through a *table* in device memory, a row of integers (addresses, sizes) for each tensor,
+so that one launch covers a whole list of tensors, whatever their number. A second table says which row each program
+works on. Integers that change from call to call are never specialized, so that nothing is compiled again for another
+step, learning rate, key or size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
+
+# triton.jit reads this when it decorates: a process runs either the interpreter or the device, never both.
+INTERPRETED: bool = triton.knobs.runtime.interpret
+
+WARPS = 4
+# Cipher blocks (16 elements each) of a program. On the device a thread each: half a tile for four warps, chosen from
+# the compiled code (docs/kernels.md). The interpreter's time goes with the number of operations, hardly with their
+# width, so that there a program takes sixteen tiles.
+BLOCKS = 4096 if INTERPRETED else 128
+# Elements of a program of the operations that work on one tensor alone.
+ELEMENTS = 65536 if INTERPRETED else 2048
+# Examples and coordinates of a program of the clip stage.
+ROWS = 32 if INTERPRETED else 4
+COLUMNS = 1024
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile a helper of kernels: `triton.jit`, typed.
+
+    The interpreter takes helpers as they are: going through it again at each call costs a third of its time.
+    """
+    return function if INTERPRETED else triton.jit(function)
+
+
+def kernel(*integers: str) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a kernel, once for all values of the arguments named."""
+
+    def compile_once(function: Callable[..., Any]) -> Any:
+        return triton.jit(function, do_not_specialize=list(integers))
+
+    return compile_once
+
+
+def require_device() -> None:
+    """Refuse a machine on which no kernel can run.
+
+    Raises
+    ------
+    BackendError
+        If there is neither a CUDA device nor the interpreter.
+    """
+    if INTERPRETED and not type(triton.language.zeros).__name__.startswith("Interpreted"):
+        raise BackendError(
+            "backend='triton': TRITON_INTERPRET=1 was set after triton had been imported; set it before Python starts"
+        )
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise BackendError(
+            "backend='triton': torch finds no CUDA device (torch.cuda.is_available() is False); use a machine with an "
+            "NVIDIA GPU and a CUDA build of torch, set TRITON_INTERPRET=1 before Python starts to run the kernels "
+            "slowly on the CPU, or use set_backend('numpy')"
+        )
+
+
+def default_device() -> torch.device:
+    """Return where new arrays go: the current CUDA device, or the CPU under the interpreter."""
+    return torch.device("cpu") if INTERPRETED else torch.device("cuda", torch.cuda.current_device())
+
+
+def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
+    """Return the device of all the tensors given.
+
+    Raises
+    ------
+    ArgumentError
+        If a tensor lies where kernels cannot reach it: kernels get addresses, and a wrong one is not caught later.
+    """
+    expected: torch.device | None = None
+    for name, tensors in lists.items():
+        for index, tensor in enumerate(tensors):
+            device = tensor.device
+            if device.type != ("cpu" if INTERPRETED else "cuda"):
+                here = "on the CPU, where TRITON_INTERPRET=1 runs the kernels" if INTERPRETED else "on a CUDA device"
+                raise ArgumentError(f"{name}[{index}].device={device}: must be {here}; use from_numpy or .to()")
+            expected = device if expected is None else expected
+            if device != expected:
+                raise ArgumentError(f"{name}[{index}].device={device}: must be {expected}, as the other arrays")
+    return default_device() if expected is None else expected
+
+
+def float32_only(**lists: Sequence[torch.Tensor]) -> None:
+    """Refuse float64, which the kernels compute with only where float32 would lose digits."""
+    for name, tensors in lists.items():
+        for index, tensor in enumerate(tensors):
+            if tensor.dtype != torch.float32:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ArgumentTypeError(f"{name}[{index}].dtype={kind}: must be float32, or use set_backend('numpy')")
+
+
+def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy a small array to `device` without waiting for it: CUDA stages pageable memory before the call returns."""
+    return torch.from_numpy(values).to(device, non_blocking=True)
+
+
+@contextmanager
+def written_back(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Lend contiguous stand-ins of tensors that a kernel changes in place, and copy them back where they are copies."""
+    lent = [tensor.detach().contiguous() for tensor in tensors]
+    yield lent
+    for tensor, stand_in in zip(tensors, lent, strict=True):
+        if stand_in.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(stand_in)
+
+
+Table = tuple[torch.Tensor, torch.Tensor, int]
+
+
+def table(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torch.device) -> Table:
+    """Put rows of integers on `device`: (rows, each led by its first program; row of each program; programs).
+
+    A table is kept for the next call, for its content is its key: the same tensors in the next step cost no transfer.
+    """
+    return _table(tuple(rows), tuple(programs), device, current_stream(device))
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the number of the CUDA stream on which kernels are started now."""
+    return 0 if INTERPRETED else int(torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def _table(rows: tuple[tuple[int, ...], ...], programs: tuple[int, ...], device: torch.device, stream: int) -> Table:
+    # `stream` is in the key because a copy is ordered with the kernels of its own stream only.
+    del stream
+    first = np.concatenate([[0], np.cumsum(programs)]).astype(np.int64)
+    led = np.column_stack([first[:-1], np.asarray(rows, dtype=np.int64).reshape(len(rows), -1)])
+    of_program = np.repeat(np.arange(len(rows), dtype=np.int32), programs)
+    return upload(led, device), upload(of_program, device), int(first[-1])
+
+
+@lru_cache(maxsize=64)
+def numbers(values: tuple[float, ...], device: torch.device, stream: int) -> torch.Tensor:
+    """Put float32 numbers on `device`, kept for the next call as tables are."""
+    del stream
+    return upload(np.array(values, dtype=np.float32), device)
+
+
+def launch(
+    function: Any, grid: tuple[int, ...], device: torch.device, *args: Any, warps: int = WARPS, **meta: Any
+) -> None:
+    """Start a kernel on the current stream of `device`; an empty grid is nothing to do."""
+    if 0 in grid:
+        return
+    # Without fusion the device rounds each operation as the interpreter does. (Its default differs between versions.)
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    if INTERPRETED:
+        with np.errstate(all="ignore"):  # infinities and NaN are ordinary values here
+            function[grid](*args, **meta, **options)
+    else:
+        with torch.cuda.device(device):
+            function[grid](*args, **meta, **options)

@@ -1,0 +1,180 @@
+"""Words of the random stream: ChaCha20 (RFC 8439) and Philox4x32-10, cut as `dpcore.spec.stream` says."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import triton.language as tl
+
+from dpcore.spec import stream as spec
+from dpcore.spec.stream import check_key, check_range
+from dpcore_triton.launch import BLOCKS, default_device, jit, kernel, launch, table
+
+LANES = tl.constexpr(spec.LANES)
+TILE = tl.constexpr(spec.TILE)
+
+# Key, row and stream travel as kernel arguments: they sit in constant memory, cost no register, and no copy of the key
+# is left behind in recycled device memory.
+CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream")
+
+
+def words(
+    key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"
+) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.words`."""
+    device = default_device()
+    cipher = cipher_words(key, row, stream, start, size, rng)
+    out = torch.empty(size, dtype=torch.int32, device=device)
+    rows, row_of, programs = table([(start, size, out.data_ptr())], [programs_of(start, size)], device)
+    launch(_words_kernel, (programs,), device, rows, row_of, *cipher, TAIL=int(tail), RNG=rng, BLOCKS=BLOCKS)
+    return out.view(torch.uint32)
+
+
+def cipher_words(key: bytes, row: int, stream: int, start: int, size: int, rng: str) -> tuple[int, ...]:
+    """Return key, row and stream as kernels take them: bits of signed integers, so that their type never changes."""
+    check_key(key)
+    check_range(row, stream, start, size, rng)
+    return struct.unpack("<10i", key + struct.pack("<II", row, stream))
+
+
+def programs_of(first: int, size: int) -> int:
+    """Return how many programs compute the elements `first` .. `first + size`, in whole tiles."""
+    tiles = -(-(first + size) // spec.TILE) - first // spec.TILE if size else 0
+    return -(-tiles * spec.LANES // BLOCKS)
+
+
+@kernel(*CIPHER)
+def _words_kernel(
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream,
+    TAIL: tl.constexpr, RNG: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
+    row, start = locate(rows, row_of, 4, BLOCKS)
+    place, low, high, origin = places(row, start, BLOCKS)
+    block = cipher_block(cipher, counters(row, start, BLOCKS), TAIL, RNG)
+    out = tl.load(row + 3).to(tl.pointer_type(tl.int32)) + (origin + place)
+    for word in tl.static_range(16):
+        mask = inside(place + word * LANES, low, high)
+        tl.store(out + word * LANES, block[word].to(tl.int32, bitcast=True), mask=mask)
+
+
+# A row of the table begins: first program, first element, number of elements. A tensor's blocks are counted from the
+# start of the tile that holds its first element; `start` is the first of a program's blocks, which may be part of a
+# tile, a tile or several. A place is an element counted from the start of the program's first tile.
+
+
+@jit
+def locate(rows, row_of, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Return the address of this program's row of the table, and its first block."""
+    program = tl.program_id(0)
+    row = rows + tl.load(row_of + program).to(tl.int64) * COLUMNS
+    return row, (program - tl.load(row)) * BLOCKS
+
+
+@jit
+def counters(row, start, BLOCKS: tl.constexpr):
+    """Return the cipher's block counters of a program."""
+    return (tl.load(row + 1) // TILE * LANES + start).to(tl.uint32) + tl.arange(0, BLOCKS).to(tl.uint32)
+
+
+@jit
+def places(row, start, BLOCKS: tl.constexpr):
+    """Return the place of each block's word 0, the bounds of places in the tensor, and the index of place 0 in it.
+
+    Word w lies ``w * LANES`` places further. The index of place 0 is negative where the tensor begins inside a tile.
+    """
+    origin = start // LANES * TILE - tl.load(row + 1) % TILE
+    low = tl.maximum(-origin, 0).to(tl.int32)
+    high = tl.minimum(tl.load(row + 2) - origin, 2**30).to(tl.int32)
+    block = (start % LANES).to(tl.int32) + tl.arange(0, BLOCKS)
+    return block // LANES * TILE + block % LANES, low, high, origin
+
+
+@jit
+def inside(place, low, high):
+    """Return which places lie in the tensor."""
+    return (place >= low) & (place < high)
+
+
+@jit
+def cipher_block(cipher, counter, TAIL: tl.constexpr, RNG: tl.constexpr):
+    """Return the 16 words of the blocks with these counters."""
+    if RNG == "philox":
+        return philox_block(cipher, counter, TAIL)
+    else:
+        return chacha20_block(cipher, counter, TAIL)
+
+
+@jit
+def chacha20_block(cipher, counter, TAIL: tl.constexpr):
+    """RFC 8439, section 2.3."""
+    zero = counter ^ counter
+    i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
+    i4, i5, i6, i7 = fill(zero, cipher[0]), fill(zero, cipher[1]), fill(zero, cipher[2]), fill(zero, cipher[3])
+    i8, i9, i10, i11 = fill(zero, cipher[4]), fill(zero, cipher[5]), fill(zero, cipher[6]), fill(zero, cipher[7])
+    i12, i13, i14, i15 = counter, fill(zero, cipher[8]), fill(zero, cipher[9]), zero + TAIL
+    x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, i4, i5, i6, i7
+    x8, x9, x10, x11, x12, x13, x14, x15 = i8, i9, i10, i11, i12, i13, i14, i15
+    for _ in range(10):
+        x0, x4, x8, x12 = quarter_round(x0, x4, x8, x12)
+        x1, x5, x9, x13 = quarter_round(x1, x5, x9, x13)
+        x2, x6, x10, x14 = quarter_round(x2, x6, x10, x14)
+        x3, x7, x11, x15 = quarter_round(x3, x7, x11, x15)
+        x0, x5, x10, x15 = quarter_round(x0, x5, x10, x15)
+        x1, x6, x11, x12 = quarter_round(x1, x6, x11, x12)
+        x2, x7, x8, x13 = quarter_round(x2, x7, x8, x13)
+        x3, x4, x9, x14 = quarter_round(x3, x4, x9, x14)
+    return (
+        x0 + i0, x1 + i1, x2 + i2, x3 + i3, x4 + i4, x5 + i5, x6 + i6, x7 + i7,
+        x8 + i8, x9 + i9, x10 + i10, x11 + i11, x12 + i12, x13 + i13, x14 + i14, x15 + i15,
+    )  # fmt: skip
+
+
+@jit
+def fill(zero, word):
+    """Return the bits of one word in every lane."""
+    return zero + word.to(tl.uint32, bitcast=True)
+
+
+@jit
+def quarter_round(a, b, c, d):
+    """RFC 8439, section 2.1."""
+    a += b
+    d ^= a
+    d = (d << 16) | (d >> 16)
+    c += d
+    b ^= c
+    b = (b << 12) | (b >> 20)
+    a += b
+    d ^= a
+    d = (d << 8) | (d >> 24)
+    c += d
+    b ^= c
+    b = (b << 7) | (b >> 25)
+    return a, b, c, d
+
+
+@jit
+def philox_block(cipher, counter, TAIL: tl.constexpr):
+    """Four calls of Philox4x32-10 (Salmon et al. 2011)."""
+    w0, w1, w2, w3 = philox(cipher, counter * 4, TAIL)
+    w4, w5, w6, w7 = philox(cipher, counter * 4 + 1, TAIL)
+    w8, w9, w10, w11 = philox(cipher, counter * 4 + 2, TAIL)
+    w12, w13, w14, w15 = philox(cipher, counter * 4 + 3, TAIL)
+    return w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15
+
+
+@jit
+def philox(cipher, c0, TAIL: tl.constexpr):
+    """One call: 4 words for counter (c0, row, stream, tail), keyed with the first 64 bits of the key."""
+    zero = c0 ^ c0
+    c1, c2, c3 = fill(zero, cipher[8]), fill(zero, cipher[9]), zero + TAIL
+    k0, k1 = fill(zero, cipher[0]), fill(zero, cipher[1])
+    m0, m1 = zero + 0xD2511F53, zero + 0xCD9E8D57
+    for _ in range(10):
+        h0, h1 = tl.umulhi(c0, m0), tl.umulhi(c2, m1)
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, c2 * m1, h0 ^ c3 ^ k1, c0 * m0
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
