@@ -1,0 +1,150 @@
+"""Break the mechanism on purpose, in a copy, and name the tests that notice: `make mutations`.
+
+Each mutation replaces one piece of one file. One that no test notices is a failure of the tests, and of this script.
+Arguments are handed to pytest, in place of the tests that it runs by default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ["tests/papers", "tests/spec", "tests/agreement", *(f"tests/unit/test_{name}.py" for name in (
+    "clip", "filters", "step", "updates", "mechanism", "minimize", "plan", "accounting_rdp", "accounting_gaussian",
+    "torch_training",
+))]  # fmt: skip
+
+
+class Mutation(NamedTuple):
+    """What is broken, where, and how."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+MUTATIONS = [
+    Mutation(
+        "halve the noise",
+        "dpcore/plan.py",
+        "return self.sensitivity.standard_deviation(self.noise_multiplier)",
+        "return 0.5 * self.sensitivity.standard_deviation(self.noise_multiplier)",
+    ),
+    Mutation("drop the clip", "dpcore/mechanism.py", "weights[i] = factor", "weights[i] = 0 * factor + 1"),
+    Mutation(
+        "swap two coefficients of a named filter",
+        "dpcore/filters/named.py",
+        '"first-order v2": ((3 / 11, -1 / 11)',
+        '"first-order v2": ((-1 / 11, 3 / 11)',
+    ),
+    Mutation(
+        "swap the filter's coefficients on their way to the backend",
+        "dpcore/filters/low_pass.py",
+        "return FilterCoefficients(self.b, self.a,",
+        "return FilterCoefficients(self.b[::-1], self.a,",
+    ),
+    Mutation(
+        "divide by one example less",
+        "dpcore/mechanism.py",
+        "                self.plan.batch_size,",
+        "                self.plan.batch_size - 1,",
+    ),
+    Mutation(
+        "draw the same row of noise at every step",
+        "dpcore/mechanism.py",
+        "NoiseRow(self.keys.noise, self.step,",
+        "NoiseRow(self.keys.noise, 0,",
+    ),
+    Mutation(
+        "sensitivity of the groups' mean instead of their root sum of squares",
+        "dpcore/clipping/clip.py",
+        "math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))",
+        "math.fsum(grouping.bounds) / len(grouping.bounds)",
+    ),
+    Mutation(
+        "account for half of the steps",
+        "dpcore/plan.py",
+        "return self.sampler.event(self.noise_multiplier, steps)",
+        "return self.sampler.event(self.noise_multiplier, (steps + 1) // 2)",
+    ),
+]
+
+
+def copy_to(folder: Path) -> None:
+    """Copy the working tree as git sees it: tracked files and new ones, without what is ignored."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.decode()
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                archive.add(ROOT / name, arcname=name)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def red(folder: Path, arguments: list[str]) -> list[str]:
+    """Run the tests and return those that fail."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-profile=ci",
+            "-n",
+            "2",
+            *arguments,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stdout + done.stderr)
+    return sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", done.stdout, flags=re.MULTILINE)))
+
+
+def main() -> int:
+    """Run every mutation; the exit status is the number of those that nothing noticed."""
+    arguments = sys.argv[1:] or [name for name in TESTS if (ROOT / name).exists()]
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        copy_to(folder)
+        before = red(folder, arguments)
+        if before:
+            raise SystemExit(f"these tests fail without any mutation: {', '.join(before)}")
+        for mutation in MUTATIONS:
+            path = folder / mutation.path
+            text = path.read_text()
+            if text.count(mutation.old) != 1:
+                raise SystemExit(
+                    f"{mutation.path}: {mutation.old!r} must stand there once; the mutation is out of date"
+                )
+            path.write_text(text.replace(mutation.old, mutation.new))
+            noticed = red(folder, arguments)
+            path.write_text(text)
+            unnoticed += not noticed
+            print(f"\n{mutation.name} ({mutation.path}): {len(noticed) or 'NO'} tests notice")
+            print("\n".join(f"  {name}" for name in noticed), flush=True)
+    return unnoticed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
