@@ -268,6 +268,12 @@ def test_fixed_batches_count_the_most_used_example(batches: list[list[int]], ste
     assert sampler.expected_batch_size == max(map(len, batches))
 
 
+def test_the_most_used_example_is_most_used_over_the_whole_run() -> None:
+    # 1 leads a full round, 0 leads its beginning; together neither has three uses in four steps.
+    sampler = FixedBatches([[0], [1], [1]])
+    assert [sampler.participations(steps) for steps in range(8)] == [0, 1, 1, 2, 2, 3, 4, 4]
+
+
 def test_fixed_batches_are_copied_and_read_only() -> None:
     mine = np.array([2, 0, 1])
     sampler = FixedBatches([mine], dataset_size=10, batch_size=4)
