@@ -90,7 +90,7 @@ class FixedBatches:
         used = np.concatenate([np.empty(0, np.int64), *self.batches[:count]])
         return np.bincount(used, minlength=self.dataset_size).astype(np.int64)
 
-    def indices(self, key: bytes, step: int) -> Indices:  # noqa: ARG002 - nothing is drawn
+    def indices(self, key: bytes, step: int) -> Indices:
         """Return the examples of a step, sorted, read-only; the key is not used."""
         return self.batches[draw.check_step(step) % len(self.batches)]
 
