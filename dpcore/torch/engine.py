@@ -48,23 +48,21 @@ class Engine:
     def accumulate(self, batch: Tree) -> None:
         """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
 
-        After an exception the sum is empty again, and the same batch may be tried once more: the noise of a step
-        depends on its number only, and nothing of this step was released.
+        After an exception the same batch may be tried once more: the noise of a step depends on its number only, and
+        nothing of this step was released.
         """
         self._check_parameters()
         self.working.refresh()
-        try:
-            points = self.mechanism.points()
-            arrays = self.working.arrays()
-            # All points are fresh values handed to functional_call; the model's parameters are not moved for them.
-            values = [self._point(self.mechanism.displaced(arrays, point.displacement)) for point in points]
-            weights = [point.weight for point in points]
-            for start in range(0, batches.size(batch), self.microbatch_size):
-                micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size], batch)  # noqa: B023
-                self._add(micro, weights, values, self._seed(start))
-        except BaseException:
-            self.mechanism.discard()
-            raise
+        # An attempt that failed midway left a part of its sum; on top of it an example would count twice.
+        self.mechanism.discard()
+        points = self.mechanism.points()
+        arrays = self.working.arrays()
+        # All points are fresh values handed to functional_call; the model's parameters are not moved for them.
+        values = [self._point(self.mechanism.displaced(arrays, point.displacement)) for point in points]
+        weights = [point.weight for point in points]
+        for start in range(0, batches.size(batch), self.microbatch_size):
+            micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size], batch)  # noqa: B023
+            self._add(micro, weights, values, self._seed(start))
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""

@@ -16,6 +16,7 @@ from dpcore import validate
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
+from dpcore.torch.per_example import seeded
 
 DEFAULT_MAX_MEMORY = "1 GiB"
 
@@ -59,7 +60,8 @@ def activation_bytes(model: torch.nn.Module, example: Tree) -> int:
         return tensor
 
     buffers = {name: b.clone() for name, b in model.named_buffers()}
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    device = next(model.parameters()).device
+    with saved_tensors_hooks(pack, lambda tensor: tensor), seeded(device, 0):
         batches.call(lambda *a, **k: torch.func.functional_call(model, buffers, a, k), example)
     return sum(saved.values())
 

@@ -90,12 +90,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             groups.settings(group, self._update)  # refused before the sum is paid for
         self._engine.accumulate(batch)
+        number = self._engine.mechanism.step
         self._ready = True
-        self._loader.pending = None
         try:
             self.step()
         finally:
             self._ready = False
+            if self._engine.mechanism.step > number:  # released, even if what came after it failed
+                self._loader.pending = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.

@@ -229,20 +229,31 @@ def test_every_fixed_order_epoch_sees_every_example_once() -> None:
         assert torch.equal(seen.sort(0).values, DATA[0].sort(0).values)
 
 
-def test_a_failed_gradient_leaves_the_step_to_be_tried_again() -> None:
-    failing = [True]
+@pytest.mark.parametrize("where", ["second micro-batch", "step hook"])
+def test_a_failed_step_can_be_tried_again_and_counts_no_example_twice(where: str) -> None:
+    countdown = [-1]
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if failing[0] and run is not None:
+        countdown[0] -= 1
+        if countdown[0] == 0:
             raise RuntimeError("out of paper")
         return nn.functional.cross_entropy(output, target)
 
-    run = None
+    def hook(*_: Any) -> None:
+        raise ArgumentError("out of paper")
+
     run = start(model(), loss=loss, microbatch_size=2)
     batch = next(iter(run.loader))
+    assert batch[0].shape[0] > 4
+    if where == "step hook":
+        handle = run.optimizer.register_step_pre_hook(hook)
+    else:
+        countdown[0] = 2
     with pytest.raises(ArgumentError, match="out of paper"):
         run.step(batch)
-    failing[0] = False
+    assert run.steps_taken == 0
+    if where == "step hook":
+        handle.remove()
     run.step(batch)
     straight = start(model(), microbatch_size=2)
     straight.step(next(iter(straight.loader)))
@@ -282,7 +293,7 @@ METHODS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype: torch.dtype) -> None:
     def fresh(**options: Any) -> tuple[dpcore.torch.PrivateRun, Any]:
-        torch.manual_seed(1)
+        torch.manual_seed(options.pop("seed", 1))
         net = nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.3), nn.Linear(9, 3)).to(dtype)
         data = (DATA[0].to(dtype), DATA[1])
         run = start(net, METHODS[name](), data=data, key=options.pop("key", KEY), **options)
@@ -293,10 +304,7 @@ def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype:
     run, scheduler = fresh(microbatch_size=3)
     finish(run, scheduler, stop=stop)
     state, schedule = saved(run), scheduler.state_dict()
-    run, scheduler = fresh(microbatch_size=5, key=bytes(32))
-    with torch.no_grad():
-        for p in run.model.parameters():
-            p.zero_()
+    run, scheduler = fresh(microbatch_size=5, key=bytes(32), seed=2)
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"], fork=False)
     scheduler.load_state_dict(schedule)

@@ -289,6 +289,48 @@ def test_bfloat16_keeps_its_small_steps_in_float32() -> None:
     assert (run._engine.working.tensors()[1] == 3).all()
 
 
+def test_bfloat16_steps_add_up_in_float32() -> None:
+    """Three steps of pure noise, each far below bfloat16's resolution: the float32 state is their exact sum."""
+    model, (inputs, targets) = problem(torch.float32)
+    model = model.bfloat16()
+    before = [p.detach().float() for p in model.parameters()]
+    method = dpcore.methods.dp_sgd(lr=1e-4, noise_multiplier=1.0, batch_size=1)
+    sampler = FixedBatches([[], [], [], [0]], dataset_size=30, batch_size=1)
+    run = start(model, (inputs.bfloat16(), targets), method, sampling=sampler, epochs=None, steps=3)
+    for batch in run.loader:
+        run.step(batch)
+    layout = Layout.of((name, p.shape) for name, p in model.named_parameters())
+    for old, wide, entry in zip(before, run._engine.working.tensors(), layout.entries, strict=True):
+        normals = [
+            load_backend("numpy").normal(KEY, t, Stream.GRADIENT, entry.first, entry.size, dtype="float64")
+            for t in range(3)
+        ]
+        want = old - 1e-4 * torch.from_numpy(np.sum(normals, axis=0)).reshape(entry.shape)
+        torch.testing.assert_close(wide.double(), want, rtol=1e-6, atol=1e-9)
+
+
+def test_both_points_of_a_query_see_the_same_dropout_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = problem()
+    run = start(model, data, METHODS["disk"][0](), microbatch_size=4)
+    seeds: list[int] = []
+    gradient = run._engine.gradient
+    call = type(gradient).__call__
+
+    def recorded(self: Any, point: Any, batch: Any, seed: int = 0) -> list[torch.Tensor]:
+        seeds.append(seed)
+        return call(self, point, batch, seed)
+
+    monkeypatch.setattr(type(gradient), "__call__", recorded)
+    for batch in run.loader:
+        seeds.clear()
+        run.step(batch)
+        first = run.steps_taken == 1  # one point, since there is no displacement yet
+        assert len(seeds) == -(-len(batch[0]) // 4) * (1 if first else 2)
+        if not first:
+            assert seeds[::2] == seeds[1::2]
+        assert len(set(seeds)) == -(-len(batch[0]) // 4)
+
+
 def test_graph_of_the_old_parameters_cannot_be_used_after_a_step() -> None:
     model, data = problem()
     run = start(model, data, METHODS["dp_sgd"][0]())
@@ -304,9 +346,10 @@ def test_dropout_masks_follow_torch_manual_seed_and_leave_the_generator_alone() 
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 50), nn.Dropout(0.5), nn.Linear(50, 3)).double()
         torch.manual_seed(seed)
-        run = start(model, data, METHODS["disk"][0]())
+        torch.randint(2**62, ())  # the one draw of make_private
         state = torch.get_rng_state()
-        result = train(run)
+        torch.manual_seed(seed)
+        result = train(start(model, data, METHODS["disk"][0]()))
         assert torch.equal(torch.get_rng_state(), state)
         return result
 
