@@ -30,8 +30,11 @@ class Mutation(NamedTuple):
     path: str
     old: str
     new: str
+    tests: str = ""
+    """Run these instead of all of `TESTS`: for mutations with a test of their own."""
 
 
+NUMPY = "backends/dpcore_numpy"
 MUTATIONS = [
     Mutation(
         "halve the noise",
@@ -75,6 +78,104 @@ MUTATIONS = [
         "dpcore/plan.py",
         "return self.sampler.event(self.noise_multiplier, steps)",
         "return self.sampler.event(self.noise_multiplier, (steps + 1) // 2)",
+    ),
+    Mutation(
+        "trust the measured norm",
+        f"{NUMPY}/clip.py",
+        "lowered = (bound - underflow) * (1 - 2 * float(info.eps))",
+        "lowered = bound",
+        "tests/unit/test_clip.py",
+    ),
+    Mutation(
+        "accumulate norms in float32",
+        f"{NUMPY}/clip.py",
+        'squares += np.einsum("ij,ij->i", values, values)',
+        "squares += np.square(values, dtype=np.float32).cumsum(axis=1)[:, -1]; squares = np.float32(squares) + 0.0",
+        "tests/unit/test_clip.py",
+    ),
+    Mutation(
+        "multiply a NaN row by zero",
+        f"{NUMPY}/clip.py",
+        "if used.all():",
+        "if True:",
+        "tests/unit/test_clip.py",
+    ),
+    Mutation(
+        "take the clip norm for the normalized rule's sensitivity",
+        "dpcore/clipping/clip.py",
+        "return Sensitivity(math.sqrt(len(grouping.bounds)))",
+        "return Sensitivity(self.max_grad_norm)",
+        "tests/papers/test_methods.py",
+    ),
+    Mutation(
+        "forget the bias correction",
+        f"{NUMPY}/filter.py",
+        "return y if normalizer == 1 else y / normalizer",
+        "return y",
+        "tests/papers/test_methods.py",
+    ),
+    Mutation(
+        "start DiSK's average at zero",
+        "dpcore/filters/averaging.py",
+        "(1.0 if step == 0 else self.kappa,)",
+        "(self.kappa,)",
+        "tests/papers/test_methods.py",
+    ),
+    Mutation(
+        "invert DiSK's weight",
+        "dpcore/queries/two_point.py",
+        "(1 - self.kappa) / (self.kappa * self.gamma)",
+        "self.kappa / ((1 - self.kappa) * self.gamma)",
+        "tests/papers/test_methods.py",
+    ),
+    Mutation(
+        "leave the sum to the next step",
+        "dpcore/mechanism.py",
+        "total[...] = 0",
+        "pass",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "draw an interrupted row again",
+        "dpcore/mechanism.py",
+        "        finally:\n            # Also when interrupted",
+        "        except ZeroDivisionError:\n            pass\n        else:\n            # Also when interrupted",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "resume under the same noise",
+        "dpcore/mechanism.py",
+        "if fork else saved",
+        "if False else saved",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "drop the normals' tail",
+        f"{NUMPY}/noise.py",
+        "TAIL_BOUND = 4096",
+        "TAIL_BOUND = 0",
+        "tests/spec/test_normal.py",
+    ),
+    Mutation(
+        "lose the digits of ln u next to u = 1",
+        f"{NUMPY}/noise.py",
+        "_choose(upper, np.log1p(-v), np.log(v))",
+        "_choose(upper, np.log(1 - v), np.log(v))",
+        "tests/spec/test_normal.py",
+    ),
+    Mutation(
+        "change a rotation of ChaCha20",
+        f"{NUMPY}/stream.py",
+        "(c, d, b, 7))",
+        "(c, d, b, 8))",
+        "tests/spec/test_stream.py",
+    ),
+    Mutation(
+        "sample at another rate than accounted",
+        "dpcore/sampling/poisson.py",
+        "threshold = round(self.sample_rate * _WORDS)",
+        "threshold = round(1.1 * self.sample_rate * _WORDS)",
+        "tests/unit/test_sampling_samplers.py",
     ),
 ]
 
@@ -138,7 +239,7 @@ def main() -> int:
                     f"{mutation.path}: {mutation.old!r} must stand there once; the mutation is out of date"
                 )
             path.write_text(text.replace(mutation.old, mutation.new))
-            noticed = red(folder, arguments)
+            noticed = red(folder, [mutation.tests] if mutation.tests else arguments)
             path.write_text(text)
             unnoticed += not noticed
             print(f"\n{mutation.name} ({mutation.path}): {len(noticed) or 'NO'} tests notice")

@@ -1,4 +1,4 @@
-"""Whole runs of the four methods: NumPy and Triton draw the same batches and the same words, and end at the same place."""
+"""Whole runs of the four methods: NumPy and Triton draw the same batches and words, and end at the same place."""
 
 from __future__ import annotations
 
