@@ -17,6 +17,7 @@ import typer
 from dpcore.cli.calibrate import calibrate
 from dpcore.cli.demo import demo
 from dpcore.cli.epsilon import epsilon
+from dpcore.cli.interrupt import Stopped
 from dpcore.cli.train import train
 from dpcore.errors import DpcoreError
 from dpcore.version import __version__
@@ -69,10 +70,12 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of a pipe has gone; closing standard output at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Stopped as stop:
+        return _fail(str(stop), 130, debug, as_json)
     except Terminated:
-        return _fail("stopped by SIGTERM before training began; nothing was released", 143, debug, as_json)
+        return _fail("stopped by SIGTERM before any private step; nothing was released", 143, debug, as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped by Ctrl-C before training began; nothing was released", 130, debug, as_json)
+        return _fail("stopped by Ctrl-C before any private step; nothing was released", 130, debug, as_json)
     except DpcoreError as error:
         return _fail(str(error), 2, debug, as_json)
     except OSError as error:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dpcore.cli import options
-from dpcore.cli.interrupt import deferred
+from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.run_folder import RunFolder
 from dpcore.cli.settings import Settings
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 # other seeds than those shown (docs/command-line.md has its table). That search is not part of the guarantee.
 COMMON = Settings(model="mlp", epsilon=1.0, delta=1e-5, epochs=10, batch_size=64, clipping="automatic")
 CONTESTANTS = {
-    "DP-SGD": replace(COMMON, method="dp_sgd", lr=0.5),
-    "DOPPLER": replace(COMMON, method="doppler", lr=0.5),
-    "DiSK": replace(COMMON, method="disk", lr=0.5),
+    "DP-SGD": replace(COMMON, method="dp_sgd", lr=0.35),
+    "DOPPLER": replace(COMMON, method="doppler", lr=0.7),
+    "DiSK": replace(COMMON, method="disk", lr=0.35),
 }
 REMARK = (
     "Each row is several runs, each with this guarantee on its own. All of them together, and the earlier search for "
@@ -82,7 +82,11 @@ def demo(
     # A demo is there to be run again; its folder is known by its mark, and nothing else is ever deleted.
     folder = RunFolder(out, overwrite=True)
     with deferred() as interruption:
-        series, epochs, spent = _train(contestants, seeds, console, interruption, folder)
+        try:
+            series, epochs, spent = _train(contestants, seeds, console, interruption, folder)
+        except KeyboardInterrupt as stop:
+            each = f"epsilon = {format_number(epsilon)} at delta = {format_number(delta)}"
+            raise Stopped(f"stopped at once; each run that was begun spent at most {each}") from stop
         if interruption:
             raise typer.Exit(interruption.status)
         _write(folder, series, contestants, seeds, epochs, spent)

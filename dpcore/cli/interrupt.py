@@ -10,6 +10,10 @@ from types import FrameType
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
+class Stopped(KeyboardInterrupt):
+    """A run was stopped in the middle of a step; the message says where what was spent is stated."""
+
+
 class Interruption:
     """Which signal has asked the run to stop, if any."""
 

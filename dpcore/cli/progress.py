@@ -75,7 +75,7 @@ class Display:
         spent = format_epsilon(released.epsilon, digits=3)
         self._progress.update(self._task, completed=released.step, accuracy=self._accuracy, epsilon=spent)
         self._console.print(
-            f"epoch {released.epoch:g} of {self._epochs}: held-out accuracy {self._accuracy}, "
+            f"epoch {released.epoch:.4g} of {self._epochs}: held-out accuracy {self._accuracy}, "
             f"epsilon {spent} of {self._target}"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpcore.cli.interrupt import Interruption, deferred
+from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.run_folder import RunFolder
 from dpcore.cli.settings import Settings
@@ -39,11 +39,21 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool) ->
         heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl")]
         if settings.tensorboard:
             heard.append(callbacks.TensorBoard(folder.path / "tensorboard"))
-        with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
-            outcome = training.run([*heard, display], interruption, folder.write_statement)
+        try:
+            with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
+                outcome = training.run([*heard, display], interruption, folder.write_statement)
+        except KeyboardInterrupt as stop:
+            raise Stopped(f"stopped at once, in the middle of a step; {_upper_bound(folder)}") from stop
+        except Exception:
+            console.print(f"remark: {_upper_bound(folder)}")
+            raise
         _finish(folder, settings, outcome)
     _tell(folder, settings, outcome, interruption, as_json)
     return interruption.status if outcome.statement.steps_taken < outcome.statement.steps_planned else 0
+
+
+def _upper_bound(folder: RunFolder) -> str:
+    return f"{folder.path / 'statement.txt'} states an upper bound of what was spent: it counts the whole epoch"
 
 
 def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:

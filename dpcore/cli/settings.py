@@ -62,9 +62,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         choice(METHODS, method=self.method)
-        if (self.epsilon is None) == (self.noise_multiplier is None):
-            problem = "must not be given together with --epsilon" if self.epsilon is not None else "give --epsilon"
-            raise ArgumentError(f"noise_multiplier={self.noise_multiplier!r}: {problem}, or --noise-multiplier alone")
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise ArgumentError("epsilon=None: give --epsilon (the noise is calibrated to it) or --noise-multiplier")
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ArgumentError(
+                f"noise_multiplier={self.noise_multiplier!r}: must not be given with --epsilon, which decides it"
+            )
         if self.epochs < 1:
             raise ArgumentError(f"epochs={self.epochs!r}: must be at least 1")
         for option, methods in _ONLY_FOR.items():

@@ -82,7 +82,7 @@ def groups(value: Any) -> str | dict[str, float]:
 
 
 def _key(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 def _parse(text: str) -> float:

@@ -1,0 +1,146 @@
+"""Nonsense gives one sentence and a status, never a traceback unless asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("torch")
+from dpcore.cli import main
+
+PLAN = "--sample-rate 0.01 --steps 100"
+CASES = {
+    "trian": "Did you mean 'train'?",
+    "train": "give --epsilon",
+    "train --epsilon 3 --noise-multiplier 1": "must not be given with --epsilon",
+    "train --epsilon 3 --epocs 3": "--epochs",
+    "train --epsilon x": "'x' is not a number; write one like",
+    "train --epsilon 3 --data mnits": "did you mean 'mnist'?",
+    "train --epsilon 3 --data mnist": "name their folder",
+    "train --epsilon 3 --data mnist --data-dir absent": "no such folder",
+    "train --epsilon 3 --data mnist --data-dir .": "has no train-images-idx3-ubyte[.gz]",
+    "train --epsilon 3 --data npz --data-dir torn.npz": "torn.npz: is not a .npz archive, or it is truncated",
+    "train --epsilon 3 --method dsik": "did you mean disk?",
+    "train --epsilon 3 --model cnn5": "did you mean cnn-5?",
+    "train --epsilon 3 --backend numppy": "did you mean numpy?",
+    "train --epsilon 3 --method doppler --filter momentun": "did you mean momentum?",
+    "train --epsilon 3 --method doppler --filter-b 0.5": "gain",
+    "train --epsilon 3 --method doppler --filter-b 1 --filter-a 0,-2": "unstable",
+    "train --epsilon 3 --kappa 0.5": "kappa=0.5: is only for the method disk, not for dp_sgd",
+    "train --epsilon 3 --momentum 0.5": "is only for --base momentum",
+    "train --epsilon 3 --method dp_adam --base sgd": "base='sgd': is only for",
+    "train --epsilon 3 --betas 0.9,1.5 --base adam": "beta2=1.5",
+    "train --epsilon 3 --lr 0": "lr=0.0: must be greater than 0",
+    "train --epsilon 3 --lr nan": "is not finite",
+    "train --epsilon inf": "is not finite",
+    "train --epsilon -1": "target_epsilon=-1.0: must be greater than 0",
+    "train --epsilon 3 --delta 0": "delta=0.0: must lie strictly between 0 and 1",
+    "train --epsilon 3 --delta 1.5": "delta=1.5",
+    "train --epsilon 1e-9 --delta 1e-300": "target_epsilon=1e-09",
+    "train --epsilon 3 --batch-size 2000": "batch_size=2000: must be at most dataset_size=1438",
+    "train --epsilon 3 --batch-size 0": "batch_size=0",
+    "train --epsilon 3 --epochs 0": "epochs=0: must be at least 1",
+    "train --epsilon 3 --epochs 1.5": "'1.5' is not a whole number",
+    "train --epsilon 3 --max-grad-norm -1": "max_grad_norm=-1.0: must be greater than 0",
+    "train --epsilon 3 --config typo.toml": "has the unknown key 'batch_sise'; did you mean 'batch_size'?",
+    "train --epsilon 3 --out .": "is not empty and holds no dpcore run",
+    "train --epsilon 3 --out torn.npz": "is a file; name a folder",
+    f"epsilon {PLAN} --noise-multiplier 1": "missing option '--delta'",
+    f"epsilon {PLAN} --noise-multiplier -1 --delta 1e-5": "noise_multiplier=-1.0: must be 0 or greater",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1": "delta=1.0",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --epochs 3": "give one of --steps and --epochs, not both",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --batch-size 3": "not both",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --accountant rpd": "did you mean rdp?",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling posson": "did you mean poisson?",
+    "epsilon --sample-rate 2 --steps 3 --noise-multiplier 1 --delta 1e-5": "sample_rate=2.0",
+    "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5": "give --sample-rate, or --dataset-size with --batch-size",
+    "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "give --epochs instead",
+    f"calibrate {PLAN} --epsilon 0 --delta 1e-5": "target_epsilon=0.0: must be greater than 0",
+    f"calibrate {PLAN} --epsilon 1e-9 --delta 1e-300": "more noise is not tried",
+    "demo --seeds 0": "seeds=0: must be at least 1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 torn")
+    (tmp_path / "typo.toml").write_text("batch_sise = 3\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_one_sentence_and_a_status(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("dpcore: ")
+    assert printed.err.count("\n") == 1
+    assert CASES[line] in printed.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_debug_shows_the_traceback_and_json_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--epsilon", "3", "--lr", "0", "--debug", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert "Traceback (most recent call last)" in printed.err
+    assert json.loads(printed.out) == {"error": "lr=0.0: must be greater than 0", "status": 2}
+
+
+def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpcore.cli import calibrate
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("first line\nsecond line")
+
+    monkeypatch.setattr(calibrate, "ask", broken)
+    assert main(["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()]) == 1
+    assert capsys.readouterr().err == (
+        "dpcore: unexpected ZeroDivisionError: first line (--debug shows where; please report it)\n"
+    )
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["epsilon"], ["calibrate"], ["demo"]])
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Example: dpcore {' '.join(command)}".strip() in printed
+    assert main([*command, "-h"]) == 0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from dpcore import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dpcore {__version__}\n"
+    assert main([]) == 0
+    assert "Usage: dpcore" in capsys.readouterr().out
+
+
+def test_epsilon_and_help_need_no_torch() -> None:
+    code = (
+        "import sys; from dpcore.cli import main;"
+        f"main('epsilon {PLAN} --noise-multiplier 1 --delta 1e-5'.split()); main(['train', '--help']);"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True
+    )
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m dpcore.cli train --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stderr == b""
+    assert done.returncode in (0, 1, 141)

@@ -1,0 +1,81 @@
+"""Ctrl-C, SIGTERM and a plain kill: the folder stays readable and never states less than was spent."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+from dpcore import accounting
+from dpcore.report import Statement
+
+EPOCHS = 2000
+
+pytestmark = pytest.mark.slow
+
+
+def start(out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dpcore.cli", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
+    environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    return subprocess.Popen(
+        [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def wait_for_metrics(process: subprocess.Popen[str], out: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def read(out: Path) -> tuple[Statement, list[dict[str, float]]]:
+    statement = Statement.from_json((out / "statement.json").read_text())
+    assert (out / "statement.txt").read_text() == statement.text()
+    return statement, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out, "--json")
+    wait_for_metrics(process, out)
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    statement, lines = read(out)
+    told = json.loads(printed)
+    assert told["status"] == f"stopped by {name}"
+    assert told["statement"] == statement.to_dict()
+    assert 0 < statement.steps_taken < statement.steps_planned == 23 * EPOCHS
+    assert lines[-1]["step"] == statement.steps_taken
+    event = accounting.Event.from_dict(statement.event)
+    assert isinstance(event, accounting.PoissonSampledGaussian)
+    assert event.steps == statement.steps_taken
+    assert statement.epsilon["rdp"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["rdp"]
+    assert f"Stopped by {name}" in statement.note
+    assert (out / "model.safetensors").exists()
+    assert (out / "learning-curve.png").exists()
+
+
+def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for_metrics(process, out)
+    process.kill()
+    process.communicate(timeout=60)
+    statement, lines = read(out)
+    assert statement.steps_taken >= lines[-1]["step"]
+    assert "spent at most what is stated" in statement.note
+    assert json.loads((out / "config.json").read_text())["settings"]["noise_multiplier"] == 2

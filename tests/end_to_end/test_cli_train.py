@@ -1,0 +1,195 @@
+"""`dpcore train` as a user runs it: the folder it leaves, what it says, and what it never says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+from dpcore import accounting
+from dpcore.cli import main
+from dpcore.datasets import load
+from dpcore.keys import RunKeys
+from dpcore.report import Statement
+
+FILES = {"config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "model.safetensors"}
+
+
+def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status = main(["train", "--json", *arguments])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    return dict(json.loads(printed.out))
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    content = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__")
+    return {
+        name: np.frombuffer(content[8 + size :][slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+        for name, entry in header.items()
+    }
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "doppler", "disk", "dp_adam"])
+def test_a_run_leaves_what_it_says(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    told = train(capsys, "--method", method, "--epsilon", "3", "--epochs", "2", "--lr", "0.1", "--out", str(out))
+    assert {path.name for path in out.iterdir()} == FILES
+    statement = Statement.from_json((out / "statement.json").read_text())
+    assert told["status"] == "complete"
+    assert told["statement"] == statement.to_dict()
+    assert (out / "statement.txt").read_text() == statement.text()
+    assert statement.steps_taken == statement.steps_planned == 46
+    assert statement.method["name"] == method
+
+    # The epsilon is that of the event, and the event is that of the settings in config.json.
+    event = accounting.Event.from_dict(statement.event)
+    assert isinstance(event, accounting.PoissonSampledGaussian)
+    assert event.steps == 46
+    assert event.sample_rate == pytest.approx(64 / 1438, rel=1e-6)
+    assert 2.99 < accounting.epsilon(event, 1e-5) == statement.epsilon["rdp"] <= 3
+    config = json.loads((out / "config.json").read_text())["settings"]
+    assert (config["method"], config["batch_size"], config["lr"], config["seed"]) == (method, 64, 0.1, 0)
+
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["epoch"], line["step"]) for line in lines] == [(1, 23), (2, 46)]
+    assert lines[0]["epsilon"] < lines[1]["epsilon"] == statement.epsilon["rdp"]
+
+    # The weights in the folder have the accuracy that the folder states.
+    digits, model = load(), weights(out)
+    logits = digits.test_inputs.reshape(-1, 64) @ model["1.weight"].T + model["1.bias"]
+    assert np.mean(logits.argmax(1) == digits.test_targets) == lines[1]["test_accuracy"] == told["test_accuracy"]
+
+
+def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = train(capsys, "--method", "disk", "--epsilon", "8", "--epochs", "6", "--out", str(tmp_path / "run"))
+    assert told["test_accuracy"] > 0.8
+
+
+def test_nothing_secret_is_in_the_folder_or_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[RunKeys] = []
+    new = RunKeys.new
+
+    def watched(*arguments: Any, **options: Any) -> RunKeys:
+        made.append(new(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(RunKeys, "new", watched)
+    assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr()
+    (keys,) = made
+    contents = [path.read_bytes() for path in (tmp_path / "run").iterdir()] + [
+        printed.out.encode(),
+        printed.err.encode(),
+    ]
+    assert len(contents) == len(FILES) + 2
+    for secret in (keys.noise, keys.sampling):
+        for spelling in (secret, secret.hex().encode(), base64.b64encode(secret), repr(secret).encode()):
+            assert not any(spelling in content for content in contents)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert set(json.loads(lines[0])) == {
+        *("epoch", "step", "epsilon", "delta", "test_accuracy", "test_loss", "learning_rate")
+    }
+
+
+def test_the_seed_fixes_the_initial_weights_and_never_the_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    for name in ("one", "two"):
+        out = tmp_path / name
+        train(capsys, "--model", "mlp", "--noise-multiplier", "1", "--epochs", "1", "--seed", "5", "--out", str(out))
+        runs.append(weights(out))
+    assert not np.array_equal(runs[0]["1.weight"], runs[1]["1.weight"])
+    for name, seed in (("three", "5"), ("four", "5"), ("five", "6")):
+        # Steps too small to move a float32: what is left is the initialization.
+        arguments = ["--lr", "1e-30", "--noise-multiplier", "1", "--epochs", "1", "--seed", seed, "--model", "mlp"]
+        train(capsys, *arguments, "--out", str(tmp_path / name))
+        runs.append(weights(tmp_path / name))
+    np.testing.assert_array_equal(runs[2]["3.weight"], runs[3]["3.weight"])
+    assert not np.array_equal(runs[3]["3.weight"], runs[4]["3.weight"])
+
+
+def test_a_run_without_noise_says_that_it_is_not_private(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--noise-multiplier", "0", "--epochs", "1", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "epsilon is infinite: this run is NOT private" in printed.out
+    assert "NOT PRIVATE" in (out / "statement.txt").read_text()
+    assert json.loads((out / "statement.json").read_text())["epsilon"] == {"rdp": "inf"}
+    assert math.isinf(float(json.loads((out / "metrics.jsonl").read_text())["epsilon"]))
+
+
+def test_fixed_order_is_accounted_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--sampling", "fixed-order", "--epsilon", "3", "--epochs", "2", "--out", str(tmp_path / "run"))
+    statement = Statement.from_dict(train(capsys, *arguments)["statement"])
+    assert statement.adjacency == "zero-out"
+    # Calibrated by the exact accountant: not more noise than the target needs.
+    assert 2.99 < statement.epsilon["gaussian"] <= 3 < statement.epsilon["rdp"]
+
+
+def test_a_run_is_repeated_from_its_own_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        'method = "DOPPLER"\nfilter = "f6"\nepochs = 1\nepsilon = 2\nbatch-size = 32\nclipping-groups = "per-layer"\n'
+    )
+    first = train(capsys, "--config", str(toml), "--lr", "1/4", "--out", str(tmp_path / "one"))
+    again = train(capsys, "--config", str(tmp_path / "one" / "config.json"), "--out", str(tmp_path / "two"))
+    assert first["settings"] == again["settings"]
+    assert first["settings"]["lr"] == 0.25
+    assert first["statement"]["settings_hash"] == again["statement"]["settings_hash"]
+
+
+def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run"))
+    first = train(capsys, *arguments)
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert main(["train", *arguments]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    assert train(capsys, *arguments, "--overwrite")["statement"]["settings_hash"] == first["statement"]["settings_hash"]
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
+
+
+def test_own_arrays_and_the_cnn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 255, (30, 6, 7), dtype=np.uint8)
+    np.savez(
+        tmp_path / "own.npz", x_train=images, y_train=np.arange(30) % 3, x_test=images[:9], y_test=np.arange(9) % 3
+    )
+    told = train(
+        capsys,
+        *("--data", "own", "--data-dir", str(tmp_path), "--model", "cnn-5", "--method", "disk", "--batch-size", "6"),
+        *("--noise-multiplier", "1", "--epochs", "1", "--out", str(tmp_path / "run")),
+    )
+    assert told["statement"]["sampler"]["dataset_size"] == 30
+    assert set(told["settings"]["data_dir"]) & {"/"}
+
+
+def test_tensorboard_events_hold_released_scalars_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(capsys, "--epsilon", "3", "--epochs", "2", "--tensorboard", "--out", str(tmp_path / "run"))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {"test_accuracy", "test_loss", "epsilon", "learning_rate"}
+    assert [item.step for item in events.Scalars("epsilon")] == [23, 46]
+
+
+def test_a_large_delta_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--epsilon", "3", "--delta", "1%", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
+    assert "delta = 0.01 is not below 1/1,438" in capsys.readouterr().err
