@@ -1,0 +1,165 @@
+"""What the tests of agreement share: inputs, poisoned memory, and the tolerance of `dpcore.spec.agreement`.
+
+A hypothesis example is a seed and some sizes: arrays drawn element by element would take longer than the operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from dpcore.spec.agreement import AGREEMENT
+from dpcore.spec.ops import FilterCoefficients, UpdateSettings
+
+# Triton's interpreter takes up to a second for an example. The nightly profile still runs hundreds.
+few = settings(max_examples=max(5, settings().max_examples // 2))
+
+SMALLEST_NORMAL = 2.0**-126
+LARGEST = float(np.finfo(np.float32).max)
+SPECIAL = np.array([0, -0.0, 1e-45, -1e-40, 1.2e-38, LARGEST, -LARGEST, np.inf, -np.inf, np.nan], dtype=np.float32)
+
+seeds = st.integers(0, 2**32 - 1)
+keys = st.binary(min_size=32, max_size=32)
+noise_rows = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1]))
+noise_streams = st.sampled_from([0, 1, 2])
+rngs = st.sampled_from(["chacha20", "philox"])
+# Across the edges of tiles, of programs under the interpreter (65536 elements) and on the device (half a tile).
+sizes = st.sampled_from([0, 1, 2, 255, 256, 257, 4095, 4096, 4097, 9000, 65536, 65537])
+small_sizes = st.sampled_from([0, 1, 2, 255, 257, 1023, 1024, 1025, 4095, 4097])
+starts = st.one_of(
+    st.integers(0, 2**34 - 70000), st.sampled_from([0, 1, 4095, 4096, 65535, 2**31 - 1, 2**32 - 3, 2**34 - 70000])
+)
+numbers = st.floats(-2, 2, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
+
+
+@st.composite
+def filters(draw: st.DrawFn, order: int) -> FilterCoefficients:
+    """Coefficients for a state of `order` vectors, which may be longer than they need."""
+    b = draw(st.lists(numbers, min_size=1, max_size=order + 1))
+    a = draw(st.lists(numbers, min_size=0, max_size=order))
+    return FilterCoefficients(tuple(b), tuple(a), draw(st.sampled_from([1.0, 0.7, 3.0])))
+
+
+rates = st.builds(
+    UpdateSettings,
+    learning_rate=st.sampled_from([1e-3, 0.1, 1.0]),
+    weight_decay=st.sampled_from([0.0, 0.01]),
+    beta1=st.sampled_from([0.0, 0.9]),
+    beta2=st.sampled_from([0.9, 0.999]),
+    eps=st.sampled_from([1e-8, 1e-3]),
+)
+
+
+def floats(rng: np.random.Generator, *shape: int, special: bool = False) -> np.ndarray:
+    """Normal numbers of many magnitudes, read only; with `special`, a tenth of them zeros, denormals, huge, not finite."""
+    values = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
+    if special:
+        chosen = rng.random(shape) < 0.1
+        values[chosen] = rng.choice(SPECIAL, size=int(chosen.sum()))
+    values.flags.writeable = False
+    return values
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill what torch.empty returns with NaN (integers: their maximum), so that an element never written shows."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """A copy to change in place."""
+    return np.array(array)
+
+
+def unit(magnitude: Any) -> np.ndarray:
+    """One float32 ulp of numbers of this magnitude."""
+    return 2.0 ** (np.floor(np.log2(np.maximum(np.asarray(magnitude, dtype=np.float64), SMALLEST_NORMAL))) - 23)
+
+
+def assert_agree(operation: str, got: Any, expected: np.ndarray, terms: Any = None) -> None:
+    """Hold `got` to the row of the agreement table. `terms`: sum of the absolute values of the terms of each element.
+
+    Where the terms come within a factor of 16 of the largest float32, one side may overflow and the other not: there
+    only NaN for NaN is asked.
+    """
+    rule = AGREEMENT[operation]
+    got = np.asarray(got)
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype
+    if rule.kind == "bitwise":
+        np.testing.assert_array_equal(got, expected)
+        return
+    with np.errstate(all="ignore"):
+        magnitude = np.abs(expected).astype(np.float64) if rule.kind == "ulps" else np.asarray(terms, dtype=np.float64)
+        near_overflow = ~(magnitude < LARGEST / 16) & (operation != "row_norms")
+        np.testing.assert_array_equal(np.isfinite(got) | near_overflow, np.isfinite(expected) | near_overflow)
+        np.testing.assert_array_equal(np.isnan(got) | near_overflow, np.isnan(expected) | near_overflow)
+        same = (got == expected) | near_overflow | (np.isnan(got) & np.isnan(expected))
+        error = np.where(same, 0.0, np.abs(got.astype(np.float64) - expected.astype(np.float64)) / unit(magnitude))
+    worst = int(np.argmax(error)) if error.size else 0
+    assert not error.size or error.flat[worst] <= rule.ulps, (
+        f"{operation}: {error.flat[worst]:.1f} ulps at {worst}: {got.flat[worst]!r}, expected {expected.flat[worst]!r}"
+    )
+
+
+# Sums of absolute values of terms, in float64: what the tolerances of kind "terms" are relative to. `g` and `x` may
+# themselves be such sums, so that they compose as the operations do.
+
+
+def recurrence_terms(
+    x: np.ndarray, state: Sequence[np.ndarray], coefficients: FilterCoefficients
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Terms of the output and of each state vector."""
+    b, a, normalizer = (np.abs(part) for part in coefficients)
+    before = [np.abs(vector).astype(np.float64) for vector in state] + [np.zeros(1)]
+    x = np.abs(x).astype(np.float64)
+    with np.errstate(all="ignore"):
+        y = b[0] * x + before[0]
+        after = [
+            (b[k] if k < len(b) else 0) * x + (a[k - 1] if k <= len(a) else 0) * y + before[k]
+            for k in range(1, len(state) + 1)
+        ]
+        return y / normalizer, after
+
+
+def update_terms(
+    rule: str,
+    parameter: np.ndarray,
+    direction: np.ndarray,
+    direction_terms: np.ndarray,
+    moments: Sequence[np.ndarray],
+    settings: UpdateSettings,
+    step_number: int,
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Terms of the parameter and of each moment, all inputs as they were before the step."""
+    rate, decay, beta1, beta2, eps = settings
+    x = np.abs(parameter).astype(np.float64)
+    with np.errstate(all="ignore"):
+        total, signed = np.abs(direction_terms).astype(np.float64), direction.astype(np.float64)
+        if rule != "adamw" and decay:
+            total, signed = total + decay * x, signed + decay * parameter.astype(np.float64)
+        if rule == "sgd":
+            return x + rate * total, []
+        m = beta1 * np.abs(moments[0]) + (1 if rule == "momentum" else 1 - beta1) * total
+        if rule == "momentum":
+            return x + rate * m, [m]
+        # Cancellation in g reaches the step through v as well: d(v) / v = 2 (1 - beta2) g d(g) / v.
+        v_before = beta2 * moments[1].astype(np.float64)
+        v = v_before + (1 - beta2) * signed**2
+        v_terms = v_before + (1 - beta2) * total * np.abs(signed)
+        denominator = np.sqrt(v / (1 - beta2**step_number)) + eps
+        step = rate / (1 - beta1**step_number) * m / denominator * (1 + np.where(v > 0, v_terms / v, 0))
+        return x + step, [m, v_before + (1 - beta2) * total**2]

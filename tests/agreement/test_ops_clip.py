@@ -1,0 +1,134 @@
+"""Norms, clip factors and weighted sums: Triton's kernels against the NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpcore_numpy as reference
+from dpcore.config import load_backend
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import CLIP_RULES
+from tests.agreement.strategies import assert_agree, few, floats, poisoned_memory, seeds, small_sizes, writable
+
+pytest.importorskip("triton")
+
+examples = st.sampled_from([0, 1, 2, 31, 33, 64])
+widths = st.lists(small_sizes, min_size=1, max_size=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def poisoned() -> Iterator[None]:
+    with poisoned_memory():
+        yield
+
+
+@few
+@given(seeds, examples, widths, st.booleans(), st.booleans())
+def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    rows = [floats(rng, count, size, special=special) for size in sizes]
+    scale = [floats(rng, size) for size in sizes] if scaled else None
+    on_device = [backend.from_numpy(block) for block in rows]
+    got = backend.to_numpy(
+        backend.row_norms(on_device, None if scale is None else [backend.from_numpy(vector) for vector in scale])
+    )
+    assert got.dtype == np.float64
+    with np.errstate(all="ignore"):
+        expected = reference.row_norms(rows, scale)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+    finite = np.isfinite(expected)
+    # Each lies within (d + 8) 2^-53 of the true norm.
+    np.testing.assert_allclose(got[finite], expected[finite], rtol=2 * (sum(sizes) + 8) * 2.0**-53)
+    for block, sent in zip(rows, on_device, strict=True):
+        np.testing.assert_array_equal(backend.to_numpy(sent), block)
+
+
+def test_norms_of_extreme_numbers_are_exact() -> None:
+    backend = load_backend("triton")
+    rows = np.array([[3e38, 3e38], [1e-45, 0], [-0.0, 0], [3, 4]], dtype=np.float32)
+    got = backend.to_numpy(backend.row_norms([backend.from_numpy(rows)]))
+    for row, norm in zip(rows, got.tolist(), strict=True):
+        exact = sum(Fraction(float(value)) ** 2 for value in row)
+        assert abs(Fraction(norm) ** 2 - exact) <= exact * Fraction(20, 2**53)
+
+
+@few
+@given(seeds, st.sampled_from([0, 1, 33, 1025]), st.integers(1, 3), st.sampled_from(CLIP_RULES))
+def test_factors_agree(seed: int, count: int, groups: int, rule: str) -> None:
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    norms = [10.0 ** rng.uniform(-3, 3, count) for _ in range(groups)]
+    for group in norms:
+        chosen = rng.random(count) < 0.1
+        group[chosen] = rng.choice([0, 5e-324, 1e-45, 1e-30, 1e30, 1e300, np.inf, np.nan], size=int(chosen.sum()))
+    bounds = rng.choice([1e-3, 1.0, 2.5], size=groups).tolist()
+    sizes = rng.integers(0, 10**7, groups).tolist()
+    got = backend.clip_factors([backend.from_numpy(group) for group in norms], rule, bounds, sizes, "float32")
+    expected = reference.clip_factors(norms, rule, bounds, sizes, "float32")
+    assert len(got) == groups
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_agree("clip_factors", backend.to_numpy(ours), theirs)
+
+
+@few
+@given(seeds, examples, widths, st.booleans())
+def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: bool) -> None:
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    rows = [floats(rng, count, size, special=special) for size in sizes]
+    weights, out = [writable(floats(rng, count)) for _ in sizes], [writable(floats(rng, size)) for size in sizes]
+    for block, weight in zip(rows, weights, strict=True):
+        # A clip gives weight 0 to every row that is not finite.
+        weight[~np.isfinite(block).all(axis=1)] = 0
+        weight[rng.random(count) < 0.2] = 0
+    sent = [[backend.from_numpy(array) for array in arrays] for arrays in (rows, weights, out)]
+    with np.errstate(all="ignore"):
+        terms = [
+            np.abs(total) + np.abs(weight[weight != 0]).astype(np.float64) @ np.abs(block[weight != 0])
+            for block, weight, total in zip(rows, weights, out, strict=True)
+        ]
+        reference.weighted_sum(rows, weights, out)
+    backend.weighted_sum(*sent)
+    for got, expected, allowed in zip(sent[2], out, terms, strict=True):
+        assert_agree("weighted_sum", backend.to_numpy(got), expected, allowed)
+    for given_, read in zip([*rows, *weights], [*sent[0], *sent[1]], strict=True):
+        np.testing.assert_array_equal(backend.to_numpy(read), given_)
+
+
+def test_rows_of_weight_zero_add_nothing() -> None:
+    backend = load_backend("triton")
+    rows = np.array([[np.nan, np.inf, -np.inf], [1, 2, 3], [np.nan, 0, 0]], dtype=np.float32)
+    out = backend.from_numpy(np.array([1, 1, -0.0], dtype=np.float32))
+    weights = backend.from_numpy(np.array([0, 2, -0.0], dtype=np.float32))
+    backend.weighted_sum([backend.from_numpy(rows)], [weights], [out])
+    np.testing.assert_array_equal(backend.to_numpy(out), [3, 5, 6])
+
+
+def test_rows_may_be_views() -> None:
+    """Blocks cut out of one matrix of per-example gradients, and a transposed one."""
+    backend, rng = load_backend("triton"), np.random.default_rng(0)
+    values = floats(rng, 7, 50)
+    matrix = backend.from_numpy(values)
+    cuts = [matrix[:, 3:20], matrix[:, 20:21], backend.from_numpy(np.ascontiguousarray(values.T)).T]
+    expected = [values[:, 3:20], values[:, 20:21], values]
+    np.testing.assert_allclose(backend.to_numpy(backend.row_norms(cuts)), reference.row_norms(expected), rtol=1e-14)
+    sums = [backend.zeros_like(cut[0]) for cut in cuts]
+    ones = backend.from_numpy(np.ones(7, dtype=np.float32))
+    backend.weighted_sum(cuts, [ones] * 3, sums)
+    for total, block in zip(sums, expected, strict=True):
+        np.testing.assert_allclose(backend.to_numpy(total), block.sum(axis=0), rtol=1e-4, atol=1e-3)
+
+
+def test_float64_is_refused_with_the_remedy() -> None:
+    backend = load_backend("triton")
+    rows, norms = [backend.from_numpy(np.ones((2, 3)))], [backend.from_numpy(np.ones(2))]
+    with pytest.raises(ArgumentTypeError, match=r"rows\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):
+        backend.row_norms(rows)
+    with pytest.raises(ArgumentTypeError, match=r"set_backend\('numpy'\)"):
+        backend.weighted_sum(rows, norms, [backend.from_numpy(np.ones(3))])
+    with pytest.raises(ArgumentError, match=r"dtype='float64'.*set_backend\('numpy'\)"):
+        backend.clip_factors(norms, "standard", [1.0], [3], "float64")
