@@ -11,11 +11,11 @@ import dpcore
 from .common import BACKENDS, KEY, require, synchronize, values
 
 METHODS = ("dp_sgd", "doppler", "disk", "dp_adam")
-EXAMPLES, BATCH, SIZE, STEPS = 1_000, 64, 100_000, 5
+EXAMPLES, BATCH, SIZE, STEPS = 1_000, 64, 20_000, 5
 
 
 class Minimize:
-    """Five steps of a quadratic with 64 examples a step in 100,000 dimensions."""
+    """Five steps of a quadratic with 64 examples a step in 20,000 dimensions."""
 
     params = (BACKENDS, METHODS)
     param_names = ("backend", "method")

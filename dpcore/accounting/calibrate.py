@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 from dpcore import validate
 from dpcore.accounting import base
 from dpcore.accounting.events import Event
@@ -77,6 +75,8 @@ def calibrate_noise_multiplier(
     def excess(log_multiplier: float) -> float:
         value = epsilon(math.exp(log_multiplier))
         return max(-50.0, min(50.0, math.log(value / aim))) if value > 0.0 else -50.0
+
+    from scipy.optimize import brentq  # most of dpcore's import time, were it at the top
 
     if excess(math.log(low)) > 0.0 > excess(math.log(high)):
         brentq(excess, math.log(low), math.log(high), xtol=1e-12, rtol=1e-14)

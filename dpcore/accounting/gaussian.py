@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
 from dpcore import validate
@@ -93,6 +92,8 @@ def analytic_noise_multiplier(epsilon: float, delta: float, count: int = 1) -> f
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the root of a decreasing function between low and high, on the side where it is not positive."""
+    from scipy.optimize import brentq  # most of dpcore's import time, were it at the top
+
     if function(high) > 0.0:  # rounding alone can do this, at the very end of the bracket
         high *= 1.0 + 1e-9
     floor = -1e300  # brentq takes no infinities
