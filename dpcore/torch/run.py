@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
+from dpcore import accounting
 from dpcore.errors import ArgumentError
 from dpcore.plan import Plan
 from dpcore.report.statement import Statement
@@ -80,9 +83,22 @@ class PrivateRun:
         check_still_frozen(self.model, self._frozen)
         self.optimizer.take(batch)
 
-    def epsilon(self, delta: float | None = None, *, accountant: str = "rdp") -> float:
-        """Return the epsilon spent by the steps taken so far, at `delta` (by default the target delta)."""
-        return self.plan.epsilon(self._delta(delta), steps=self.steps_taken, accountant=accountant)
+    def epsilon(self, delta: float | None = None, *, accountant: str | None = None) -> float:
+        """Return the epsilon spent by the steps taken so far.
+
+        Parameters
+        ----------
+        delta : float, optional
+            By default the target delta.
+        accountant : str, optional
+            By default the smallest value of all accountants that cover the run: each of them is an upper bound.
+        """
+        chosen = self._delta(delta)
+        if accountant is not None:
+            return self.plan.epsilon(chosen, steps=self.steps_taken, accountant=accountant)
+        event = self.plan.event_after(self.steps_taken)
+        names = accounting.accountants_for(event)
+        return min((accounting.epsilon(event, chosen, name) for name in names), default=math.inf)
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for the steps taken so far."""

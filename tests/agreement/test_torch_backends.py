@@ -31,7 +31,7 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
     model.to(device)
     with dpcore.use_backend(backend):
         run = dpcore.torch.make_private(
-            model, data, method, steps=4, microbatch_size=3, key=KEY, exact_key=True, target_delta=1e-5
+            model, data, method, steps=3, microbatch_size=3, key=KEY, exact_key=True, target_delta=1e-5
         )
     for batch in run.loader:
         assert batch[0].device.type == torch.device(device).type

@@ -31,6 +31,15 @@ class Center(nn.Module):
         return x - self.share * x.mean(0, keepdim=True)
 
 
+class Picky(Center):
+    """Refuses NaN, so only other finite values show that it mixes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.isnan().any():
+            raise ValueError("NaN")
+        return super().forward(x)
+
+
 class Counter(nn.Module):
     def __init__(self, replace: bool) -> None:
         super().__init__()
@@ -92,6 +101,13 @@ REFUSED = {
         ROWS,
         "'1.1'",
         "Center",
+        "GroupNorm",
+    ),
+    "mixer that checks its inputs": (
+        lambda: nn.Sequential(nn.Linear(6, 6), Picky()),
+        ROWS,
+        "'1'",
+        "Picky",
         "GroupNorm",
     ),
     "faint mixer": (

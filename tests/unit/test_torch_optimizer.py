@@ -557,6 +557,18 @@ def test_epsilon_grows_to_the_target() -> None:
     assert run.statement(1e-6).best_epsilon > 2.0
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
+def test_epsilon_is_the_statements_under_every_sampler(sampling: str) -> None:
+    run = start(model(), sgd(noise_multiplier=None), sampling=sampling, target_epsilon=4.0)
+    finish(run, stop=5)
+    statement = run.statement()
+    assert 0 < run.epsilon() == statement.best_epsilon < 4.0
+    assert statement.epsilon == {name: run.epsilon(accountant=name) for name in statement.epsilon}
+    finish(run)
+    assert run.epsilon() <= 4.0
+    assert run.epsilon(accountant="rdp") == pytest.approx(4.0, rel=1e-2)
+
+
 def test_without_a_target_delta_one_must_be_asked_for() -> None:
     run = start(model(), target_delta=None)
     with pytest.raises(ArgumentError, match="delta=None"):
