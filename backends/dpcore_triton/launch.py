@@ -29,10 +29,10 @@ WARPS = 4
 # width, so that there a program takes sixteen tiles.
 BLOCKS = 4096 if INTERPRETED else 128
 # Elements of a program of the operations that work on one tensor alone.
-ELEMENTS = 65536 if INTERPRETED else 2048
+ELEMENTS = 65536 if INTERPRETED else 512
 # Examples and coordinates of a program of the clip stage.
 ROWS = 32 if INTERPRETED else 4
-COLUMNS = 1024
+COLUMNS = 1024 if INTERPRETED else 512
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -56,7 +56,7 @@ rates = st.builds(
 
 
 def floats(rng: np.random.Generator, *shape: int, special: bool = False) -> np.ndarray:
-    """Normal numbers of many magnitudes, read only; with `special`, a tenth of them zeros, denormals, huge, not finite."""
+    """Numbers of many magnitudes, read only; with `special`, a tenth are zeros, denormals, huge or not finite."""
     values = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
     if special:
         chosen = rng.random(shape) < 0.1

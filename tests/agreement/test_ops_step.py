@@ -266,7 +266,7 @@ def test_slots_of_different_kinds_take_part_in_one_step() -> None:
 
 
 def test_a_moved_tensor_is_found_again() -> None:
-    """Tables of addresses are kept from step to step: a parameter whose memory was swapped must not be taken for itself."""
+    """Tables of addresses are kept from step to step: swapping a parameter's memory must not go unnoticed."""
     backend = load_backend("triton")
     arguments = (NoiseRow(bytes(32), 0, 0, 0.0), 1.0, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(1.0)], 1)
     ones = np.ones(10, dtype=np.float32)
@@ -296,7 +296,7 @@ def test_a_bad_slot_changes_nothing() -> None:
     backend.step([], *arguments[:-1], [], 1)
 
 
-# ------------------------------------------------------------------------------------------------- only on a real device
+# ----------------------------------------------------------------------------------------------------- on a GPU only
 
 
 @pytest.mark.gpu

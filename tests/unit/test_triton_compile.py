@@ -1,0 +1,192 @@
+"""Every kernel compiles for an H200 (sm_90) without a GPU and keeps all its values in registers.
+
+Run as a program, this file compiles the kernels, in a process of its own since the tests' process may run Triton's
+interpreter, and writes one JSON record for each: ``python tests/unit/test_triton_compile.py OUT.json``. The table in
+docs/kernels.md comes from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Registers that leave room for six warps a scheduler, to hide the latency of memory behind the cipher's arithmetic.
+MOST_REGISTERS = 80
+
+CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream"), "i32")
+TABLE = {"rows": "*i64", "row_of": "*i32"}
+
+
+def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
+    """Return title, kernel, types of its arguments, compile-time constants, elements of a thread's program."""
+    from dpcore_triton import clip, launch, noise, step, stream, update
+    from dpcore_triton import filter as filters
+
+    def step_case(rule: str, order: int, rng: str = "chacha20", noisy: bool = True, displaced: bool = False) -> Any:
+        floats = {"scale": "fp32", "per_example": "fp32", "b": ("fp32",) * (1 + min(order, 1)), "a": ("fp32",) * order}
+        moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[rule]
+        constants = {
+            "RULE": rule,
+            "NOISE": noisy,
+            "RNG": rng,
+            "ORDER": order,
+            "MOMENTS": moments,
+            "DISPLACED": displaced,
+        }
+        title = (
+            f"step {rule}, order {order}" + (", displacement" if displaced else "") + ("" if noisy else ", no noise")
+        )
+        title += ", philox" if rng == "philox" else ""
+        types_ = {**TABLE, **CIPHER, **floats, "unit": "fp32", "derived": "*fp32"}
+        return title, step._step_kernel, types_, {**constants, "BLOCKS": launch.BLOCKS}, 16 * launch.BLOCKS
+
+    block, blocks = 16 * launch.BLOCKS, {"BLOCKS": launch.BLOCKS}
+    elements = {"ELEMENTS": launch.ELEMENTS}
+    tile = {"ROWS": launch.ROWS, "COLUMNS": launch.COLUMNS}
+    tiled = launch.ROWS * launch.COLUMNS
+    squares = {**TABLE, "partial": "*fp64", "examples": "i32"}
+    norms = {"partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
+    factors = {"norms": "*fp64", "per_group": "*fp64", "factors": "*fp32", "groups": "i32", "examples": "i32"}
+    columns = launch.COLUMNS
+    second = {"b": ("fp32",) * 3, "a": ("fp32",) * 2, "unit": "fp32"}
+    return [
+        step_case("sgd", 0),
+        step_case("momentum", 1, displaced=True),
+        step_case("adam", 1),
+        step_case("adamw", 3, displaced=True),
+        step_case("sgd", 0, rng="philox"),
+        step_case("sgd", 0, noisy=False),
+        ("normal", noise._normal_kernel, {**TABLE, **CIPHER}, {"RNG": "chacha20", **blocks}, block),
+        ("words", stream._words_kernel, {**TABLE, **CIPHER}, {"TAIL": 0, "RNG": "chacha20", **blocks}, block),
+        ("row_norms: squares", clip._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
+        ("row_norms: norms", clip._norms_kernel, norms, tile, tiled),
+        ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
+        ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, tile, tiled),
+        (
+            "recurrence, order 2", filters._recurrence_kernel, {"row": "*i64", **second}, {"ORDER": 2, **elements},
+            launch.ELEMENTS,
+        ),
+        (
+            "update adam", update._update_kernel, {"row": "*i64", "derived": "*fp32"},
+            {"RULE": "adam", "MOMENTS": 2, **elements}, launch.ELEMENTS,
+        ),
+    ]  # fmt: skip
+
+
+def compile_and_measure(
+    title: str, kernel: Any, types_: dict[str, Any], constants: dict[str, Any], elements: int
+) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dpcore_triton import launch
+
+    names = kernel.arg_names
+    signature = {**types_, **dict.fromkeys(constants, "constexpr")}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types_.items() if str(kind)[0] == "*"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": launch.WARPS, "enable_fp_fusion": False}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+
+    def run(tool: str, *options: str) -> str:
+        return subprocess.run([tools / tool, *options, cubin], capture_output=True, text=True, check=True).stdout
+
+    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", run("cuobjdump", "--dump-resource-usage"))
+    assert used is not None
+    lines = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", run("nvdisasm", "-c"), re.MULTILINE)
+    counted = Counter(lines)
+    threads = 32 * launch.WARPS
+    registers = int(used[1])
+    warps_resident = min(64, 65536 // (-(-registers // 8) * 8 * threads) * launch.WARPS)
+    return {
+        "kernel": title, "registers": registers, "stack": int(used[2]), "shared": compiled.metadata.shared,
+        "spills": counted["STL"] + counted["LDL"], "instructions": sum(counted.values()) - counted["NOP"],
+        "elements_a_thread": elements // threads, "warps_resident": warps_resident,
+    }  # fmt: skip
+
+
+def main(out: Path) -> None:
+    sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
+    # The package itself refuses a machine without a GPU; its modules do not need one to be compiled.
+    package = types.ModuleType("dpcore_triton")
+    package.__path__ = [str(ROOT / "backends" / "dpcore_triton")]
+    sys.modules["dpcore_triton"] = package
+    out.write_text(json.dumps({"kernels": [compile_and_measure(*case) for case in cases()], "binder": bound_types()}))
+
+
+def bound_types() -> list[Any]:
+    """Return what a launch of the step is compiled for, for calls that differ in everything that changes in a run."""
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from dpcore_triton.step import _step_kernel
+    from dpcore_triton.stream import cipher_words
+
+    binder = create_function_from_signature(
+        _step_kernel.signature, _step_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
+    )
+    table = torch.zeros(4, dtype=torch.int64)
+    floats = torch.zeros(4)
+    constants = ("sgd", True, "chacha20", 0, 0, False, 128)
+    found = []
+    for key, row, scale, b in (
+        (bytes(32), 0, 1.0, 1.0),
+        (b"\x01\x00\x00\x00" * 8, 1, 16.0, 0.5),
+        (b"\x10\x00\x00\x00" * 8, 16, 1e-3, 1.0),
+        (b"\xff" * 32, 2**32 - 1, 3.0, 2.0),
+    ):
+        cipher = cipher_words(key, row, 0, 0, 1, "chacha20")
+        bound = binder(table, table.int(), *cipher, scale, 1 / 7, (b,), (), 1.0, floats, *constants)
+        found.append(repr(bound[1]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder)
+    out = folder / "measured.json"
+    done = subprocess.run(
+        [sys.executable, __file__, out], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured: dict[str, Any] = json.loads(out.read_text())
+    return measured
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_spills_nothing(compiled: dict[str, Any]) -> None:
+    assert len(compiled["kernels"]) >= 14
+    for record in compiled["kernels"]:
+        assert record["spills"] == 0, record
+        assert record["stack"] == 0, record
+        assert 0 < record["registers"] <= MOST_REGISTERS, record
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_again_for_another_key_row_scale_or_coefficient(compiled: dict[str, Any]) -> None:
+    assert len(compiled["binder"]) == 4
+    assert len(set(compiled["binder"])) == 1, compiled["binder"]
+    assert "i32" in compiled["binder"][0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
