@@ -92,9 +92,9 @@ def synthetic(batch: Tree, examples: int, seed: int = 0) -> Tree:
     def fresh(tensor: torch.Tensor) -> torch.Tensor:
         shape = (examples, *tensor.shape[1:])
         if tensor.is_floating_point():
-            values = torch.empty(shape, dtype=torch.float32).normal_(generator=generator)
+            values = torch.empty(shape, dtype=torch.float32, device="cpu").normal_(generator=generator)
         else:
-            values = torch.randint(0, 2, shape, generator=generator)
+            values = torch.randint(0, 2, shape, generator=generator, device="cpu")
         return values.to(dtype=tensor.dtype, device=tensor.device)
 
     return tree_map(fresh, batch)

@@ -144,7 +144,7 @@ def make_private(
             max_memory, layout.dimension, working.dtype.itemsize, points, activation_bytes(model, one), device
         )
     # Public, and from torch's generator, so that torch.manual_seed fixes the dropout masks as it does elsewhere.
-    dropout_seed = int(torch.randint(2**62, ()).item())
+    dropout_seed = int(torch.randint(2**62, (), device="cpu").item())
     engine = Engine(gradient, mechanism, working, size, dropout_seed)
     loader = PrivateLoader(source, mechanism)
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)

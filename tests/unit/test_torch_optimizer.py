@@ -529,6 +529,40 @@ def test_changes_of_the_model_after_make_private_are_refused() -> None:
         stepped(lambda net: net.double())
 
 
+def test_a_frozen_batchnorm_must_stay_frozen() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3))
+    run = start(net)
+    batch = next(iter(run.loader))
+    statistics = net[1].running_mean.clone()
+    run.step(batch)
+    assert torch.equal(net[1].running_mean, statistics)
+    net.train()
+    with pytest.raises(ArgumentError, match=r"'1' \(BatchNorm1d\) was frozen"):
+        run.step(next(iter(run.loader)))
+
+
+def test_mappings_of_inputs_reach_the_model_by_keyword() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layer(x), labels)
+
+    class Dicts(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+            x, label = super().__getitem__(index)
+            return {"labels": label, "x": x}
+
+    torch.manual_seed(0)
+    net = Two()
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(5, 3))
+    run = start(net, data=Dicts(), loss=lambda loss: loss)
+    assert torch.equal(finish(run), finish(start(twin)))
+
+
 def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU the meta device stands in: any device but the CPU takes the same branch."""
     with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
