@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from dpcore.cli.interrupt import Stopped, immediate
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
@@ -20,10 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 where all went well; 2 for bad input; 130 and 143 after Ctrl-C and SIGTERM; 1 for a defect of dpcore itself.
     """
     try:
-        from dpcore.cli.app import run
+        with immediate():
+            from dpcore.cli.app import run
+
+            return run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as cause:
         if cause.name not in {"typer", "rich"}:
             raise
         sys.stderr.write(f"dpcore: the command line needs {cause.name}; install it with: pip install 'dpcore[cli]'\n")
         return 2
-    return run(sys.argv[1:] if arguments is None else arguments)
+    except Stopped as stop:
+        sys.stderr.write(f"dpcore: {stop}\n")
+        return stop.status

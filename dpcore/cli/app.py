@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -43,10 +40,6 @@ for _command, _example in (
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: handled like Ctrl-C, with another exit status."""
-
-
 @app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
@@ -62,8 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; never lets a traceback out unless ``--debug`` is among the arguments."""
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
-        with _sigterm_raises():
-            status = app(args=list(arguments), prog_name="dpcore", standalone_mode=False)
+        status = app(args=list(arguments), prog_name="dpcore", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except BrokenPipeError:
@@ -71,11 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Stopped as stop:
-        return _fail(str(stop), 130, debug, as_json)
-    except Terminated:
-        return _fail("stopped by SIGTERM before any private step; nothing was released", 143, debug, as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped by Ctrl-C before any private step; nothing was released", 130, debug, as_json)
+        return _fail(str(stop), stop.status, debug, as_json)
     except DpcoreError as error:
         return _fail(str(error), 2, debug, as_json)
     except OSError as error:
@@ -109,20 +97,3 @@ def _usage_sentence(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "no message")
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    try:
-        former = signal.signal(signal.SIGTERM, stop)
-    except ValueError:
-        # Only the main thread may set handlers; elsewhere the caller decides about signals.
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)

@@ -84,9 +84,9 @@ def demo(
     with deferred() as interruption:
         try:
             series, epochs, spent = _train(contestants, seeds, console, interruption, folder)
-        except KeyboardInterrupt as stop:
+        except Stopped as stop:
             each = f"epsilon = {format_number(epsilon)} at delta = {format_number(delta)}"
-            raise Stopped(f"stopped at once; each run that was begun spent at most {each}") from stop
+            raise Stopped(f"{stop}; each run that was begun spent at most {each}", stop.status) from stop
         if interruption:
             raise typer.Exit(interruption.status)
         _write(folder, series, contestants, seeds, epochs, spent)
@@ -225,14 +225,16 @@ def _show(series: dict[str, Series], contestants: dict[str, Settings], seeds: in
 
 
 def _verdict(series: dict[str, Series]) -> str:
-    """Say which method came out first, and whether the runs can tell it from DP-SGD."""
-    first = max(series, key=lambda name: series[name].mean)
+    """Say which method came out first, and whether the runs can tell it from DP-SGD (or DP-SGD from the next)."""
     base = next(iter(series))
-    if first == base:
-        return f"{base} came out first here: the papers' ordering does not show in this setting."
-    gap = series[first].mean - series[base].mean
-    error = math.hypot(series[first].standard_error, series[base].standard_error)
+    first, second = sorted(series, key=lambda name: series[name].mean, reverse=True)[:2]
+    other = second if first == base else base
+    gap = series[first].mean - series[other].mean
+    error = math.hypot(series[first].standard_error, series[other].standard_error)
+    words = f"{first} came out {100 * gap:.2f} points above {other}, "
     if math.isnan(error):
-        return f"{first} came out {100 * gap:.2f} points above {base}; one seed cannot tell luck from merit."
-    clear = "more than two standard errors" if gap > 2 * error else "less than two standard errors: it may be luck"
-    return f"{first} came out {100 * gap:.2f} points above {base}, {clear} ({100 * error:.2f})."
+        return words + "and one seed cannot tell luck from merit."
+    clear = "more" if gap > 2 * error else "less"
+    luck = "" if gap > 2 * error else ", so it may be luck"
+    words += f"{clear} than two standard errors of the difference (2 x {100 * error:.2f}){luck}."
+    return words + (" The papers' ordering does not show in this setting." if first == base else "")

@@ -1,17 +1,29 @@
-"""Ctrl-C and SIGTERM during training: finish the step, write down what was spent, then stop."""
+"""Ctrl-C and SIGTERM: at once where no private step is under way, else after the step, its cost written down."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
-class Stopped(KeyboardInterrupt):
-    """A run was stopped in the middle of a step; the message says where what was spent is stated."""
+class Stopped(BaseException):
+    """A signal stopped the command. No KeyboardInterrupt, which command-line packages swallow.
+
+    Parameters
+    ----------
+    message : str
+        One sentence.
+    status : int
+        The exit status that shells expect: 128 plus the signal's number.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Interruption:
@@ -35,27 +47,44 @@ class Interruption:
 
 
 @contextmanager
+def immediate() -> Iterator[None]:
+    """Stop at once while the block runs: no private step is under way."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        name = NAMES[signal.Signals(number)]
+        raise Stopped(f"stopped by {name}; no private step was under way", 128 + number)
+
+    with _handled(stop):
+        yield
+
+
+@contextmanager
 def deferred() -> Iterator[Interruption]:
     """Note the signals while the block runs, instead of stopping midway.
 
-    A second signal of the same kind stops at once, by KeyboardInterrupt: a step can be long, and its row of noise is
-    counted as spent either way.
+    A second signal stops at once: a step can be long, and its row of noise is counted as spent either way.
     """
     interruption = Interruption()
 
     def note(number: int, _frame: FrameType | None) -> None:
         if interruption:
-            raise KeyboardInterrupt
+            raise Stopped("stopped at once, in the middle of a step", 128 + number)
         interruption.signal = signal.Signals(number)
 
+    with _handled(note):
+        yield interruption
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     try:
-        former = {number: signal.signal(number, note) for number in NAMES}
+        former = {number: signal.signal(number, handler) for number in NAMES}
     except ValueError:
         # Only the main thread may set handlers; elsewhere the caller decides about signals.
-        yield interruption
+        yield
         return
     try:
-        yield interruption
+        yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, handler_before in former.items():
+            signal.signal(number, handler_before)

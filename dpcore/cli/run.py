@@ -42,8 +42,8 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool) ->
         try:
             with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
                 outcome = training.run([*heard, display], interruption, folder.write_statement)
-        except KeyboardInterrupt as stop:
-            raise Stopped(f"stopped at once, in the middle of a step; {_upper_bound(folder)}") from stop
+        except Stopped as stop:
+            raise Stopped(f"{stop}; {_upper_bound(folder)}", stop.status) from stop
         except Exception:
             console.print(f"remark: {_upper_bound(folder)}")
             raise

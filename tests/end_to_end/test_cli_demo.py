@@ -67,8 +67,13 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("base", "other", "words"),
     [
-        ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "does not show"),
-        ([0.80, 0.90, 0.70], [0.81, 0.91, 0.71], "it may be luck"),
+        ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "The papers' ordering does not show"),
+        ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "DP-SGD came out 9.00 points above DiSK, more than two"),
+        (
+            [0.80, 0.90, 0.70],
+            [0.81, 0.91, 0.71],
+            "1.00 points above DP-SGD, less than two standard errors of the difference (2 x 8.16), so it may be luck",
+        ),
         ([0.80, 0.81, 0.79], [0.90, 0.91, 0.89], "more than two standard errors"),
         ([0.80], [0.90], "one seed cannot tell luck from merit"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-from dpcore import accounting
+from dpcore import accounting, datasets
+from dpcore.cli import main
+from dpcore.cli.callbacks import JsonLines
 from dpcore.report import Statement
+from dpcore.torch import PrivateRun
 
 EPOCHS = 2000
-
-pytestmark = pytest.mark.slow
 
 
 def start(out: Path, *more: str) -> subprocess.Popen[str]:
@@ -45,6 +47,7 @@ def read(out: Path) -> tuple[Statement, list[dict[str, float]]]:
     return statement, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -69,6 +72,7 @@ def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, nam
     assert (out / "learning-curve.png").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(out)
@@ -79,3 +83,57 @@ def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path) -> None:
     assert statement.steps_taken >= lines[-1]["step"]
     assert "spent at most what is stated" in statement.note
     assert json.loads((out / "config.json").read_text())["settings"]["noise_multiplier"] == 2
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_before_the_first_step_leaves_nothing(
+    number: signal.Signals,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    monkeypatch.setattr(datasets, "load", load)
+    assert main(["train", "--epsilon", "3", "--out", str(tmp_path / "run")]) == 128 + number
+    assert capsys.readouterr().err == f"dpcore: stopped by {name}; no private step was under way\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, taken = PrivateRun.step, []
+
+    def stuck(run: PrivateRun, batch: object) -> None:
+        step(run, batch)
+        taken.append(run.steps_taken)
+        if len(taken) == 30:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    monkeypatch.setattr(PrivateRun, "step", stuck)
+    assert main(["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")]) == 130
+    assert "stopped at once, in the middle of a step; " in (printed := capsys.readouterr().err)
+    assert "states an upper bound" in printed
+    statement, lines = read(tmp_path / "run")
+    assert len(lines) == 1
+    assert statement.steps_taken == 46 >= len(taken)
+
+
+def test_a_failure_in_mid_run_leaves_an_upper_bound_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "disk")
+
+    monkeypatch.setattr(JsonLines, "on_epoch", full)
+    assert main(["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.endswith("dpcore: disk: No space left on device\n")
+    assert "states an upper bound" in printed
+    assert Statement.from_json((tmp_path / "run" / "statement.json").read_text()).steps_taken == 23
