@@ -22,8 +22,8 @@ _ONLY_FOR = {
 }
 _ADAPTIVE = ("adam", "adamw")
 
-# Learning rates where none is given, by update rule. They come from a search on public data (docs/command-line.md).
-DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "adam": 0.001, "adamw": 0.001}
+# Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md.
+DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "adam": 0.005, "adamw": 0.005}
 
 
 @dataclass(frozen=True)
