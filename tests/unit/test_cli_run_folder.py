@@ -64,7 +64,7 @@ def test_names_that_overwrite_would_not_find_are_refused(tmp_path: Path) -> None
 
 def test_metrics_are_whole_lines_at_once(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    lines.on_step(StepReleased(1, 10, 0.1))
+    lines.on_step(StepReleased(1, 10))
     for epoch in (1, 2):
         lines.on_epoch(EpochReleased(epoch, 5 * epoch, float("inf"), 1e-5, 0.5, 1.0, 0.1))
         read = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
