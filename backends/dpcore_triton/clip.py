@@ -57,6 +57,10 @@ def _dense_rows(block: Tensor) -> Tensor:
     return block if block.stride(1) == 1 or block.shape[1] < 2 else block.contiguous()
 
 
+# Loops over lengths known at launch only are `while` loops: Triton 3.6's interpreter cannot take them as a range's end
+# under NumPy 2.4.
+
+
 @kernel("examples")
 def _squares_kernel(
     rows, row_of, partial, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
@@ -85,11 +89,12 @@ def locate_columns(rows, row_of, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 @kernel("examples", "parts")
 def _norms_kernel(partial, norms, examples, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     example = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    squares = tl.zeros((ROWS, COLUMNS), tl.float64)
-    for start in range(0, parts, COLUMNS):
+    squares, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
+    while start < parts:
         part = start + tl.arange(0, COLUMNS)
         mask = (example < examples)[:, None] & (part < parts)[None, :]
         squares += tl.load(partial + example[:, None] * parts + part[None, :], mask=mask, other=0.0)
+        start += COLUMNS
     tl.store(norms + example, tl.sqrt(tl.sum(squares, axis=1)), mask=example < examples)
 
 
@@ -124,18 +129,20 @@ def clip_factors(
 def _factors_kernel(norms, per_group, factors, groups, examples, RULE: tl.constexpr, EXAMPLES: tl.constexpr):
     example = tl.program_id(0) * EXAMPLES + tl.arange(0, EXAMPLES)
     mask = example < examples
-    finite, at = mask, example.to(tl.int64)
-    for _ in range(groups):
+    finite, at, group = mask, example.to(tl.int64), 0
+    while group < groups:
         finite = finite & (tl.abs(tl.load(norms + at, mask=mask, other=0.0)) < float("inf"))
         at += examples
-    at = example.to(tl.int64)
-    for group in range(groups):
+        group += 1
+    at, group = example.to(tl.int64), 0
+    while group < groups:
         bound, raising = tl.load(per_group + group * 3), tl.load(per_group + group * 3 + 1)
         underflow = tl.load(per_group + group * 3 + 2)
         raised = tl.load(norms + at, mask=mask, other=0.0) * raising
         factor = toward_zero(factor_of(RULE, raised, bound, underflow))
         tl.store(factors + at, tl.where(finite, factor, 0.0), mask=mask)
         at += examples
+        group += 1
 
 
 @jit
@@ -185,13 +192,14 @@ def _sum_kernel(rows, row_of, examples, ROWS: tl.constexpr, COLUMNS: tl.constexp
     row, columns = locate_columns(rows, row_of, 6, COLUMNS)
     block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float32))
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, examples, ROWS):
+    sums, start = tl.zeros((ROWS, COLUMNS), tl.float32), 0
+    while start < examples:
         example = (start + tl.arange(0, ROWS)).to(tl.int64)
         weight = tl.load(weights + example, mask=example < examples, other=0.0)
         # A row of weight 0 is not read: what it holds cannot matter, not even NaN.
         mask = (weight != 0)[:, None] & inside[None, :]
         at = block + example[:, None] * stride + columns[None, :]
         sums += weight[:, None] * tl.load(at, mask=mask, other=0.0)
+        start += ROWS
     total = tl.load(row + 5).to(tl.pointer_type(tl.float32)) + columns
     tl.store(total, tl.load(total, mask=inside, other=0.0) + tl.sum(sums, axis=0), mask=inside)

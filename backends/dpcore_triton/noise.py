@@ -116,7 +116,7 @@ def box_muller(w0, w1, fraction):
 def log_uniform(w0, fraction):
     """Return ln u for u at `fraction` of the w0-th of 2^32 cells, from the nearer end so that no digit is lost at 1."""
     upper = w0 >= 0x80000000
-    from_end = tl.where(upper, ~w0, w0).to(tl.float32)
+    from_end = tl.where(upper, w0 ^ 0xFFFFFFFF, w0).to(tl.float32)
     v = (from_end + fraction) * CELL
     # Lower half: u = v = 2^e (1 + t). Upper half: u = 1 - v is 1 + t, or (1 + t) / 2 below sqrt(1/2).
     bits = v.to(tl.int32, bitcast=True)
