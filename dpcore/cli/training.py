@@ -23,9 +23,12 @@ from dpcore.torch import make_private, models
 
 _EVALUATION_BATCH = 1000
 
-TIMING = (
-    "The time a step takes, and with it the times at which files were written, depends on the secret size of its batch "
-    "and is not covered."
+CAVEATS = (
+    "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set.",
+    (
+        "The time a step takes, and with it the times at which files were written, depends on the secret size of its "
+        "batch and is not covered."
+    ),
 )
 
 _RESERVED = (
@@ -101,7 +104,7 @@ class Training:
             steps_taken=steps,
             epsilon=epsilon or now.epsilon,
             event=event.to_dict(),
-            caveats=(*now.caveats, TIMING),
+            caveats=(*now.caveats, *CAVEATS),
             note=note,
         )
 
