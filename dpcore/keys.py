@@ -1,36 +1,56 @@
-"""The secret keys of a run: where its noise and its sampling come from."""
+"""The secret keys of a run: where its noise and its sampling come from, and which rows of noise are spent."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.stream import check_key, derive_key, new_key
 
 OPERATING_SYSTEM = "operating system"
 CALLER = "caller's key"
+EXACT = "caller's key, exact"
+
+# Digest of a noise key -> number of its rows that this process has begun. Objects come and go, and a checkpoint can be
+# loaded into several of them; what was released stays released.
+_begun: dict[bytes, int] = {}
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class RunKeys:
+class Provenance:
+    """What a statement says of a run's keys: nothing secret.
+
+    Attributes
+    ----------
+    origin : str
+        The operating system, or the caller.
+    forks : int
+        How often the run was resumed from a checkpoint under fresh noise.
+    """
+
+    origin: str = OPERATING_SYSTEM
+    forks: int = 0
+
+
+@dataclass(frozen=True)
+class RunKeys(Provenance):
     """A run's keys. As secret as the data: whoever knows them can subtract the noise.
 
     Attributes
     ----------
     noise : bytes
-        32 bytes, never printed.
+        32 bytes, never printed, never pickled.
     sampling : bytes
-        32 bytes, never printed: amplification by sampling is void if the batches can be guessed.
-    origin : str
-        For the privacy statement: the operating system, or the caller.
-    forks : int
-        How often the run was resumed from a checkpoint under fresh noise.
+        32 bytes, likewise: amplification by sampling is void if the batches can be guessed.
     """
 
-    noise: bytes = field(repr=False)
-    sampling: bytes = field(repr=False)
-    origin: str = OPERATING_SYSTEM
-    forks: int = 0
+    noise: bytes = field(repr=False, kw_only=True)
+    sampling: bytes = field(repr=False, kw_only=True)
 
     @classmethod
     def new(cls, key: bytes | None = None, *, run_id: bytes | None = None, exact_key: bool = False) -> RunKeys:
@@ -45,24 +65,63 @@ class RunKeys:
         exact_key : bool
             Take the caller's key as it is: two runs with one key then have the *same* noise, and the difference of
             their results shows the data. For replay and for tests.
+
+        Raises
+        ------
+        ArgumentError
+            If `exact_key` or `run_id` is given without a key, or both are.
         """
         if key is None:
+            if exact_key or run_id is not None:
+                given = "exact_key=True" if exact_key else "run_id"
+                raise ArgumentError(f"{given}: must be given together with a key, which is None")
             return cls._of(new_key(), OPERATING_SYSTEM)
         check_key(key)
         if exact_key:
-            return cls._of(key, f"{CALLER}, exact")
+            if run_id is not None:
+                raise ArgumentError("exact_key=True: must not be given together with a run_id")
+            return cls._of(key, EXACT)
         identity = os.urandom(16) if run_id is None else run_id
         return cls._of(derive_key(key, b"dpcore run" + identity), CALLER)
 
     @classmethod
     def _of(cls, key: bytes, origin: str) -> RunKeys:
-        return cls(key, derive_key(key, "dpcore sampling"), origin)
+        return cls(origin, noise=key, sampling=derive_key(key, "dpcore sampling"))
 
-    def fork(self, *, keep_sampling: bool) -> RunKeys:
+    @property
+    def provenance(self) -> Provenance:
+        """The part that may be published."""
+        return Provenance(self.origin, self.forks)
+
+    def fork(self, *, keep_sampling: bool, forks: int = 0) -> RunKeys:
         """Return keys for a branch: fresh noise from here on, and fresh batches unless `keep_sampling`.
 
-        The number that tells branches apart comes from the operating system until a ledger records it.
+        The number that tells branches apart comes from the operating system until a ledger records it. `forks` is how
+        many the caller knows of.
         """
         branch = derive_key(self.noise, b"dpcore fork" + os.urandom(16))
         sampling = self.sampling if keep_sampling else derive_key(branch, "dpcore sampling")
-        return RunKeys(branch, sampling, self.origin, self.forks + 1)
+        return RunKeys(self.origin, max(self.forks, forks) + 1, noise=branch, sampling=sampling)
+
+    def begin(self, row: int) -> None:
+        """Mark a row of noise as spent, before it is drawn for a release.
+
+        Raises
+        ------
+        PrivacyError
+            If this process began the row before. Not for an exact key, whose caller answers for its use.
+        """
+        if self.origin == EXACT:
+            return
+        digest = hashlib.sha256(b"dpcore spent" + self.noise).digest()
+        with _lock:
+            if row < _begun.get(digest, 0):
+                raise PrivacyError(
+                    f"step {row + 1} was already released with this key, and its noise must not be added to another "
+                    "sum: load the checkpoint with fork=True"
+                )
+            _begun[digest] = row + 1
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied along with an object that holds the keys."""
+        raise PrivacyError("the keys of a run are not pickled or copied: save state_dict(), which has a secret part")

@@ -6,6 +6,7 @@ array API (`dpcore.minimize`) and the PyTorch edge drive this one object, so a m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.plan import Plan
 from dpcore.queries import Point
+from dpcore.report.statement import Statement
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import UPDATE_RULES, Backend, NoiseRow, Slot, UpdateSettings
@@ -46,6 +48,13 @@ class Mechanism:
     -----
     A step is any number of `add` and then one `release`. The sum belongs to the private data and never leaves this
     object un-noised.
+
+    Attributes
+    ----------
+    step : int
+        Steps taken on the way to the present parameters.
+    releases : int
+        All releases that this object knows of: `step`, and steps that were abandoned by going back to a checkpoint.
     """
 
     def __init__(
@@ -64,6 +73,9 @@ class Mechanism:
         method = plan.method
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
         self.step = 0
+        self.releases = 0
+        self._run = os.urandom(8).hex()
+        self._process = os.getpid()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping.members]
 
         def vectors(count: int) -> list[tuple[Any, ...]]:
@@ -125,10 +137,17 @@ class Mechanism:
         Raises
         ------
         PrivacyError
-            Beyond the last planned step: further steps are not accounted for.
+            Beyond the last planned step, for further steps are not accounted for; in a process forked from the one
+            that built the run, and for a row that was released before, for two sums must not share noise.
         """
-        if self.step >= self.plan.steps:
-            raise PrivacyError(f"step={self.step + 1}: the plan, and its guarantee, end at step {self.plan.steps}")
+        row = self.step
+        if row >= self.plan.steps:
+            raise PrivacyError(f"step={row + 1}: the plan, and its guarantee, end at step {self.plan.steps}")
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "this process was forked from the one that built the run, and both would draw the same noise: build "
+                "the run here, or load its state here, which forks the keys"
+            )
         method = self.plan.method
         scale = self.plan.noise_standard_deviation
         if normals is not None:
@@ -146,21 +165,24 @@ class Mechanism:
             )
             for i, (entry, parameter) in enumerate(zip(self.layout.entries, parameters, strict=True))
         ]
-        noise = NoiseRow(self.keys.noise, self.step, Stream.GRADIENT, scale, self.rng)
+        noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng)
         default = method.update.settings()
+        # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen is
+        # never added to another sum.
+        self.step += 1
+        self.releases += 1
         try:
+            self.keys.begin(row)
             self.backend.step(
                 slots,
                 noise,
                 self.plan.batch_size,
-                method.filter.coefficients(self.step),
+                method.filter.coefficients(row),
                 method.update.rule,
                 [default] * len(slots) if settings is None else settings,
-                self.step + 1,
+                row + 1,
             )
         finally:
-            # Also when interrupted midway: a row of noise that may have been seen is never drawn for another sum.
-            self.step += 1
             self.discard()
 
     def discard(self) -> None:
@@ -178,7 +200,14 @@ class Mechanism:
             arrays[name] = self.backend.to_numpy(vectors)
         return {
             "format": STATE_FORMAT,
-            "public": {"step": self.step, "layout": self.layout.to_list(), "rng": self.rng, "arrays": arrays},
+            "public": {
+                "step": self.step,
+                "releases": self.releases,
+                "run": self._run,
+                "layout": self.layout.to_list(),
+                "rng": self.rng,
+                "arrays": arrays,
+            },
             "secret": {
                 "noise_key": self.keys.noise,
                 "sampling_key": self.keys.sampling,
@@ -199,6 +228,11 @@ class Mechanism:
             goes on with the saved keys, bit for bit as if never interrupted: only for a caller who knows that no step
             after this state was ever released, since one row of noise on two different sums gives both away.
 
+        Notes
+        -----
+        Releases that this object made and now goes back behind stay counted (`releases`). What other processes
+        released after the state was saved cannot be known here; the statement says so.
+
         Raises
         ------
         ArgumentError
@@ -218,8 +252,36 @@ class Mechanism:
             vector[...] = self.backend.from_numpy(np.asarray(public["arrays"][name]))
         self.discard()
         self.step, self.rng = int(public["step"]), str(public["rng"])
-        saved = RunKeys(secret["noise_key"], secret["sampling_key"], secret["origin"], int(secret["forks"]))
-        self.keys = saved.fork(keep_sampling=self.plan.sampler.keeps_order) if fork else saved
+        # Saved by this very object, the state's releases are among ours; saved by another, they come on top.
+        self.releases += 0 if public["run"] == self._run else int(public["releases"])
+        self._process = os.getpid()
+        saved = RunKeys(
+            secret["origin"], int(secret["forks"]), noise=secret["noise_key"], sampling=secret["sampling_key"]
+        )
+        keep_sampling = self.plan.sampler.keeps_order
+        self.keys = saved.fork(keep_sampling=keep_sampling, forks=self.keys.forks) if fork else saved
+
+    @property
+    def abandoned(self) -> int:
+        """Releases that the present parameters do not rest on: they cost privacy all the same."""
+        return self.releases - self.step
+
+    def statement(
+        self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None
+    ) -> Statement:
+        """Return the privacy statement for what was released so far."""
+        return self.plan.statement(
+            delta,
+            steps_taken=self.step,
+            abandoned=self.abandoned,
+            keys=self.keys,
+            backend=self.backend.name,
+            rng=self.rng,
+            layout=self.layout,
+            caveats=caveats,
+            note=note,
+            software=software,
+        )
 
     def _vectors(self) -> dict[str, Any]:
         vectors: dict[str, Any] = {}

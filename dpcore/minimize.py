@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpcore.accounting import Event, NonPrivate
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.keys import RunKeys
+from dpcore.keys import Provenance, RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.method import Method
 from dpcore.plan import Plan
@@ -40,6 +40,8 @@ class MinimizeResult:
         What was run.
     backend : str
         What it was run on.
+    provenance : Provenance
+        Where its keys came from; the keys themselves are forgotten.
     """
 
     x: NDArray[Any]
@@ -47,16 +49,17 @@ class MinimizeResult:
     event: Event
     plan: Plan
     backend: str
-    _keys: RunKeys | None
+    provenance: Provenance
 
     def statement(self, delta: float) -> Statement:
         """Return the privacy statement at `delta`."""
         return self.plan.statement(
             delta,
             steps_taken=self.plan.steps,
-            keys=self._keys,
+            keys=self.provenance,
             backend=self.backend,
-            caller_noise=self._keys is None,
+            layout=Layout.of([("x", self.x.shape)]),
+            caller_noise=isinstance(self.event, NonPrivate),
         )
 
 
@@ -143,7 +146,7 @@ def minimize(
         event=event,
         plan=plan,
         backend=backend.name,
-        _keys=keys if noise is None else None,
+        provenance=keys.provenance,
     )
 
 
@@ -170,9 +173,10 @@ def _normals(noise: NDArray[Any] | None, steps: int, x: NDArray[Any]) -> NDArray
 def _gradient(per_example_gradient: Gradient, x: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
     gradient = np.asarray(per_example_gradient(x, indices))
     if gradient.shape != (len(indices), x.size):
+        # Without the shapes: under Poisson sampling the number of indices is secret.
         raise ArgumentError(
-            f"per_example_gradient: returned shape {gradient.shape} for {len(indices)} indices, "
-            f"must be {(len(indices), x.size)}"
+            f"per_example_gradient: must return one row of {x.size} numbers for each index, an array of shape "
+            f"(len(indices), {x.size})"
         )
     if gradient.dtype != x.dtype:
         raise ArgumentTypeError(f"per_example_gradient: returned dtype {gradient.dtype}, must be {x.dtype} as x0")

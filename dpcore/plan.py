@@ -11,13 +11,14 @@ import numpy as np
 import scipy
 
 from dpcore import accounting
-from dpcore.accounting import Event, NonPrivate
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, NonPrivate
 from dpcore.clipping import Grouping, Sensitivity
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
-from dpcore.keys import CALLER, RunKeys
+from dpcore.keys import CALLER, EXACT, Provenance
 from dpcore.method import Method
 from dpcore.report.statement import Statement
 from dpcore.sampling import Sampler
+from dpcore.spec.layout import Layout
 from dpcore.validate import integer, non_negative
 from dpcore.version import __version__
 
@@ -30,6 +31,7 @@ CAVEATS = (
     "Choosing hyper-parameters, or when to stop, by looking at results on the same data is not accounted for.",
     "The unit of privacy is one example: a person with several examples has less protection than stated.",
 )
+SECRET_BATCHES = "The batches are secret: how long a step takes, which tells how many examples it had, is not covered."
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,18 @@ class Plan:
         """What the whole planned run releases."""
         return self.event_after(self.steps)
 
-    def event_after(self, steps: int) -> Event:
-        """Return what the first `steps` steps release."""
-        return self.sampler.event(self.noise_multiplier, steps)
+    def event_after(self, steps: int, abandoned: int = 0) -> Event:
+        """Return what the first `steps` steps release, and `abandoned` others that a run went back behind.
+
+        Where every step draws anew, abandoned steps are steps like the others. Where an order is kept, nothing is
+        known of which batches they met, so that each may have met the same example once more.
+        """
+        sigma = self.noise_multiplier
+        if not abandoned:
+            return self.sampler.event(sigma, steps)
+        if not self.sampler.keeps_order:
+            return self.sampler.event(sigma, steps + abandoned)
+        return Composed((self.sampler.event(sigma, steps), Gaussian(sigma, abandoned, Adjacency.ZERO_OUT)))
 
     def epsilon(self, delta: float, *, steps: int | None = None, accountant: str = "rdp") -> float:
         """Return epsilon at `delta` after `steps` steps (all planned ones by default)."""
@@ -157,30 +168,60 @@ class Plan:
         delta: float,
         *,
         steps_taken: int,
-        keys: RunKeys | None,
+        keys: Provenance,
         backend: str,
+        abandoned: int = 0,
         rng: str = "chacha20",
+        layout: Layout | None = None,
         caller_noise: bool = False,
         caveats: tuple[str, ...] = (),
         note: str = "",
         software: dict[str, str] | None = None,
     ) -> Statement:
-        """Return the privacy statement after `steps_taken` steps."""
+        """Return the privacy statement after `steps_taken` steps (and `abandoned` ones).
+
+        Parameters
+        ----------
+        delta : float
+            Where epsilon is stated.
+        steps_taken, abandoned : int
+            See `event_after`.
+        keys : Provenance
+            Where the keys come from; `RunKeys` is one.
+        backend, rng : str
+            What computed, and what drew.
+        layout : Layout, optional
+            Its digest is recorded: it says which noise belongs to which coordinate.
+        caller_noise : bool
+            The noise was the caller's: nothing is private.
+        caveats : tuple of str
+            Further sentences.
+        note : str
+            On the moment of writing.
+        software : dict, optional
+            Further versions.
+        """
         non_negative(delta=delta)
-        event, planned = self.event_after(steps_taken), self.event
-        said = [*CAVEATS, *caveats]
+        event, planned = self.event_after(steps_taken, abandoned), self.event_after(self.steps, abandoned)
+        said = [*CAVEATS, *([] if self.sampler.keeps_order else [SECRET_BATCHES]), *caveats]
         if caller_noise:
             event = planned = NonPrivate("the noise was supplied by the caller")
         if rng != "chacha20":
             event = planned = NonPrivate(f"the noise came from {rng}, which is not cryptographic")
-        if keys is not None and keys.origin.startswith(CALLER):
+        if keys.origin.startswith(CALLER):
             said.append("The guarantee holds only while the caller's key stays secret.")
-        if keys is not None and keys.forks:
+        if keys.origin == EXACT:
+            said.append("It holds only if no other run used that key: two runs with one exact key share all noise.")
+        if keys.forks:
             said.append(
-                f"The run was resumed {keys.forks} time(s) from a checkpoint, under fresh noise; steps that were taken "
-                "after such a checkpoint and then abandoned are further releases, and are not counted here."
+                f"The run was resumed {keys.forks} time(s) from a checkpoint, under fresh noise; steps that another "
+                "process took after such a checkpoint are further releases, and are not counted here."
             )
+        if abandoned:
+            said.append(f"Epsilon counts {abandoned} further step(s), which were released and then abandoned.")
         clip = self.method.describe()["clip"]
+        if not isinstance(clip["groups"], str):
+            del clip["max_grad_norm"]
         return Statement(
             adjacency=str(planned.adjacency or "none"),
             sampler=self.sampler.describe(),
@@ -189,6 +230,7 @@ class Plan:
                 **self.method.describe()["noise"],
                 "mechanism": "Gaussian",
                 "standard_deviation_on_sum": self.noise_standard_deviation,
+                **({} if layout is None else {"layout_sha256": layout.digest()}),
             },
             method=self.method.describe(),
             steps_planned=self.steps,
@@ -200,8 +242,8 @@ class Plan:
             randomness={
                 "rng": rng,
                 "cryptographic": rng == "chacha20" and not caller_noise,
-                "key": "none: noise supplied by the caller" if caller_noise or keys is None else keys.origin,
-                "forks": 0 if keys is None else keys.forks,
+                "key": "none: noise supplied by the caller" if caller_noise else keys.origin,
+                "forks": keys.forks,
             },
             caveats=tuple(said),
             software={**versions(), "backend": backend, **(software or {})},

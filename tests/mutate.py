@@ -136,10 +136,10 @@ MUTATIONS = [
         "tests/unit/test_mechanism.py",
     ),
     Mutation(
-        "draw an interrupted row again",
+        "take a row as spent only after the draw",
         "dpcore/mechanism.py",
-        "        finally:\n            # Also when interrupted",
-        "        except ZeroDivisionError:\n            pass\n        else:\n            # Also when interrupted",
+        "        self.step += 1\n        self.releases += 1\n        try:",
+        "        self.releases += 1\n        try:",
         "tests/unit/test_mechanism.py",
     ),
     Mutation(
@@ -147,6 +147,20 @@ MUTATIONS = [
         "dpcore/mechanism.py",
         "if fork else saved",
         "if False else saved",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "forget which rows were released",
+        "dpcore/keys.py",
+        "if row < _begun.get(digest, 0):",
+        "if row < 0:",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "leave abandoned steps out of epsilon",
+        "dpcore/plan.py",
+        "return self.sampler.event(sigma, steps + abandoned)",
+        "return self.sampler.event(sigma, steps)",
         "tests/unit/test_mechanism.py",
     ),
     Mutation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import Any
 
@@ -38,19 +38,34 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
 ) -> None:
-    """See `dpcore.spec.ops.Backend.step`. Threads: ``DPCORE_NUM_THREADS``, by default every core of the process."""
+    """See `dpcore.spec.ops.Backend.step`.
+
+    Threads: ``DPCORE_NUM_THREADS`` as it is when this backend is loaded, by default every core of the process.
+    """
     check_step(slots, noise, batch_size, coefficients, rule, settings, step_number)
     pieces: list[Callable[[], None]] = []
     for slot, numbers in zip(slots, settings, strict=True):
         for start in range(0, slot.parameter.size, _PIECE):
             piece = _slice(slot, start, min(start + _PIECE, slot.parameter.size))
             pieces.append(partial(_step_piece, piece, noise, batch_size, coefficients, rule, numbers, step_number))
-    if len(pieces) < 4 or _threads() == 1:
+    if len(pieces) < 4 or THREADS == 1:
         for run in pieces:
             run()
     else:
-        for _ in _pool(_threads()).map(lambda run: run(), pieces):
-            pass
+        _run_all(pieces)
+
+
+def _run_all(pieces: list[Callable[[], None]]) -> None:
+    """Run the pieces on all threads, and return or raise only when none of them is at work any more."""
+    running = [_pool(os.getpid()).submit(run) for run in pieces]
+    try:
+        for piece in running:
+            piece.result()
+    finally:
+        # After an interruption too: a straggler must not read the next step's sum.
+        for piece in running:
+            piece.cancel()
+        wait(running)
 
 
 def _step_piece(
@@ -96,6 +111,10 @@ def _threads() -> int:
     return integer(1, DPCORE_NUM_THREADS=int(chosen) if chosen.isdigit() else chosen)
 
 
+THREADS = _threads()
+
+
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="dpcore-step")
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return the pool of one process: threads do not survive a fork."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix=f"dpcore-step-{process}")

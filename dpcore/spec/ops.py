@@ -43,6 +43,10 @@ class NoiseRow(NamedTuple):
     scale: float
     rng: str = "chacha20"
 
+    def __repr__(self) -> str:
+        """Leave the key out: representations end in logs and tracebacks."""
+        return f"NoiseRow(row={self.row}, stream={self.stream}, scale={self.scale}, rng={self.rng!r})"
+
 
 class UpdateSettings(NamedTuple):
     """Numbers of an update rule. `beta1` is the momentum under "momentum"; rules ignore what they do not use."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+
 import numpy as np
 import pytest
 
-from dpcore import methods
+from dpcore import accounting, methods
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.keys import RunKeys
@@ -24,10 +28,10 @@ METHODS = {
 }
 
 
-def build(method, steps: int = 10) -> tuple[Mechanism, list[np.ndarray]]:
+def build(method, steps: int = 10, keys: RunKeys | None = None) -> tuple[Mechanism, list[np.ndarray]]:
     plan = Plan(method, PoissonSampler(dataset_size=50, batch_size=10), steps, ("w", "b"))
     x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
-    keys = RunKeys.new(KEY, exact_key=True)
+    keys = keys or RunKeys.new(KEY, exact_key=True)
     return Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys), x
 
 
@@ -74,6 +78,74 @@ def test_a_fork_never_repeats_noise_or_batches() -> None:
     assert [k.forks for k in keys] == [0, 1, 1]
     statement = branches[0].plan.statement(1e-5, steps_taken=2, keys=branches[0].keys, backend="numpy")
     assert any("resumed 1 time" in caveat for caveat in statement.caveats)
+
+
+def test_a_row_that_was_released_is_never_drawn_again_in_this_process() -> None:
+    """Also not after a fork in between, and not by another object that loads the same checkpoint."""
+    first, x = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(first, x, 2)
+    state = first.state_dict()
+    advance(first, x, 3)
+    first.load_state_dict(state)
+    other, y = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    for mechanism, parameters in ((first, x), (other, y)):
+        mechanism.load_state_dict(state, fork=False)
+        with pytest.raises(PrivacyError, match="step 3 was already released"):
+            advance(mechanism, parameters, 1)
+
+
+def test_abandoned_steps_are_counted() -> None:
+    mechanism, x = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(mechanism, x, 2)
+    state = mechanism.state_dict()
+    for times in (1, 2, 3):
+        advance(mechanism, x, 5)
+        mechanism.load_state_dict(state)
+        assert (mechanism.step, mechanism.releases, mechanism.keys.forks) == (2, 2 + 5 * times, times)
+    assert mechanism.statement(1e-5).epsilon["rdp"] == mechanism.plan.epsilon(1e-5, steps=17)
+    assert any("counts 15 further" in caveat for caveat in mechanism.statement(1e-5).caveats)
+
+    later, y = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(later, y, 4)
+    later.load_state_dict(mechanism.state_dict())
+    assert (later.step, later.releases) == (2, 4 + 17)
+
+
+def test_abandoned_steps_of_a_kept_order_may_all_have_met_one_example() -> None:
+    plan = Plan(METHODS["dp_sgd"], FixedOrderSampler(dataset_size=50, batch_size=10), 10, ("w", "b"))
+    composed = plan.event_after(7, 3)
+    participations = 2 + 3
+    assert accounting.epsilon(composed, 1e-5, "gaussian") == pytest.approx(
+        accounting.epsilon(accounting.Gaussian(1.0, participations, "zero-out"), 1e-5, "gaussian")
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+def test_a_forked_process_cannot_go_on_with_the_same_noise() -> None:
+    mechanism, x = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(mechanism, x, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            advance(mechanism, x, 1)
+        except PrivacyError as refusal:
+            os._exit(0 if "forked" in str(refusal) else 1)
+        except BaseException:
+            os._exit(2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_keys_are_neither_pickled_nor_copied() -> None:
+    for write in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(PrivacyError, match="not pickled"):
+            write(RunKeys.new())
+
+
+@pytest.mark.parametrize("arguments", [{"exact_key": True}, {"run_id": b"x"}])
+def test_arguments_that_need_a_key_are_refused_without_one(arguments: dict) -> None:
+    with pytest.raises(ArgumentError, match="together with a key"):
+        RunKeys.new(**arguments)
 
 
 def test_a_fork_keeps_a_fixed_order() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ import dpcore
 from dpcore import methods, sampling
 from dpcore.accounting import Gaussian, NonPrivate
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.keys import RunKeys
+from dpcore.spec.ops import NoiseRow
 
 METHOD = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
 SAMPLER = sampling.PoissonSampler(dataset_size=20, batch_size=5)
@@ -37,6 +41,22 @@ def test_two_runs_never_share_noise_unless_asked_to() -> None:
     assert run() != run()
     assert run(key=key) != run(key=key)
     assert run(key=key, exact_key=True) == run(key=key, exact_key=True)
+
+
+def test_neither_result_nor_noise_row_gives_keys_away() -> None:
+    key = bytes(range(32))
+    result = dpcore.minimize(gradient, np.zeros(3), SAMPLER, METHOD, steps=3, key=key, exact_key=True)
+    written = pickle.dumps(result) + repr(result).encode()
+    for secret in (key, RunKeys.new(key, exact_key=True).sampling):
+        assert secret not in written
+        assert repr(secret) not in repr(NoiseRow(secret, 0, 0, 1.0))
+    assert any("no other run used that key" in caveat for caveat in result.statement(1e-5).caveats)
+
+
+def test_a_wrong_gradient_is_refused_without_the_size_of_the_secret_batch() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        dpcore.minimize(lambda x, i: np.zeros((len(i) + 1, 3)), np.zeros(3), SAMPLER, METHOD, steps=3)
+    assert not any(character.isdigit() for character in str(caught.value).replace("3", ""))
 
 
 def test_empty_batches_are_steps_of_noise_alone() -> None:
@@ -78,7 +98,7 @@ def test_the_callers_noise_is_used_and_voids_the_guarantee() -> None:
         ({"noise": np.zeros((2, 3))}, ArgumentError, "noise.shape=(2, 3)"),
         ({"key": b"short"}, ArgumentError, "5 bytes"),
         ({"method": methods.dp_sgd(lr=0.1)}, PrivacyError, "noise_multiplier=None"),
-        ({"per_example_gradient": lambda x, i: x}, ArgumentError, "per_example_gradient: returned shape (3,)"),
+        ({"per_example_gradient": lambda x, i: x}, ArgumentError, "per_example_gradient: must return one row of 3"),
         ({"per_example_gradient": lambda x, i: np.zeros((len(i), 3), np.float32)}, ArgumentTypeError, "float32"),
         ({"batches": sampling.FixedSizeSampler(dataset_size=20, batch_size=5)}, PrivacyError, "FixedSizeSampled"),
         ({"batches": [[0, 0]], "steps": None}, ArgumentError, "twice"),

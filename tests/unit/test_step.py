@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -54,8 +56,8 @@ def test_step_is_its_composition(dtype: str, rule: str, monkeypatch: pytest.Monk
     expected = make_slots(sizes, dtype, rule, 1, displacement=True)
     runs = [copied(expected) for _ in range(2)]
     compose(expected, noise, FIRST_ORDER, rule, 3)
-    for threads, slots in zip(("1", "2"), runs, strict=True):
-        monkeypatch.setenv("DPCORE_NUM_THREADS", threads)
+    for threads, slots in zip((1, 2), runs, strict=True):
+        monkeypatch.setattr(sys.modules["dpcore_numpy.step"], "THREADS", threads)
         totals = [slot.total.copy() for slot in slots]
         for slot in slots:
             slot.total.flags.writeable = False
