@@ -13,7 +13,7 @@ import typer
 from dpcore.errors import ArgumentError, DataError
 
 # These belong to one call of the command, not to an experiment.
-_NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite", "out"}
+_NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -64,6 +64,8 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
     defaults = {}
     for key, value in read(path).items():
         plain_key = key.replace("-", "_")
+        if plain_key in _NOT_SETTINGS:
+            raise ArgumentError(f"config={str(path)!r}: {key!r} belongs to the command line, not into the file")
         if plain_key not in known:
             near = difflib.get_close_matches(plain_key, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(sorted(known))}"

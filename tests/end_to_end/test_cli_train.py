@@ -136,10 +136,11 @@ def test_a_run_without_noise_says_that_it_is_not_private(tmp_path: Path, capsys:
 
 def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
-    told = train(capsys, "--backend", "triton", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run"))
+    plan = ("--batch-size", "360", "--epsilon", "3", "--epochs", "1")
+    told = train(capsys, "--backend", "triton", *plan, "--out", str(tmp_path / "run"))
     assert told["statement"]["software"]["backend"] == told["settings"]["backend"] == "triton"
     assert 2.99 < told["statement"]["epsilon"]["rdp"] <= 3
-    assert told["test_accuracy"] > 0.5
+    assert told["test_accuracy"] > 0.3
 
 
 def test_fixed_order_is_accounted_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
