@@ -130,7 +130,7 @@ def test_a_forked_process_cannot_go_on_with_the_same_noise() -> None:
             advance(mechanism, x, 1)
         except PrivacyError as refusal:
             os._exit(0 if "forked" in str(refusal) else 1)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a child of a test must end here
             os._exit(2)
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
