@@ -19,12 +19,18 @@ class Epsilon:
     params = STEPS
     param_names = ("steps",)
 
+    def setup(self, steps: int) -> None:
+        self.time_rdp(steps)  # scipy's parts are imported where they are first used
+
     def time_rdp(self, steps: int) -> None:
         accounting.epsilon(_event(steps=steps), 1e-6, "rdp")
 
 
 class Calibrate:
     """The noise multiplier that meets a target."""
+
+    def setup(self) -> None:
+        self.time_gaussian()
 
     def time_poisson_rdp(self) -> None:
         accounting.calibrate_noise_multiplier(3.0, 1e-5, _event, "rdp")
