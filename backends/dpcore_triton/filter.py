@@ -23,24 +23,24 @@ def recurrence(x: torch.Tensor, state: Sequence[torch.Tensor], coefficients: Fil
     with written_back(*state) as lent:
         addresses = [array.data_ptr() for array in (x, y, *lent)]
         rows, _, programs = table([(x.numel(), *addresses)], [-(-x.numel() // ELEMENTS)], device)
-        numbers = filter_numbers(coefficients)
-        launch(_recurrence_kernel, (programs,), device, rows, *numbers, ORDER=len(state), ELEMENTS=ELEMENTS)
+        order = {"NB": len(coefficients.b), "ORDER": len(state)}
+        launch(_recurrence_kernel, (programs,), device, rows, taps_of(coefficients), **order, ELEMENTS=ELEMENTS)
     return y
 
 
-def filter_numbers(coefficients: FilterCoefficients) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Return b, a and the reciprocal of the normalizer, as kernels take them."""
+def taps_of(coefficients: FilterCoefficients) -> tuple[float, ...]:
+    """Return the reciprocal of the normalizer, then b, then a: one argument of a kernel, never empty."""
     b, a, normalizer = coefficients
-    return tuple(map(float, b)), tuple(map(float, a)), 1 / normalizer
+    return (float(1 / normalizer), *map(float, b), *map(float, a))
 
 
 @kernel()
-def _recurrence_kernel(row, b, a, unit, ORDER: tl.constexpr, ELEMENTS: tl.constexpr):
+def _recurrence_kernel(row, taps, NB: tl.constexpr, ORDER: tl.constexpr, ELEMENTS: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     mask = i < tl.load(row + 1)
     x, y = pointers(row, i, 2, 2)
     states = pointers(row, i, 4, ORDER)
-    tl.store(y, recurrence_elements(tl.load(x, mask=mask, other=0.0), states, mask, b, a, unit), mask=mask)
+    tl.store(y, recurrence_elements(tl.load(x, mask=mask, other=0.0), states, mask, taps, NB), mask=mask)
 
 
 @jit
@@ -62,8 +62,9 @@ def shifted(found, shift):
 
 
 @jit
-def recurrence_elements(x, states, mask, b, a, unit):
+def recurrence_elements(x, states, mask, taps, NB: tl.constexpr):
     """Advance the filter by one step where the pointers point: states in place; returns the normalized output."""
+    b, a = taps[1 : 1 + NB], taps[1 + NB :]
     y = b[0] * x
     if len(states) > 0:
         y += tl.load(states[0], mask=mask, other=0.0)
@@ -76,4 +77,4 @@ def recurrence_elements(x, states, mask, b, a, unit):
         if k < len(states):
             s += tl.load(states[k], mask=mask, other=0.0)
         tl.store(states[k - 1], s, mask=mask)
-    return y * unit
+    return y * taps[0]

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from dpcore.spec.check import check_step
 from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
-from dpcore_triton.filter import filter_numbers, pointers, recurrence_elements, shifted
+from dpcore_triton.filter import pointers, recurrence_elements, shifted, taps_of
 from dpcore_triton.launch import (
     BLOCKS,
     WARPS,
@@ -71,11 +71,12 @@ def step(
             *cipher,
             float(noise.scale),
             1 / batch_size,
-            *filter_numbers(coefficients),
+            taps_of(coefficients),
             numbers(derived, device, current_stream(device)),
             RULE=rule,
             NOISE=noise.scale != 0,
             RNG=noise.rng,
+            NB=len(coefficients.b),
             ORDER=order,
             MOMENTS=UPDATE_RULES[rule],
             DISPLACED=displaced,
@@ -135,9 +136,9 @@ def _tensors(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
 
 @kernel(*CIPHER)
 def _step_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, scale, per_example, b, a, unit, derived,
-    RULE: tl.constexpr, NOISE: tl.constexpr, RNG: tl.constexpr, ORDER: tl.constexpr, MOMENTS: tl.constexpr,
-    DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, scale, per_example, taps, derived,
+    RULE: tl.constexpr, NOISE: tl.constexpr, RNG: tl.constexpr, NB: tl.constexpr, ORDER: tl.constexpr,
+    MOMENTS: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, start = locate(rows, row_of, 7 + ORDER + MOMENTS, BLOCKS)
     place, low, high, origin = places(row, start, BLOCKS)
@@ -152,20 +153,20 @@ def _step_kernel(
             z0, z1 = box_muller(block[word], block[word + 1], fraction[word // 2])
             z0, z1 = scale * z0, scale * z1
         mask = inside(place + word * LANES, low, high)
-        step_elements(z0, arrays, word * LANES, mask, per_example, b, a, unit, settings, RULE, ORDER, DISPLACED)
+        step_elements(z0, arrays, word * LANES, mask, per_example, taps, settings, RULE, NB, ORDER, DISPLACED)
         mask = inside(place + (word + 1) * LANES, low, high)
-        step_elements(z1, arrays, (word + 1) * LANES, mask, per_example, b, a, unit, settings, RULE, ORDER, DISPLACED)
+        step_elements(z1, arrays, (word + 1) * LANES, mask, per_example, taps, settings, RULE, NB, ORDER, DISPLACED)
 
 
 @jit
 def step_elements(
-    noise, arrays, shift, mask, per_example, b, a, unit, settings,
-    RULE: tl.constexpr, ORDER: tl.constexpr, DISPLACED: tl.constexpr,
+    noise, arrays, shift, mask, per_example, taps, settings,
+    RULE: tl.constexpr, NB: tl.constexpr, ORDER: tl.constexpr, DISPLACED: tl.constexpr,
 ):  # fmt: skip
     """Step the elements that lie `shift` behind the pointers in `arrays`."""
     moved = shifted(arrays, shift)
     g = (tl.load(moved[0], mask=mask, other=0.0) + noise) * per_example
-    y = recurrence_elements(g, moved[3 : 3 + ORDER], mask, b, a, unit)
+    y = recurrence_elements(g, moved[3 : 3 + ORDER], mask, taps, NB)
     before = tl.load(moved[1], mask=mask, other=0.0)
     x = update_elements(RULE, before, y, moved[3 + ORDER :], mask, settings)
     tl.store(moved[1], x, mask=mask)

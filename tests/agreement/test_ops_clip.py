@@ -73,6 +73,24 @@ def test_factors_agree(seed: int, count: int, groups: int, rule: str) -> None:
     assert len(got) == groups
     for ours, theirs in zip(got, expected, strict=True):
         assert_agree("clip_factors", backend.to_numpy(ours), theirs)
+        # Both round toward zero the same quotient of correctly rounded float64 numbers.
+        assert (backend.to_numpy(ours) <= theirs).all()
+
+
+@pytest.mark.parametrize("rule", CLIP_RULES)
+def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> None:
+    """In rational arithmetic, for vectors just about as long as the bound and for extreme ones."""
+    backend, rng = load_backend("triton"), np.random.default_rng(4)
+    rows = np.concatenate([rng.standard_normal((40, 3)) / 3**0.5, [[3e38] * 3, [1e-45] * 3, [1e-20, 3e38, 0]]])
+    rows = rows.astype(np.float32)
+    sent = [backend.from_numpy(rows)]
+    for bound in (1e-30, 0.1, 1.0, 3e4):
+        (factors,) = backend.clip_factors([backend.row_norms(sent)], rule, [bound], [3], "float32")
+        with np.errstate(under="ignore"):
+            clipped = backend.to_numpy(factors)[:, None] * rows
+        for vector in clipped:
+            norm = sum(Fraction(float(value)) ** 2 for value in vector)
+            assert norm <= Fraction(1 if rule == "normalized" else bound) ** 2
 
 
 @few

@@ -33,12 +33,14 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     from dpcore_triton import filter as filters
 
     def step_case(rule: str, order: int, rng: str = "chacha20", noisy: bool = True, displaced: bool = False) -> Any:
-        floats = {"scale": "fp32", "per_example": "fp32", "b": ("fp32",) * (1 + min(order, 1)), "a": ("fp32",) * order}
+        nb = 1 + min(order, 1)
+        floats = {"scale": "fp32", "per_example": "fp32", "taps": ("fp32",) * (1 + nb + order)}
         moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[rule]
         constants = {
             "RULE": rule,
             "NOISE": noisy,
             "RNG": rng,
+            "NB": nb,
             "ORDER": order,
             "MOMENTS": moments,
             "DISPLACED": displaced,
@@ -47,7 +49,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             f"step {rule}, order {order}" + (", displacement" if displaced else "") + ("" if noisy else ", no noise")
         )
         title += ", philox" if rng == "philox" else ""
-        types_ = {**TABLE, **CIPHER, **floats, "unit": "fp32", "derived": "*fp32"}
+        types_ = {**TABLE, **CIPHER, **floats, "derived": "*fp32"}
         return title, step._step_kernel, types_, {**constants, "BLOCKS": launch.BLOCKS}, 16 * launch.BLOCKS
 
     block, blocks = 16 * launch.BLOCKS, {"BLOCKS": launch.BLOCKS}
@@ -58,7 +60,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     norms = {"partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
     factors = {"norms": "*fp64", "per_group": "*fp64", "factors": "*fp32", "groups": "i32", "examples": "i32"}
     columns = launch.COLUMNS
-    second = {"b": ("fp32",) * 3, "a": ("fp32",) * 2, "unit": "fp32"}
+    second = {"row": "*i64", "taps": ("fp32",) * 6}
     return [
         step_case("sgd", 0),
         step_case("momentum", 1, displaced=True),
@@ -73,7 +75,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
         ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, tile, tiled),
         (
-            "recurrence, order 2", filters._recurrence_kernel, {"row": "*i64", **second}, {"ORDER": 2, **elements},
+            "recurrence, order 2", filters._recurrence_kernel, second, {"NB": 3, "ORDER": 2, **elements},
             launch.ELEMENTS,
         ),
         (
@@ -143,7 +145,7 @@ def bound_types() -> list[Any]:
     )
     table = torch.zeros(4, dtype=torch.int64)
     floats = torch.zeros(4)
-    constants = ("sgd", True, "chacha20", 0, 0, False, 128)
+    constants = ("sgd", True, "chacha20", 1, 0, 0, False, 128)
     found = []
     for key, row, scale, b in (
         (bytes(32), 0, 1.0, 1.0),
@@ -152,7 +154,7 @@ def bound_types() -> list[Any]:
         (b"\xff" * 32, 2**32 - 1, 3.0, 2.0),
     ):
         cipher = cipher_words(key, row, 0, 0, 1, "chacha20")
-        bound = binder(table, table.int(), *cipher, scale, 1 / 7, (b,), (), 1.0, floats, *constants)
+        bound = binder(table, table.int(), *cipher, scale, 1 / 7, (1.0, b), floats, *constants)
         found.append(repr(bound[1]))
     return found
 
