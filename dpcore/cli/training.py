@@ -23,14 +23,9 @@ from dpcore.torch import make_private, models
 
 _EVALUATION_BATCH = 1000
 
-CAVEATS = (
-    "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set.",
-    (
-        "The time a step takes, and with it the times at which files were written, depends on the secret size of its "
-        "batch and is not covered."
-    ),
+HELD_OUT = (
+    "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
 )
-
 _RESERVED = (
     "Written before epoch {epoch} began: all its steps count as taken. If nothing newer stands here, the run was "
     "killed during that epoch, and spent at most what is stated."
@@ -104,7 +99,7 @@ class Training:
             steps_taken=steps,
             epsilon=epsilon or now.epsilon,
             event=event.to_dict(),
-            caveats=(*now.caveats, *CAVEATS),
+            caveats=(*now.caveats, HELD_OUT),
             note=note,
         )
 
