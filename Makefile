@@ -45,7 +45,7 @@ test: $(READY)
 quick: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(WORKERS) -m "not slow" --hypothesis-profile=dev
 
-# Breaks the mechanism in a copy, piece by piece, and names the tests that notice; about ten minutes.
+# Breaks the mechanism in a copy, piece by piece, and names the tests that notice; about half an hour.
 mutations: $(READY)
 	$(PY) tests/mutate.py
 

@@ -1,7 +1,7 @@
 """Break the mechanism on purpose, in a copy, and name the tests that notice: `make mutations`.
 
 Each mutation replaces one piece of one file. One that no test notices is a failure of the tests, and of this script.
-Arguments are handed to pytest, in place of the tests that it runs by default.
+Arguments choose mutations by a part of their name; by default all are made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ["tests/papers", "tests/spec", "tests/agreement", *(f"tests/unit/test_{name}.py" for name in (
+TESTS = ["tests/papers", "tests/spec", *(f"tests/unit/test_{name}.py" for name in (
     "clip", "filters", "step", "updates", "mechanism", "minimize", "plan", "accounting_rdp", "accounting_gaussian",
     "torch_training",
 ))]  # fmt: skip
@@ -31,7 +31,7 @@ class Mutation(NamedTuple):
     old: str
     new: str
     tests: str = ""
-    """Run these instead of all of `TESTS`: for mutations with a test of their own."""
+    """Run these instead of all of `TESTS`: for kernels, and for mutations with a test of their own."""
 
 
 NUMPY = "backends/dpcore_numpy"
@@ -191,6 +191,27 @@ MUTATIONS = [
         "threshold = round(1.1 * self.sample_rate * _WORDS)",
         "tests/unit/test_sampling_samplers.py",
     ),
+    Mutation(
+        "halve the noise, in the kernel",
+        "backends/dpcore_triton/step.py",
+        "z0, z1 = scale * z0, scale * z1",
+        "z0, z1 = 0.5 * scale * z0, 0.5 * scale * z1",
+        tests="tests/agreement/test_ops_step.py",
+    ),
+    Mutation(
+        "swap the sine and the cosine, in the kernel",
+        "backends/dpcore_triton/step.py",
+        "z0, z1 = box_muller(",
+        "z1, z0 = box_muller(",
+        tests="tests/agreement/test_ops_step.py",
+    ),
+    Mutation(
+        "drop the clip, in the kernel",
+        "backends/dpcore_triton/clip.py",
+        "return tl.where(raised <= bound, 1.0, room / raised)",
+        "return tl.where(raised <= bound, 1.0, 1.0)",
+        tests="tests/agreement/test_ops_clip.py",
+    ),
 ]
 
 
@@ -237,15 +258,15 @@ def red(folder: Path, arguments: list[str]) -> list[str]:
 
 def main() -> int:
     """Run every mutation; the exit status is the number of those that nothing noticed."""
-    arguments = sys.argv[1:] or [name for name in TESTS if (ROOT / name).exists()]
+    chosen = [one for one in MUTATIONS if any(part in one.name for part in sys.argv[1:] or [""])]
     unnoticed = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         copy_to(folder)
-        before = red(folder, arguments)
+        before = red(folder, sorted({name for one in chosen for name in ([one.tests] if one.tests else TESTS)}))
         if before:
             raise SystemExit(f"these tests fail without any mutation: {', '.join(before)}")
-        for mutation in MUTATIONS:
+        for mutation in chosen:
             path = folder / mutation.path
             text = path.read_text()
             if text.count(mutation.old) != 1:
@@ -253,7 +274,7 @@ def main() -> int:
                     f"{mutation.path}: {mutation.old!r} must stand there once; the mutation is out of date"
                 )
             path.write_text(text.replace(mutation.old, mutation.new))
-            noticed = red(folder, [mutation.tests] if mutation.tests else arguments)
+            noticed = red(folder, [mutation.tests] if mutation.tests else TESTS)
             path.write_text(text)
             unnoticed += not noticed
             print(f"\n{mutation.name} ({mutation.path}): {len(noticed) or 'NO'} tests notice")
