@@ -17,7 +17,7 @@ from rich.table import Table
 from dpcore.cli import options
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.run_folder import RunFolder
+from dpcore.cli.run_folder import DEMO, RunFolder
 from dpcore.cli.settings import Settings
 from dpcore.cli.values import count, real
 from dpcore.errors import ArgumentError
@@ -80,7 +80,7 @@ def demo(
     console = remarks()
     contestants = {name: replace(settings, epsilon=epsilon, delta=delta) for name, settings in CONTESTANTS.items()}
     # A demo is there to be run again; its folder is known by its mark, and nothing else is ever deleted.
-    folder = RunFolder(out, overwrite=True)
+    folder = RunFolder(out, overwrite=True, kind=DEMO)
     with deferred() as interruption:
         try:
             series, epochs, spent = _train(contestants, seeds, console, interruption, folder)

@@ -16,7 +16,8 @@ from typing import Any
 from dpcore.errors import DataError
 from dpcore.report.statement import Statement
 
-MARK = "dpcore run"
+RUN = "dpcore run"
+DEMO = "dpcore demo"
 # The only names that this module creates, and so the only ones that it deletes.
 NAMES = (
     "config.json",
@@ -40,6 +41,8 @@ class RunFolder:
         Made if it does not exist.
     overwrite : bool
         Whether the files of an earlier run are deleted first. Other files are never touched.
+    kind : str
+        `RUN` or `DEMO`, the mark that config.json carries. A folder of the other kind is never overwritten.
 
     Raises
     ------
@@ -47,14 +50,14 @@ class RunFolder:
         Where the folder is not empty and `overwrite` is not given, or it holds something that is not a run.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
+        self.path, self.kind = path, kind
         if path.exists() and not path.is_dir():
             raise DataError(f"out={str(path)!r}: is a file; name a folder")
         held = {item.name for item in path.iterdir()} if path.exists() else set()
         if held:
             if not self._is_run():
-                raise DataError(f"out={str(path)!r}: is not empty and holds no dpcore run; name another folder")
+                raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
             if not overwrite:
                 raise DataError(f"out={str(path)!r}: already holds a run; name another folder or add --overwrite")
             for name in held.intersection(NAMES):
@@ -76,7 +79,7 @@ class RunFolder:
 
     def write_config(self, settings: dict[str, Any], versions: dict[str, str]) -> None:
         """Write config.json: first of all files, and the mark by which a run folder is known."""
-        self.write_json("config.json", {"kind": MARK, "format": 1, "settings": settings, "software": versions})
+        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": settings, "software": versions})
 
     def write_statement(self, statement: Statement) -> None:
         """Write the statement as text and as JSON."""
@@ -103,4 +106,4 @@ class RunFolder:
             content = json.loads((self.path / "config.json").read_bytes())
         except (OSError, ValueError):
             return False
-        return isinstance(content, dict) and content.get("kind") == MARK
+        return isinstance(content, dict) and content.get("kind") == self.kind

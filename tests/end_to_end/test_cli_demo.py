@@ -60,7 +60,7 @@ def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path: Path, capsys
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     assert main(["demo", "--out", str(tmp_path), "--seeds", "1"]) == 2
-    assert "holds no dpcore run" in capsys.readouterr().err
+    assert "holds no dpcore demo" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

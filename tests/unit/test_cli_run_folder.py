@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpcore.cli.callbacks import EpochReleased, JsonLines, StepReleased
-from dpcore.cli.run_folder import RunFolder
+from dpcore.cli.run_folder import DEMO, RunFolder
 from dpcore.cli.weights import encode
 from dpcore.errors import DataError
 
@@ -36,6 +36,14 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path) -> None:
         RunFolder(tmp_path / "statement.txt")
     with pytest.raises(DataError, match="cannot be made"):
         RunFolder(tmp_path / "statement.txt" / "deeper")
+
+
+def test_a_demo_never_replaces_a_training_run(tmp_path: Path) -> None:
+    """A run's statement says what was spent, and its model cost it."""
+    RunFolder(tmp_path).write_config({}, {})
+    with pytest.raises(DataError, match="holds no dpcore demo"):
+        RunFolder(tmp_path, overwrite=True, kind=DEMO)
+    assert (tmp_path / "config.json").exists()
 
 
 def test_an_empty_folder_is_taken_and_names_count_up(tmp_path: Path) -> None:
