@@ -65,10 +65,15 @@ def test_recurrences_agree(data: st.DataObject, seed: int, order: int, size: int
     np.testing.assert_array_equal(backend.to_numpy(sent), x)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("rule", sorted(UPDATE_RULES))
 @few
-@given(seeds, rules, rates, step_numbers, small_sizes, st.booleans())
-def test_updates_agree(seed: int, rule: str, settings: UpdateSettings, number: int, size: int, special: bool) -> None:
+@given(seeds, rates, step_numbers, small_sizes, st.booleans())
+def test_updates_agree(
+    rule: str, weight_decay: float, seed: int, settings: UpdateSettings, number: int, size: int, special: bool
+) -> None:
     backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    settings = settings._replace(weight_decay=weight_decay)
     x, g = writable(floats(rng, size, special=special)), floats(rng, size, special=special)
     moments = moments_of(rng, rule, size, special)
     sent, direction, sent_moments = backend.from_numpy(x), backend.from_numpy(g), list(map(backend.from_numpy, moments))
