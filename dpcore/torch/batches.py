@@ -65,8 +65,8 @@ def size(batch: Tree) -> int:
     counts = [tensor.shape[0] if tensor.dim() else None for tensor in leaves(batch)]
     if not counts or None in counts or len(set(counts)) != 1:
         raise ArgumentError(
-            f"batch with first dimensions {counts}: every tensor of a batch has the examples along its first "
-            "dimension, the same number in each"
+            "batch whose tensors disagree about the number of examples: every tensor of a batch has the examples along "
+            "its first dimension, the same number in each"
         )
     assert counts[0] is not None
     return counts[0]

@@ -30,7 +30,6 @@ def save(engine: Engine) -> dict[str, Any]:
     public["arrays"] = {name: torch.from_numpy(array) for name, array in public["arrays"].items()}
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
     public["microbatch_size"] = engine.microbatch_size
-    public["dropout_seed"] = engine.dropout_seed
     public["settings"] = fingerprint(engine)
     secret |= {name: secret[name].hex() for name in _KEYS}
     secret["cursor"] = engine.mechanism.step
@@ -75,7 +74,6 @@ def load(engine: Engine, state: Mapping[str, Any], *, fork: bool) -> None:
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)
     engine.microbatch_size = int(public["microbatch_size"])
-    engine.dropout_seed = int(public["dropout_seed"])
 
 
 def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dpcore import validate
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
+from dpcore.torch.randomness import TRIAL, seeded
 
 
 class Data:
@@ -24,11 +25,11 @@ class Data:
     ----------
     data : Dataset, or tuple of torch.Tensor or numpy.ndarray
         A map-style dataset (``len`` and ``[i]``), a TensorDataset, or arrays ``(inputs, *targets)`` of equal length.
-        Tensors and arrays are indexed directly, other datasets example by example.
+        Tensors and arrays are indexed directly, other datasets (subclasses of TensorDataset too) example by example.
     device : torch.device
         Where the batches go.
     collate_fn : callable, optional
-        Joins a list of examples; torch's default_collate if not given.
+        Joins a list of a dataset's examples, each into one row; torch's default_collate if not given.
     num_workers : int
         Threads that read examples of a dataset; 0 reads them in this thread.
 
@@ -36,6 +37,13 @@ class Data:
     ------
     ArgumentTypeError
         For a DataLoader (it draws its own batches, which the accounting does not cover) or an iterable dataset.
+    ArgumentError
+        If there are no examples, or tensors come with a collate_fn.
+
+    Notes
+    -----
+    Nothing that an error says of a drawn batch (its size, shapes or values) may be published: sentences leave it out,
+    and it stays in ``__cause__``.
     """
 
     def __init__(
@@ -55,7 +63,15 @@ class Data:
                 f"data={type(data).__name__}: must be a map-style dataset (with len and indexing) or a tuple of tensors"
             )
         self.device = device
-        self.tensors = _tensors(data) if collate_fn is None else None
+        tensors = _tensors(data)
+        if collate_fn is not None and tensors is not None:
+            if not isinstance(data, Dataset):
+                raise ArgumentError(
+                    "collate_fn with tensors as data: rows of tensors need no joining; pass a dataset, for example "
+                    "torch.utils.data.TensorDataset(*data)"
+                )
+            tensors = None
+        self.tensors = tensors
         self.dataset = data
         self.length = self.tensors[0].shape[0] if self.tensors is not None else len(data)
         if self.length == 0:
@@ -63,41 +79,64 @@ class Data:
         self._collate = collate_fn or default_collate
         workers = validate.integer(minimum=0, num_workers=num_workers)
         self._pool = ThreadPoolExecutor(workers, "dpcore-data") if workers and self.tensors is None else None
-        self._empty: Tree | None = None
+        self._one: Tree | None = None
 
-    def batch(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Tree:
-        """Return the examples at `indices`, in that order, on the device; with none, tensors of 0 rows."""
+    def batch(self, indices: np.ndarray[Any, np.dtype[np.int64]], seed: bytes) -> Tree:
+        """Return the examples at `indices`, in that order, on the device; with none, tensors of 0 rows.
+
+        Parameters
+        ----------
+        indices : (m,) int64
+        seed : bytes
+            Of what reading and joining the examples draws by torch; secret (see `dpcore.torch.randomness`).
+
+        Raises
+        ------
+        ArgumentError
+            If the examples cannot be joined, or not into one row each, or their rows have other shapes than example 0
+            alone: padding to the longest of a batch lets one example change the inputs of all others.
+        """
         if self.tensors is not None:
             index = torch.from_numpy(np.array(indices, dtype=np.int64))
             return tuple(tensor[index.to(tensor.device)].to(self.device) for tensor in self.tensors)
+        one = self.template()
         if len(indices) == 0:
-            if self._empty is None:
-                # An empty draw still needs shapes and dtypes; the example read for them is dropped at once.
-                self._empty = batches.tree_map(lambda t: t[:0].clone(), self._collate([self.dataset[0]]))
-            return self._moved(self._empty)
-        places = [int(i) for i in indices]
-        read = self._pool.map if self._pool else map
-        examples = list(read(self.dataset.__getitem__, places))
-        result = self._moved(self._collate(examples))
-        if batches.size(result) != len(places):
+            return batches.tree_map(lambda tensor: tensor[:0].clone(), one)
+        result = self._read([int(i) for i in indices], seed)
+        if [t.shape[1:] for t in batches.leaves(result)] != [t.shape[1:] for t in batches.leaves(one)]:
             raise ArgumentError(
-                f"collate_fn made {batches.size(result)} rows of {len(places)} examples: it must keep every example as "
-                "one row"
+                "collate_fn gave a step's examples other shapes than example 0 has alone: pad every example to one "
+                "fixed length, since padding to the longest of a batch lets one example change all others"
             )
         return result
 
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
-        one = self.batch(np.zeros(1, dtype=np.int64))
-        return batches.tree_map(torch.zeros_like, one)
+        if self._one is None:
+            one = tuple(t[:1].to(self.device) for t in self.tensors) if self.tensors else self._read([0], TRIAL)
+            self._one = batches.tree_map(torch.zeros_like, one)
+        return self._one
 
-    def _moved(self, batch: Any) -> Tree:
-        return batches.tree_map(lambda tensor: tensor.to(self.device), batch)
+    def _read(self, places: list[int], seed: bytes) -> Tree:
+        read = self._pool.map if self._pool else map
+        with seeded(self.device, seed):
+            examples = list(read(self.dataset.__getitem__, places))
+            try:
+                joined = self._collate(examples)
+            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
+                raise ArgumentError(
+                    "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys (the "
+                    "reason is this exception's __cause__, not quoted because it may show private values)"
+                ) from cause
+        result = batches.tree_map(lambda tensor: tensor.to(self.device), joined)
+        if batches.size(result) != len(places):
+            raise ArgumentError("collate_fn made another number of rows than of examples: it must keep each as one row")
+        return result
 
 
 def _tensors(data: Any) -> tuple[torch.Tensor, ...] | None:
     """The data as tensors, if it is tensors or arrays."""
-    if isinstance(data, TensorDataset):
+    if type(data) is TensorDataset:  # a subclass may have a __getitem__ of its own
         return tuple(data.tensors)
     items: Sequence[Any] = (data,) if isinstance(data, (torch.Tensor, np.ndarray)) else data
     if not isinstance(items, (tuple, list)) or isinstance(data, Dataset):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from dpcore.spec.ops import UpdateSettings
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
 from dpcore.torch.per_example import PerExampleGradient
+from dpcore.torch.randomness import step_seed
 from dpcore.torch.working import Working
 
 
@@ -26,9 +26,7 @@ class Engine:
     mechanism : Mechanism
     working : Working
     microbatch_size : int
-        Examples differentiated at once. Changes the order of summation, nothing else.
-    dropout_seed : int
-        Public; dropout masks follow from it, the step and the place in the batch, so that a resumed run sees the same.
+        Examples differentiated at once. Changes the order of summation, and which example gets which dropout mask.
     """
 
     def __init__(
@@ -37,13 +35,11 @@ class Engine:
         mechanism: Mechanism,
         working: Working,
         microbatch_size: int,
-        dropout_seed: int,
     ) -> None:
         self.gradient = gradient
         self.mechanism = mechanism
         self.working = working
         self.microbatch_size = microbatch_size
-        self.dropout_seed = dropout_seed
 
     def accumulate(self, batch: Tree) -> None:
         """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
@@ -62,7 +58,8 @@ class Engine:
         weights = [point.weight for point in points]
         for start in range(0, batches.size(batch), self.microbatch_size):
             micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size], batch)  # noqa: B023
-            self._add(micro, weights, values, self._seed(start))
+            seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, start)
+            self._add(micro, weights, values, seed)
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""
@@ -71,7 +68,7 @@ class Engine:
         finally:
             self.working.store()
 
-    def _add(self, micro: Tree, weights: list[float], values: list[list[torch.Tensor]], seed: int) -> None:
+    def _add(self, micro: Tree, weights: list[float], values: list[list[torch.Tensor]], seed: bytes) -> None:
         rows: list[torch.Tensor] | None = None
         for weight, value in zip(weights, values, strict=True):
             gradients = [g.to(self.working.dtype) for g in self.gradient(value, micro, seed)]
@@ -91,10 +88,6 @@ class Engine:
             self.working.to_tensor(array).to(parameter.dtype)
             for array, parameter in zip(arrays, self.working.parameters, strict=True)
         ]
-
-    def _seed(self, start: int) -> int:
-        text = f"{self.dropout_seed} {self.mechanism.step} {start}".encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
 
     def _check_parameters(self) -> None:
         """Refuse a model whose set of trained parameters is no longer the run's."""

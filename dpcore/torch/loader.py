@@ -9,6 +9,7 @@ from dpcore.mechanism import Mechanism
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
 from dpcore.torch.data import Data
+from dpcore.torch.randomness import step_seed
 
 
 class PrivateLoader:
@@ -48,8 +49,9 @@ class PrivateLoader:
                     f"step {step - 1} drew a batch that was not stepped, or others were stepped meanwhile: call "
                     "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
                 )
-            indices = self._mechanism.plan.sampler.indices(self._mechanism.keys.sampling, step)
-            batch = self._data.batch(indices)
+            keys = self._mechanism.keys
+            indices = self._mechanism.plan.sampler.indices(keys.sampling, step)
+            batch = self._data.batch(indices, step_seed(keys, "augmentation", step))
             self.pending = len(indices)
             yield batch
 
@@ -68,7 +70,9 @@ class PrivateLoader:
         try:
             count = batches.size(batch)
         except ArgumentError as cause:
-            raise PrivacyError(f"the batch does not fit the one that was drawn: {cause}") from cause
+            raise PrivacyError(
+                "the batch is not the one that was drawn: its tensors disagree about the number of examples"
+            ) from cause
         if count != self.pending:
             raise PrivacyError(
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -28,6 +27,8 @@ from dpcore.torch.microbatch import DEFAULT_MAX_MEMORY, activation_bytes
 from dpcore.torch.microbatch import microbatch_size as fitting_microbatch_size
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.per_example import Loss, PerExampleGradient
+from dpcore.torch.probe import probe
+from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.working import Working, check_place
 
@@ -80,18 +81,20 @@ def make_private(
     sampling : {"poisson", "fixed_size", "fixed_order"} or Sampler
         What draws the batches, and what is accounted.
     accountant : str
-        Used to calibrate.
+        Used to calibrate; must cover the run in any case.
     params : iterable, optional
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters.
     max_memory : int or str
         Cap on per-example gradients and activations, in bytes or as "1 GiB".
     microbatch_size : int, optional
-        Examples differentiated at once, instead of what fits `max_memory`.
+        Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
+        on this split; without dropout it changes nothing but rounding.
     vectorize : bool
         False takes examples one by one, for modules that vmap cannot batch.
     collate_fn : callable, optional
-        For a dataset, instead of torch's default_collate; one row for every example.
+        For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
+        the others.
     num_workers : int
         Threads that read examples of a dataset.
     key : bytes, optional
@@ -125,7 +128,7 @@ def make_private(
     source = Data(data, device, collate_fn, num_workers)
     example = source.template()
     inputs, _ = batches.normalize(example)
-    check_module(model, inputs)
+    draws = probe(model, inputs, keep_mode=frozen)
     gradient = PerExampleGradient(model, loss, vectorize)
     _try_out(gradient, example)
     parameters = dict(model.named_parameters())
@@ -143,12 +146,11 @@ def make_private(
         size = fitting_microbatch_size(
             max_memory, layout.dimension, working.dtype.itemsize, points, activation_bytes(model, one), device
         )
-    # Public, and from torch's generator, so that torch.manual_seed fixes the dropout masks as it does elsewhere.
-    dropout_seed = int(torch.randint(2**62, (), device="cpu").item())
-    engine = Engine(gradient, mechanism, working, size, dropout_seed)
+    engine = Engine(gradient, mechanism, working, size)
     loader = PrivateLoader(source, mechanism)
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
-    return PrivateRun(model, optimizer, loader, engine, frozen, target_delta)
+    caveats = (CAVEAT,) if draws or source.tensors is None else ()
+    return PrivateRun(model, optimizer, loader, engine, frozen, target_delta, caveats)
 
 
 def _plan(
@@ -188,6 +190,7 @@ def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | 
             raise ArgumentError(
                 "noise_multiplier=None: give the method one, or target_epsilon and target_delta to have it calibrated"
             )
+        plan.check_covered(accountant)
         return plan
     validate.positive(target_epsilon=target_epsilon)
     if given is not None:
@@ -207,4 +210,4 @@ def _try_out(gradient: PerExampleGradient, example: Tree) -> None:
     inputs, targets = batches.normalize(example)
     zeros = batches.tree_map(lambda t: t.new_zeros((2, *t.shape[1:])), targets)
     made = batches.synthetic(inputs, 2)
-    gradient(gradient.parameters(), (made, *zeros) if zeros else made)
+    gradient(gradient.parameters(), (made, *zeros) if zeros else made, synthetic=True)

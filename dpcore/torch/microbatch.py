@@ -16,7 +16,7 @@ from dpcore import validate
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
-from dpcore.torch.per_example import seeded
+from dpcore.torch.randomness import TRIAL, seeded
 
 DEFAULT_MAX_MEMORY = "1 GiB"
 
@@ -61,7 +61,7 @@ def activation_bytes(model: torch.nn.Module, example: Tree) -> int:
 
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     device = next(model.parameters()).device
-    with saved_tensors_hooks(pack, lambda tensor: tensor), seeded(device, 0):
+    with saved_tensors_hooks(pack, lambda tensor: tensor), seeded(device, TRIAL):
         batches.call(lambda *a, **k: torch.func.functional_call(model, buffers, a, k), example)
     return sum(saved.values())
 

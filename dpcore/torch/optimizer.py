@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -98,6 +98,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
             self._ready = False
             if self._engine.mechanism.step > number:  # released, even if what came after it failed
                 self._loader.pending = None
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""
+        raise PrivacyError(
+            "a private optimizer is not pickled or copied: save its state_dict(), which has a secret part"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.

@@ -15,37 +15,19 @@ to 850: neither beats vmap's own grouped-convolution rule reliably, so there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
+from dpcore.torch.randomness import TRIAL, seeded
 
 Loss = Callable[..., torch.Tensor]
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Run the block with the device's default generator at `seed`, and put the user's state back afterwards.
-
-    Only the generator of this device is touched: ``torch.manual_seed`` would reseed every GPU of the process.
-    """
-    if device.type == "cuda":
-        generator = torch.cuda.default_generators[device.index]
-    else:
-        generator = torch.default_generator
-    state = generator.get_state()
-    try:
-        generator.manual_seed(seed)
-        yield
-    finally:
-        generator.set_state(state)
 
 
 class PerExampleGradient:
@@ -87,7 +69,9 @@ class PerExampleGradient:
         named = dict(self.model.named_parameters())
         return [named[name].detach() for name in self.names]
 
-    def __call__(self, point: Sequence[torch.Tensor], batch: Tree, seed: int = 0) -> list[torch.Tensor]:
+    def __call__(
+        self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
+    ) -> list[torch.Tensor]:
         """Return the gradients of every example of a micro-batch at one point.
 
         Parameters
@@ -96,9 +80,11 @@ class PerExampleGradient:
             A value for each of `names`, of its shape; need not be the model's present parameters.
         batch : tree of torch.Tensor
             A batch (see `dpcore.torch.batches`) of b >= 1 examples.
-        seed : int
-            Seed of the dropout masks. The same seed gives the same masks for the same batch at another point, as
-            two-point queries need. The state of the user's generators is put back.
+        seed : bytes
+            Of the dropout masks (see `dpcore.torch.randomness`). The same seed gives the same masks for the same batch
+            at another point, as two-point queries need. The state of the user's generators is put back.
+        synthetic : bool
+            The batch is made up, so that an error may quote torch's words; of private data they may show values.
 
         Returns
         -------
@@ -132,9 +118,15 @@ class PerExampleGradient:
                     for i in range(batches.size(batch))
                 ]
                 return [torch.stack(column) for column in zip(*rows, strict=True)]
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, DpcoreError):
             raise
-        except (RuntimeError, NotImplementedError) as cause:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError) as cause:
+            if not synthetic:
+                raise ArgumentError(
+                    f"model={type(self.model).__name__}: failed on a drawn batch, though not on synthetic inputs; "
+                    "check labels and inputs for values out of range (the reason is this exception's __cause__, not "
+                    "quoted because it may show private values)"
+                ) from cause
             raise ArgumentError(
                 f"model={type(self.model).__name__}: torch.func cannot differentiate it example by example "
                 f"({first_line(cause)}); rewrite the operation without .item(), data-dependent Python control flow or "

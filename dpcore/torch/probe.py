@@ -1,4 +1,4 @@
-"""A trial of the model on synthetic examples: whether they mix, and whether forward changes the model.
+"""A trial of the model on synthetic examples: whether they mix, and whether forward leaves traces in the model.
 
 The model runs on a batch of three synthetic examples and again with the second one replaced, once by other values and
 once by NaN (which any arithmetic carries along, however small its weight). Example 0's output must stay the same. All
@@ -20,14 +20,16 @@ from torch.func import functional_call
 from dpcore.errors import ArgumentError
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
-from dpcore.torch.per_example import first_line, seeded
+from dpcore.torch.leftovers import check_same, held
+from dpcore.torch.per_example import first_line
+from dpcore.torch.randomness import TRIAL, seeded
 
 EXAMPLES = 3
 TOLERANCE = 1e-3
 """Relative to the largest entry: loose, since bfloat16 runs may be tiled anew; NaN finds what is smaller."""
 
 
-def probe(model: nn.Module, example: Tree, keep_mode: tuple[nn.Module, ...] = ()) -> None:
+def probe(model: nn.Module, example: Tree, keep_mode: tuple[nn.Module, ...] = ()) -> bool:
     """Refuse a model whose examples mix or whose forward pass changes its buffers or parameters.
 
     Parameters
@@ -39,14 +41,21 @@ def probe(model: nn.Module, example: Tree, keep_mode: tuple[nn.Module, ...] = ()
     keep_mode : tuple of torch.nn.Module
         Modules that stay in the mode they are in.
 
+    Returns
+    -------
+    bool
+        Whether forward draws random numbers by torch, in one of the modes.
+
     Raises
     ------
     ArgumentError
-        Names the first module that mixes, or that changes a buffer.
+        Names the first module that mixes, that changes a buffer, or that keeps values of examples.
     """
     first = batches.synthetic(example, EXAMPLES, seed=0)
     other = _replace_row(first, batches.synthetic(example, EXAMPLES, seed=1))
     poisoned = _replace_row(first, batches.tree_map(_poison, first))
+    unlike = batches.tree_map(_unlike, first)
+    draws = False
     with _modes_restored(model):
         already_training = model.training
         for training in (True,) if already_training else (False, True):
@@ -54,14 +63,20 @@ def probe(model: nn.Module, example: Tree, keep_mode: tuple[nn.Module, ...] = ()
                 if module not in keep_mode:
                     module.training = training  # not train(): a model may override it to keep parts frozen
             base = _run(model, first)
+            draws = draws or base.draws
+            kept = held(model)
+            _run(model, unlike)
+            check_same(model, kept, held(model))
             for changed, values in ((other, False), (poisoned, True)):
                 _compare(model, base, changed, is_poison=values)
+    return draws
 
 
 class _Trace:
-    """The order in which modules returned, with their first inputs and outputs."""
+    """The order in which modules returned, with their first inputs and outputs; whether random numbers were drawn."""
 
     def __init__(self) -> None:
+        self.draws = False
         self.calls: list[tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]] = []
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -79,7 +94,7 @@ def _run(model: nn.Module, inputs: Tree) -> _Trace:
     device = next(iter(parameters.values())).device
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(seeded(device, 0))
+        drew = stack.enter_context(seeded(device, TRIAL))
         for module in model.modules():
             stack.callback(module.register_forward_hook(trace.hook, with_kwargs=True).remove)
         try:
@@ -89,6 +104,7 @@ def _run(model: nn.Module, inputs: Tree) -> _Trace:
                 f"model={type(model).__name__}: failed on synthetic inputs of the data's shape and dtype "
                 f"({first_line(cause)}); check the model and the data against each other"
             ) from cause
+        trace.draws = drew()
     owners = dict(model.named_modules())
     for name, value in state.items():
         if (id(value), value._version) != before[name]:
@@ -160,6 +176,11 @@ def _replace_row(tree: Tree, source: Tree) -> Tree:
         return result
 
     return batches.tree_map(replaced, tree)
+
+
+def _unlike(tensor: torch.Tensor) -> torch.Tensor:
+    """Other values in every entry, of the same range: integers take the other of the two synthetic values."""
+    return tensor + 1 if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:

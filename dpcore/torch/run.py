@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 import torch
 from torch import nn
 
 from dpcore import accounting
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.plan import Plan
 from dpcore.report.statement import Statement
 from dpcore.torch.batches import Tree
@@ -39,6 +40,7 @@ class PrivateRun:
         engine: Engine,
         frozen: tuple[nn.Module, ...],
         target_delta: float | None,
+        caveats: tuple[str, ...] = (),
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -46,6 +48,7 @@ class PrivateRun:
         self._engine = engine
         self._frozen = frozen
         self._target_delta = target_delta
+        self._caveats = caveats
 
     @property
     def plan(self) -> Plan:
@@ -84,7 +87,7 @@ class PrivateRun:
         self.optimizer.take(batch)
 
     def epsilon(self, delta: float | None = None, *, accountant: str | None = None) -> float:
-        """Return the epsilon spent by the steps taken so far.
+        """Return the epsilon spent by all that was released so far, abandoned steps included.
 
         Parameters
         ----------
@@ -94,24 +97,22 @@ class PrivateRun:
             By default the smallest value of all accountants that cover the run: each of them is an upper bound.
         """
         chosen = self._delta(delta)
+        mechanism = self._engine.mechanism
+        event = self.plan.event_after(mechanism.step, mechanism.abandoned)
         if accountant is not None:
-            return self.plan.epsilon(chosen, steps=self.steps_taken, accountant=accountant)
-        event = self.plan.event_after(self.steps_taken)
+            return accounting.epsilon(event, chosen, accountant)
         names = accounting.accountants_for(event)
         return min((accounting.epsilon(event, chosen, name) for name in names), default=math.inf)
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
-        """Return the privacy statement for the steps taken so far."""
-        mechanism = self._engine.mechanism
-        return self.plan.statement(
-            self._delta(delta),
-            steps_taken=mechanism.step,
-            keys=mechanism.keys,
-            backend=mechanism.backend.name,
-            rng=mechanism.rng,
-            software={"torch": torch.__version__},
-            note=note,
+        """Return the privacy statement for all that was released so far."""
+        return self._engine.mechanism.statement(
+            self._delta(delta), caveats=self._caveats, note=note, software={"torch": torch.__version__}
         )
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: what a run holds includes its keys."""
+        raise PrivacyError("a private run is not pickled or copied: save private.optimizer.state_dict() instead")
 
     def _delta(self, delta: float | None) -> float:
         chosen = self._target_delta if delta is None else delta

@@ -22,7 +22,8 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     Raises
     ------
     BackendError
-        For a CUDA model under "numpy", and the like: nothing is ever copied to another device silently.
+        For a CUDA model under "numpy", and the like: nothing is ever copied to another device silently; also for
+        float64 parameters under "triton".
     """
     tensors = [*model.parameters(), *model.buffers()]
     if not tensors:
@@ -40,6 +41,11 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
         raise BackendError(
             f"model on device {str(device)!r} under backend 'triton': move the model to a CUDA device, call "
             'dpcore.set_backend("numpy"), or set TRITON_INTERPRET=1 before Python starts (slow, for tests)'
+        )
+    if backend.name == "triton" and any(p.dtype == torch.float64 for p in model.parameters() if p.requires_grad):
+        raise BackendError(
+            "model with float64 parameters under backend 'triton', which computes in float32: call model.float() and "
+            "give the data in float32, or call dpcore.set_backend(\"numpy\") with the model on the CPU"
         )
     return device
 

@@ -191,8 +191,9 @@ def test_each_batch_is_stepped_once_in_order() -> None:
     assert torch.equal(batch[0], again[0])
     with pytest.raises(PrivacyError, match="another number of examples"):
         run.step((again[0][:-1], again[1][:-1]))
-    with pytest.raises(PrivacyError, match="first dimensions"):
+    with pytest.raises(PrivacyError, match="disagree about the number") as caught:
         run.step((again[0][:-1], again[1]))
+    assert not any(character.isdigit() for character in str(caught.value))
     assert run.steps_taken == 1
     run.step(again)
     assert run.steps_taken == 2
@@ -249,8 +250,9 @@ def test_a_failed_step_can_be_tried_again_and_counts_no_example_twice(where: str
         handle = run.optimizer.register_step_pre_hook(hook)
     else:
         countdown[0] = 2
-    with pytest.raises(ArgumentError, match="out of paper"):
+    with pytest.raises(ArgumentError) as caught:
         run.step(batch)
+    assert "out of paper" in f"{caught.value} {caught.value.__cause__}"
     assert run.steps_taken == 0
     if where == "step hook":
         handle.remove()

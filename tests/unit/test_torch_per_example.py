@@ -153,9 +153,9 @@ def test_same_seed_same_dropout_masks_and_examples_differ() -> None:
     batch = torch.ones(3, 1)
     state = torch.get_rng_state()
     at = gradient.parameters()
-    first = gradient(at, batch, seed=1)[1]
-    same = gradient([p * 2 for p in at], batch, seed=1)[1]
-    other = gradient(at, batch, seed=2)[1]
+    first = gradient(at, batch, seed=bytes([1]))[1]
+    same = gradient([p * 2 for p in at], batch, seed=bytes([1]))[1]
+    other = gradient(at, batch, seed=bytes([2]))[1]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -172,14 +172,23 @@ def test_data_dependent_control_flow_is_one_sentence() -> None:
 
     gradient = PerExampleGradient(Branch(3, 3), lambda out: out.sum())
     with pytest.raises(ArgumentError, match=r"Branch.*torch\.func") as caught:
-        gradient(gradient.parameters(), torch.randn(2, 3))
+        gradient(gradient.parameters(), torch.randn(2, 3), synthetic=True)
     assert "\n" not in str(caught.value)
 
 
 def test_what_vmap_cannot_batch_names_vectorize() -> None:
     gradient = PerExampleGradient(Recurrent(), F.cross_entropy)
     with pytest.raises(ArgumentError, match="vectorize=False"):
-        gradient(gradient.parameters(), (torch.randn(4, 5, 3), labels(4, 2)))
+        gradient(gradient.parameters(), (torch.randn(4, 5, 3), labels(4, 2)), synthetic=True)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_an_error_on_private_data_quotes_nothing_of_it(vectorize: bool) -> None:
+    gradient = PerExampleGradient(nn.Linear(3, 2), F.cross_entropy, vectorize)
+    with pytest.raises(ArgumentError, match=r"check labels.*__cause__") as caught:
+        gradient(gradient.parameters(), (torch.randn(4, 3), torch.tensor([0, 1, 1, 73])))
+    assert "73" not in str(caught.value)
+    assert caught.value.__cause__ is not None
 
 
 def test_loss_must_be_one_number() -> None:

@@ -17,6 +17,7 @@ from dpcore.config import load_backend
 from dpcore.sampling import FixedBatches
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
+from dpcore.torch.randomness import seeded
 
 KEY = bytes(range(32))
 
@@ -312,11 +313,11 @@ def test_bfloat16_steps_add_up_in_float32() -> None:
 def test_both_points_of_a_query_see_the_same_dropout_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = problem()
     run = start(model, data, METHODS["disk"][0](), microbatch_size=4)
-    seeds: list[int] = []
+    seeds: list[bytes] = []
     gradient = run._engine.gradient
     call = type(gradient).__call__
 
-    def recorded(self: Any, point: Any, batch: Any, seed: int = 0) -> list[torch.Tensor]:
+    def recorded(self: Any, point: Any, batch: Any, seed: bytes) -> list[torch.Tensor]:
         seeds.append(seed)
         return call(self, point, batch, seed)
 
@@ -340,21 +341,89 @@ def test_graph_of_the_old_parameters_cannot_be_used_after_a_step() -> None:
         output.backward()
 
 
-def test_dropout_masks_follow_torch_manual_seed_and_leave_the_generator_alone() -> None:
-    def once(seed: int) -> list[torch.Tensor]:
-        _, data = problem()
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(5, 50), nn.Dropout(0.5), nn.Linear(50, 3)).double()
-        torch.manual_seed(seed)
-        torch.randint(2**62, ())  # the one draw of make_private
-        state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        result = train(start(model, data, METHODS["disk"][0]()))
-        assert torch.equal(torch.get_rng_state(), state)
-        return result
+class Kept(nn.Dropout):
+    """Dropout that tells its masks to a list outside of the model, as no private model may."""
 
-    close(once(1), once(1), rtol=0, atol=0)
-    assert not torch.equal(once(1)[0], once(2)[0])
+    def __init__(self, told: list[torch.Tensor]) -> None:
+        super().__init__(0.5)
+        self.tell = told.append
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = super().forward(torch.ones_like(x))
+        self.tell(mask.detach())
+        return x * mask
+
+
+def masks_of(seed: int, key: bytes, steps: int, fork: bool | None = None) -> list[list[bool]]:
+    """Train one example a step under torch.manual_seed(seed) and return the masks it met (a query of one point)."""
+    told: list[torch.Tensor] = []
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 40), Kept(told), nn.Linear(40, 3))
+    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=1)
+    data = (torch.ones(4, 5), torch.zeros(4, dtype=torch.int64))
+
+    def fresh() -> dpcore.torch.PrivateRun:
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        sampler = FixedBatches([[0]] * 4, dataset_size=4, batch_size=1)
+        run = start(model, data, method, sampling=sampler, epochs=None, steps=4, key=key, vectorize=False)
+        assert torch.equal(torch.get_rng_state(), state)
+        return run
+
+    run = fresh()
+    if fork is not None:
+        saved, run = run.optimizer.state_dict(), fresh()
+        run.optimizer.load_state_dict(saved, fork=fork)
+    told.clear()
+    state = torch.get_rng_state()
+    for _, batch in zip(range(steps), run.loader, strict=False):
+        run.step(batch)
+    assert torch.equal(torch.get_rng_state(), state)
+    return [mask.flatten().bool().tolist() for mask in told]
+
+
+def test_dropout_masks_follow_from_the_secret_key_alone() -> None:
+    """Under a seed that somebody may know, removing an example shifts all later masks: the sum moves by more than C."""
+    masks = masks_of(1, KEY, 3)
+    assert len(masks) == 3
+    assert masks[0] != masks[1] != masks[2] != masks[0]
+    assert masks == masks_of(2, KEY, 3)
+    assert masks[0] != masks_of(1, bytes(32), 1)[0]
+    assert masks == masks_of(1, KEY, 3, fork=False)
+    assert masks[0] != masks_of(1, KEY, 1, fork=True)[0]
+
+
+def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
+    model, data = problem()
+    run = start(model, data, METHODS["disk"][0]())
+    public = dpcore.torch.public_state(run.optimizer.state_dict())["dpcore"]["public"]
+    assert set(public) == {
+        "step", "releases", "run", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings"
+    }  # fmt: skip
+
+
+def test_a_cpu_generator_gets_more_of_the_seed_than_torch_would_keep() -> None:
+    """torch.manual_seed keeps 32 bits on a CPU, few enough to try them all; so its seed must not decide the draws."""
+    cpu = torch.device("cpu")
+    with seeded(cpu, KEY) as drew:
+        assert not drew()
+        values = torch.rand(1000)
+        assert drew()
+        torch.manual_seed(torch.initial_seed())
+        assert not torch.equal(torch.rand(1000), values)
+    assert 0.45 < values.mean() < 0.55
+    with seeded(cpu, KEY):
+        assert torch.equal(torch.rand(1000), values)
+    with seeded(cpu, bytes(32)):
+        assert not torch.equal(torch.rand(1000), values)
+
+
+def test_the_statement_says_that_masks_are_not_cryptographic() -> None:
+    model, data = problem()
+    method = METHODS["dp_sgd"][0]()
+    assert not any("dropout" in c.lower() for c in start(model, data, method).statement().caveats)
+    model.append(nn.Dropout(0.5)).eval()  # it may be trained in training mode later
+    assert any("Dropout" in c for c in start(model, data, method).statement().caveats)
 
 
 def test_noise_has_the_stated_scale() -> None:
