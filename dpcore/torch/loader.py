@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NoReturn
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism import Mechanism
@@ -54,6 +55,10 @@ class PrivateLoader:
             batch = self._data.batch(indices, step_seed(keys, "augmentation", step))
             self.pending = len(indices)
             yield batch
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: what draws the batches holds the run's keys."""
+        raise PrivacyError("a private loader is not pickled or copied: save private.optimizer.state_dict() instead")
 
     def consume(self, batch: Tree) -> None:
         """Check that this is the batch that was drawn, by its number of examples.

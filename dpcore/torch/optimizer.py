@@ -122,22 +122,27 @@ class PrivateOptimizer(torch.optim.Optimizer):
             From `state_dict`, of a run with the same method, data size, sampler, planned steps and tensors.
         fork : bool
             True, the default, draws fresh noise and fresh batches from here on. Steps taken after the checkpoint may
-            have been seen; the same noise on another sum would give both away. The abandoned steps are further releases
-            that the statement mentions and does not count. False goes on with the saved keys, bit for bit as if never
-            stopped: only if nothing after this checkpoint was ever released, and nothing but this run goes on from it.
+            have been seen; the same noise on another sum would give both away. Steps that this run object abandons by
+            going back stay counted in epsilon; those of other processes cannot be, and the statement says so. False
+            goes on with the saved keys, bit for bit as if never stopped: only if nothing after this checkpoint was
+            ever released, and nothing but this run goes on from it.
 
         Raises
         ------
         ArgumentError
-            If the state is of another run's settings.
+            If the state is of another run's settings, or damaged; nothing was changed then.
         PrivacyError
             With fork=False, if this very run went on past the checkpoint: its noise is spent.
         """
         if "dpcore" not in state_dict:
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
-        for group in state_dict["param_groups"]:
-            groups.refuse_privacy_settings(group)
         checkpoint.check(self._engine, state_dict["dpcore"], fork=fork)
+        for group in state_dict["param_groups"]:
+            lacking = next((key for key in self.defaults if key not in group), None)
+            if lacking is not None:
+                raise ArgumentError(f"state_dict['param_groups']: a group lacks {lacking!r}, which the update needs")
+            groups.settings(group, self._update)
+        # torch checks the number of groups and of their parameters, and then changes the groups; nothing fails after.
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
         checkpoint.load(self._engine, state_dict["dpcore"], fork=fork)
         self._ready = False

@@ -45,7 +45,7 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     if backend.name == "triton" and any(p.dtype == torch.float64 for p in model.parameters() if p.requires_grad):
         raise BackendError(
             "model with float64 parameters under backend 'triton', which computes in float32: call model.float() and "
-            "give the data in float32, or call dpcore.set_backend(\"numpy\") with the model on the CPU"
+            'give the data in float32, or call dpcore.set_backend("numpy") with the model on the CPU'
         )
     return device
 

@@ -54,6 +54,37 @@ class Counter(nn.Module):
         return x
 
 
+class Keeper(nn.Module):
+    """Keeps what it saw, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.log: list[torch.Tensor] = []
+        self.stats: dict[str, object] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "attribute":
+            self.last = x.detach()
+        elif self.how == "first example":
+            self.last = x[0].detach()
+        elif self.how == "list":
+            self.log.append(x.detach())
+        elif self.how == "dict":
+            self.stats["mean"] = x.detach().mean()
+        elif self.how == "float":
+            self.stats["mean"] = x.detach().mean().item()
+        elif self.how == "numpy":
+            self.last = x.detach().numpy()
+        elif self.how == "in training":
+            self.last = x.detach() if self.training else None
+        elif self.how == "cache" and "rows" not in self.stats:
+            self.stats["rows"] = torch.arange(x.shape[-1])
+        elif self.how == "made anew":
+            self.last = torch.arange(x.shape[-1])
+        return x
+
+
 class OnlyInTraining(Center):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) if self.training else x
@@ -131,6 +162,25 @@ REFUSED = {
         "Center",
         "GroupNorm",
     ),
+    **{
+        f"keeps examples: {how}": (
+            lambda how=how: nn.Sequential(nn.Linear(6, 2), Keeper(how)).eval(),
+            ROWS,
+            "'1'",
+            "Keeper",
+            f"{attribute!r}: use them inside forward only",
+        )
+        for how, attribute in (
+            ("attribute", "last"),
+            ("first example", "last"),
+            ("list", "log"),
+            ("dict", "stats"),
+            ("float", "stats"),
+            ("numpy", "last"),
+            ("in training", "last"),
+        )
+    },
+    "keeps tokens": (lambda: nn.Sequential(Keeper("attribute"), nn.Embedding(9, 4)), TOKENS, "'0'", "'last'"),
     "buffer in place": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(False)), ROWS, "'1'", "Counter", "eval()"),
     "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()"),
 }
@@ -169,6 +219,8 @@ ACCEPTED = {
     "lstm": (lambda: LastAlone(True), SEQUENCES),
     "transformer": (lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), SEQUENCES),
     "tied": (Tied, TOKENS),
+    "filled cache": (lambda: nn.Sequential(nn.Linear(6, 2), Keeper("cache")), ROWS),
+    "cache made anew": (lambda: nn.Sequential(nn.Linear(6, 2), Keeper("made anew")), ROWS),
     "folds dimensions": (lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(6, 2), nn.Unflatten(0, (-1, 5))), SEQUENCES),
     "bfloat16": (lambda: nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 2)).bfloat16(), ROWS.bfloat16()),
 }

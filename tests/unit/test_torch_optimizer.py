@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import dpcore
 import dpcore.torch
+from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError, PrivacyError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler
 
@@ -347,6 +349,49 @@ def test_going_back_in_the_same_run_must_fork() -> None:
     assert run.steps_taken == 2
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
+def test_abandoned_steps_stay_counted(sampling: str) -> None:
+    run = start(model(), sampling=sampling)
+    finish(run, stop=2)
+    state = saved(run)
+    finish(run, stop=5)
+    run.optimizer.load_state_dict(state["optimizer"])
+    spent = {
+        name: accounting.epsilon(run.plan.event_after(2, 3), 1e-5, name)
+        for name in accounting.accountants_for(run.plan.event_after(2, 3))
+    }
+    assert run.steps_taken == 2
+    assert run.epsilon() == min(spent.values()) > run.plan.epsilon(1e-5, steps=2)
+    assert {name: run.epsilon(accountant=name) for name in spent} == spent
+    assert run.statement().epsilon == spent
+    assert any("3 further step(s)" in caveat for caveat in run.statement().caveats)
+
+
+def test_two_runs_that_go_on_from_one_state_do_not_share_noise() -> None:
+    first, second = (start(model(), key=None, exact_key=False) for _ in range(2))
+    finish(first, stop=2)
+    state = saved(first)
+    second.model.load_state_dict(state["model"])
+    second.optimizer.load_state_dict(state["optimizer"], fork=False)
+    finish(first, stop=3)
+    before = values(second.model)
+    with pytest.raises(PrivacyError, match="already released with this key"):
+        finish(second)
+    assert torch.equal(values(second.model), before)
+
+
+@pytest.mark.parametrize("part", ["run", "optimizer", "loader"])
+def test_nothing_that_holds_keys_is_pickled(part: str) -> None:
+    run = start(model())
+    whole = {"run": run, "optimizer": run.optimizer, "loader": run.loader}[part]
+    file = io.BytesIO()
+    with pytest.raises(PrivacyError, match=r"not pickled or copied: save .*state_dict\(\)"):
+        torch.save(whole, file)
+    with pytest.raises(PrivacyError, match="not pickled or copied"):
+        copy.deepcopy(whole)
+    assert run._engine.mechanism.keys.noise not in file.getvalue()
+
+
 def test_a_fork_under_a_fixed_order_keeps_the_order() -> None:
     """A new order halfway would let an example take part twice in one epoch, more often than is accounted."""
     run = start(model(), sampling="fixed_order")
@@ -390,10 +435,75 @@ def test_state_of_other_settings_is_refused(name: str) -> None:
     finish(run, stop=2)
     options, words = OTHER_RUNS[name]
     other = start(model(), **options())
-    before = other.optimizer.state_dict()["dpcore"]["secret"]
+    before = as_text(other)
     with pytest.raises(ArgumentError, match=words):
         other.optimizer.load_state_dict(saved(run)["optimizer"])
-    assert other.optimizer.state_dict()["dpcore"]["secret"] == before
+    assert as_text(other) == before
+
+
+def as_text(run: dpcore.torch.PrivateRun) -> str:
+    torch.set_printoptions(profile="full")
+    try:
+        return repr(run.optimizer.state_dict())
+    finally:
+        torch.set_printoptions(profile="default")
+
+
+def damaged(state: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".", 2) if path.startswith("dpcore") else path.split(".")
+    for key in parents:
+        state = state[key]
+    if "/" in last:
+        last, _, rest = last.partition("/")
+        state, last = state[last], rest
+    if value is None:
+        del state[last]
+    else:
+        state[last] = value
+
+
+DAMAGE = {
+    "format": ("dpcore.format", 2, "its format is 2"),
+    "no arrays": ("dpcore.public.arrays", None, "lacks 'arrays'"),
+    "layout": ("dpcore.public.layout", [["0.weight", [7, 5], 0]], "its layout"),
+    "an array": ("dpcore.public.arrays/0.weight/filter/0", None, "its arrays"),
+    "another shape": ("dpcore.public.arrays/2.bias/filter/1", torch.zeros(4), "its arrays"),
+    "another dtype": ("dpcore.public.arrays/2.bias/filter/1", torch.zeros(3).double(), "its arrays"),
+    "a random generator": ("dpcore.public.rng", "philox", "its rng"),
+    "step": ("dpcore.public.step", 13, "its step 13"),
+    "a key": ("dpcore.secret.sampling_key", "abc", "'sampling_key'.*64 hexadecimal"),
+    "no key": ("dpcore.secret.noise_key", None, "lacks 'noise_key'"),
+    "groups": ("param_groups", [], "parameter groups"),
+    "a group's setting": ("param_groups", [{"params": [0, 1, 2, 3], "weight_decay": 0.0}], "lacks 'lr'"),
+    "a group's value": ("param_groups", [{"params": [0, 1, 2, 3], "weight_decay": -1.0, "lr": 1.0}], "weight_decay="),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_state_changes_nothing(name: str) -> None:
+    path, value, words = DAMAGE[name]
+    run = start(model(), METHODS["doppler"]())
+    finish(run, stop=2)
+    state = saved(run)["optimizer"]
+    damaged(state, path, value)
+    other = start(model(), METHODS["doppler"](), key=bytes(32))
+    finish(other, stop=1)
+    before = as_text(other)
+    with pytest.raises(ValueError, match=words):
+        other.optimizer.load_state_dict(state)
+    assert as_text(other) == before
+
+
+def test_the_saved_noise_multiplier_is_taken_over_where_it_differs_by_rounding() -> None:
+    run = start(model(), sgd(noise_multiplier=1.0 - 1e-9))
+    finish(run, stop=2)
+    other = start(model())
+    other.optimizer.load_state_dict(saved(run)["optimizer"])
+    assert other.plan.noise_multiplier == 1.0 - 1e-9
+    assert other.epsilon() == run.epsilon()
+    assert other.epsilon() > other.plan.epsilon(1e-5, steps=1)
+    with pytest.raises(ArgumentError, match="noise_multiplier"):
+        start(model(), sgd(noise_multiplier=1.0 + 1e-5)).optimizer.load_state_dict(saved(run)["optimizer"])
 
 
 def test_another_learning_rate_may_resume() -> None:
@@ -444,6 +554,85 @@ def test_empty_draw_from_a_dataset_has_shapes_and_dtypes() -> None:
     run.step((inputs, targets))
 
 
+class Augmented(Rows):
+    """Random by torch in __getitem__, and again where the examples are joined."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.rand(5), target
+
+
+def jitter(rows: list[Any]) -> Any:
+    inputs, targets = default_collate(rows)
+    return inputs + 10 * torch.rand_like(inputs), targets
+
+
+def drawn(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.Tensor]:
+    def fresh() -> dpcore.torch.PrivateRun:
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        run = start(net, data=Augmented(), collate_fn=jitter, key=key, sampling="fixed_order", steps=3, epochs=None)
+        assert torch.equal(torch.get_rng_state(), state)
+        return run
+
+    net = model()
+    run = fresh()
+    if fork is not None:
+        state, run = run.optimizer.state_dict(), fresh()
+        run.optimizer.load_state_dict(state, fork=fork)
+    before = torch.get_rng_state()
+    result = []
+    for batch in run.loader:
+        result.append(batch[0])
+        run.step(batch)
+    assert torch.equal(torch.get_rng_state(), before)  # it would tell how many examples were drawn
+    assert any("augmentation" in caveat for caveat in run.statement().caveats)
+    return result
+
+
+def test_augmentation_follows_from_the_secret_key_alone() -> None:
+    batches = drawn(1)
+    assert all(torch.equal(a, b) for a, b in zip(batches, drawn(2), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(batches, drawn(1, fork=False), strict=True))
+    assert not torch.equal(batches[0] - DATA[0][0], drawn(1, bytes(32))[0] - DATA[0][0])
+    assert not torch.equal(batches[0], drawn(1, fork=True)[0])
+
+
+class Shifted(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = super().__getitem__(index)
+        return inputs + 100, target
+
+
+def test_a_subclass_of_tensor_dataset_keeps_its_own_getitem() -> None:
+    run = start(model(), data=Shifted(*DATA))
+    assert (next(iter(run.loader))[0] >= 100).all()
+
+
+class Ragged(Rows):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        inputs, target = super().__getitem__(index)
+        return inputs.repeat(1 + (index == 7), 1).flatten(), target
+
+
+def padded(rows: list[Any]) -> Any:
+    inputs = nn.utils.rnn.pad_sequence([inputs for inputs, _ in rows], batch_first=True)
+    return inputs, torch.tensor([target for _, target in rows])
+
+
+class Means(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mean(1, keepdim=True).expand(-1, 5))
+
+
+@pytest.mark.parametrize(("collate_fn", "words"), [(padded, "fixed length"), (None, "failed to join")])
+def test_padding_to_the_longest_is_refused_without_telling_sizes(collate_fn: Any, words: str) -> None:
+    run = start(nn.Sequential(Means(5, 3)), data=Ragged(), collate_fn=collate_fn, sampling="fixed_order")
+    with pytest.raises(ArgumentError, match=words) as caught:
+        finish(run)
+    assert not any(digit in str(caught.value).replace("example 0", "") for digit in "0123456789")
+
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self) -> Any:
         return iter(())
@@ -454,6 +643,10 @@ ARGUMENTS_REFUSED = {
     "iterable": (lambda: {"data": Stream()}, "map-style"),
     "lengths": (lambda: {"data": (DATA[0], DATA[1][:-1])}, "30, 29"),
     "no data": (lambda: {"data": (DATA[0][:0], DATA[1][:0])}, "0 examples"),
+    "collate with tensors": (lambda: {"data": DATA, "collate_fn": default_collate}, "collate_fn with tensors"),
+    "collate with an array": (lambda: {"data": DATA[0].numpy(), "collate_fn": default_collate}, "TensorDataset"),
+    "unknown accountant": (lambda: {"accountant": "pld"}, "accountant='pld'"),
+    "accountant of other events": (lambda: {"accountant": "gaussian"}, "accountant='gaussian'"),
     "merging collate": (lambda: {"data": Rows(), "collate_fn": lambda rows: (rows[0][0][None], DATA[1][:1])}, None),
     "no noise": (lambda: {"method": sgd(noise_multiplier=None)}, "target_epsilon"),
     "both": (lambda: {"target_epsilon": 3.0}, "already has noise_multiplier"),
@@ -487,8 +680,9 @@ def test_arguments_refused(name: str) -> None:
     options, words = ARGUMENTS_REFUSED[name]
     if words is None:
         run = start(model(), **options())
-        with pytest.raises(ArgumentError, match="one row"):
+        with pytest.raises(ArgumentError, match="each as one row") as caught:
             finish(run)
+        assert not any(character.isdigit() for character in str(caught.value))
         return
     with pytest.raises(DpcoreError, match=words) as caught:
         start(model(), **options())
@@ -577,6 +771,10 @@ def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(BackendError, match="TRITON_INTERPRET=1"):
         working.check_place(Triton(), model())  # type: ignore[arg-type]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(BackendError, match=r"float64 .*model\.float\(\)"):
+        working.check_place(Triton(), model().double())  # type: ignore[arg-type]
+    working.check_place(Triton(), model().double().float())  # type: ignore[arg-type]
 
 
 def test_epsilon_grows_to_the_target() -> None:
