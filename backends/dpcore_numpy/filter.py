@@ -17,7 +17,9 @@ Floats = NDArray[Any]
 def recurrence(x: Floats, state: Sequence[Floats], coefficients: FilterCoefficients) -> Floats:
     """See `dpcore.spec.ops.Backend.recurrence`."""
     check_recurrence(x, state, coefficients)
-    b, a, normalizer = coefficients
+    # As Python floats: NumPy's own float64 scalars would widen float32 arrays.
+    b, a = [float(value) for value in coefficients.b], [float(value) for value in coefficients.a]
+    normalizer = float(coefficients.normalizer)
     y = b[0] * x + state[0] if state else b[0] * x
     for k in range(1, len(state) + 1):
         s = b[k] * x if k < len(b) else np.zeros_like(x)

@@ -46,7 +46,9 @@ def row_norms(rows: Sequence[Tensor], scale: Sequence[Tensor] | None = None) -> 
     norms = torch.empty(examples, dtype=torch.float64, device=device)
     shape = {"ROWS": ROWS, "COLUMNS": COLUMNS}
     groups = -(-examples // ROWS)
-    launch(_squares_kernel, (parts, groups), device, on_device, row_of, partial, examples, SCALED=bool(scales), **shape)
+    # One axis: the others of a grid end at 65,535, which a large full batch would pass.
+    grid = (parts * groups,)
+    launch(_squares_kernel, grid, device, on_device, row_of, partial, examples, SCALED=bool(scales), **shape)
     launch(_norms_kernel, (groups,), device, partial, norms, examples, parts, **shape)
     return norms
 
@@ -65,8 +67,10 @@ def _dense_rows(block: Tensor) -> Tensor:
 def _squares_kernel(
     rows, row_of, partial, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    row, columns = locate_columns(rows, row_of, 5, COLUMNS)
-    example = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    groups = (examples + ROWS - 1) // ROWS
+    parts, part = tl.num_programs(0) // groups, tl.program_id(0) // groups
+    row, columns = locate_columns(part, rows, row_of, 5, COLUMNS)
+    example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     mask = (example < examples)[:, None] & (columns < tl.load(row + 3))[None, :]
     block = tl.load(row + 1).to(tl.pointer_type(tl.float32))
     at = block + example[:, None] * tl.load(row + 2) + columns[None, :]
@@ -75,13 +79,12 @@ def _squares_kernel(
         scale = tl.load(row + 4).to(tl.pointer_type(tl.float32)) + columns
         values *= tl.load(scale, mask=columns < tl.load(row + 3), other=0.0).to(tl.float64)[None, :]
     squares = tl.sum(values * values, axis=1)
-    tl.store(partial + example * tl.num_programs(0) + tl.program_id(0), squares, mask=example < examples)
+    tl.store(partial + example * parts + part, squares, mask=example < examples)
 
 
 @jit
-def locate_columns(rows, row_of, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the address of this program's row of the table, and the coordinates that it works on."""
-    program = tl.program_id(0)
+def locate_columns(program, rows, row_of, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the address of a program's row of the table, and the coordinates that it works on."""
     row = rows + tl.load(row_of + program).to(tl.int64) * WIDTH
     return row, (program - tl.load(row)) * COLUMNS + tl.arange(0, COLUMNS)
 
@@ -189,7 +192,7 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[Tensor], out: Sequenc
 
 @kernel("examples")
 def _sum_kernel(rows, row_of, examples, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, columns = locate_columns(rows, row_of, 6, COLUMNS)
+    row, columns = locate_columns(tl.program_id(0), rows, row_of, 6, COLUMNS)
     block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float32))
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
     sums, start = tl.zeros((ROWS, COLUMNS), tl.float32), 0

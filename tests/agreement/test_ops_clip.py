@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import assert_agree, few, floats, poisoned_memory, seeds, small_sizes, writable
 
 import dpcore_numpy as reference
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
-from tests.agreement.strategies import assert_agree, few, floats, poisoned_memory, seeds, small_sizes, writable
 
 pytest.importorskip("triton")
 

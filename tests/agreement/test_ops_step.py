@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-import dpcore_numpy as reference
-from dpcore.config import load_backend
-from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
-from tests.agreement.strategies import (
+from strategies import (
     assert_agree,
     few,
     filters,
@@ -31,6 +26,11 @@ from tests.agreement.strategies import (
     update_terms,
     writable,
 )
+
+import dpcore_numpy as reference
+from dpcore.config import load_backend
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 
 pytest.importorskip("triton")
 

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-import dpcore_numpy as reference
-from dpcore.config import load_backend
-from dpcore.errors import ArgumentError
-from tests.agreement.strategies import (
+from strategies import (
     assert_agree,
     few,
     keys,
@@ -23,6 +19,10 @@ from tests.agreement.strategies import (
     sizes,
     starts,
 )
+
+import dpcore_numpy as reference
+from dpcore.config import load_backend
+from dpcore.errors import ArgumentError
 
 pytest.importorskip("triton")
 

@@ -12,6 +12,7 @@ from scipy.signal import lfilter
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.filters import NAMED_FILTERS, Averaging, Filter, Identity, LowPass, named_filter
+from dpcore.spec.ops import FilterCoefficients
 from dpcore_numpy import recurrence
 
 
@@ -122,3 +123,10 @@ def test_averaging_refuses(kappa: float) -> None:
 def test_a_state_that_is_too_short_is_refused() -> None:
     with pytest.raises(ArgumentError, match="len\\(state\\)=0"):
         recurrence(np.ones(3), [], named_filter("momentum").coefficients(0))
+
+
+def test_numpy_scalars_as_coefficients_do_not_widen() -> None:
+    coefficients = FilterCoefficients((np.float64(0.1),), (np.float64(-0.9),), np.float64(0.1))
+    state = [np.zeros(3, np.float32)]
+    assert recurrence(np.ones(3, np.float32), state, coefficients).dtype == np.float32
+    assert state[0].dtype == np.float32

@@ -1,0 +1,34 @@
+"""Clipping at 10 million coordinates under Triton; `tests/unit/test_clip.py` has the reference and torch's contrast."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from dpcore.config import load_backend
+
+pytest.importorskip("triton")
+
+
+def test_ten_million_entries_never_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load_backend("triton")
+    clip = sys.modules["dpcore_triton.clip"]
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # The interpreter pays for each program and for masked rows: one long row in few programs.
+        monkeypatch.setattr(clip, "ROWS", 1)
+        monkeypatch.setattr(clip, "COLUMNS", 1 << 17)
+    row = np.full((1, 10_000_000), 0.1, np.float32)
+    row[0, ::7] = 1e-3
+    exact = math.sqrt(math.fsum(np.square(row[0].astype(np.float64)).tolist()))
+    rows = backend.from_numpy(row)
+    norms = backend.row_norms([rows])
+    assert float(backend.to_numpy(norms)[0]) == pytest.approx(exact, rel=1e-9)
+    (factor,) = backend.clip_factors([norms], "standard", [1.0], [row.shape[1]], "float32")
+    total = backend.from_numpy(np.zeros(row.shape[1], np.float32))
+    backend.weighted_sum([rows], [factor], [total])
+    clipped = math.sqrt(math.fsum(np.square(backend.to_numpy(total).astype(np.float64)).tolist()))
+    assert 1 - 1e-5 < clipped <= 1
