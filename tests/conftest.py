@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 WANTS_GPU = os.environ.get("DPCORE_TEST_GPU") == "1"
 
@@ -37,6 +37,13 @@ settings.register_profile(
 )
 settings.register_profile(
     "nightly", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
+)
+# For tests/mutate.py, which wants to know that a test fails and not the smallest reason.
+settings.register_profile(
+    "mutation",
+    settings.get_profile("ci"),
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 

@@ -240,7 +240,7 @@ def red(folder: Path, arguments: list[str]) -> list[str]:
             "-q",
             "-p",
             "no:cacheprovider",
-            "--hypothesis-profile=ci",
+            "--hypothesis-profile=mutation",
             "-n",
             "2",
             *arguments,
