@@ -20,7 +20,9 @@ def recurrence(x: Floats, state: Sequence[Floats], coefficients: FilterCoefficie
     # As Python floats: NumPy's own float64 scalars would widen float32 arrays.
     b, a = [float(value) for value in coefficients.b], [float(value) for value in coefficients.a]
     normalizer = float(coefficients.normalizer)
-    y = b[0] * x + state[0] if state else b[0] * x
+    y = x if b[0] == 1 else b[0] * x
+    if state:
+        y = y + state[0]
     for k in range(1, len(state) + 1):
         s = b[k] * x if k < len(b) else np.zeros_like(x)
         if k <= len(a):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dpcore.spec.stream import TILE
 from dpcore.validate import choice
-from dpcore_numpy.stream import Words, tile_words
+from dpcore_numpy.stream import Words, tile_blocks
 
 Floats = NDArray[Any]
 Mask = NDArray[Any]
@@ -23,15 +23,16 @@ def normal(
     """See `dpcore.spec.ops.Backend.normal`. float64 is the definition."""
     choice(("float32", "float64"), dtype=dtype)
     first, last = start // TILE, -(-(start + size) // TILE)
-    tiles = tile_words(key, row, stream, first, last - first, rng=rng)
-    w0, w1 = np.ascontiguousarray(tiles[:, 0::2]), np.ascontiguousarray(tiles[:, 1::2])
+    words = tile_blocks(key, row, stream, first, last - first, rng=rng).transpose(0, 2, 1)
+    w0, w1 = np.ascontiguousarray(words[:, 0::2]), np.ascontiguousarray(words[:, 1::2])
     log_u = _log_uniform(w0, dtype)
     for tile in np.flatnonzero((w0 < TAIL_BOUND).any(axis=(1, 2))):
-        w_tail = tile_words(key, row, stream, first + int(tile), 1, tail=True, rng=rng)[0, 0::2]
-        _refine_tail(log_u[tile], w0[tile], w_tail)
-    rho = np.sqrt(-2 * log_u)
+        (tail,) = tile_blocks(key, row, stream, first + int(tile), 1, tail=True, rng=rng).transpose(0, 2, 1)
+        _refine_tail(log_u[tile], w0[tile], tail[0::2])
+    log_u *= -2
+    rho = np.sqrt(log_u, out=log_u)
     cosine, sine = _cosine_sine(w1, dtype)
-    z = np.empty(tiles.shape, dtype=dtype)
+    z = np.empty(words.shape, dtype=dtype)
     np.multiply(rho, cosine, out=z[:, 0::2])
     np.multiply(rho, sine, out=z[:, 1::2])
     return z.reshape(-1)[start - first * TILE :][:size]
@@ -39,10 +40,16 @@ def normal(
 
 def _log_uniform(w0: Words, dtype: str) -> Floats:
     """Return ln u of the middle of the w0-th of 2^32 cells, from the nearer end so that no digit is lost next to 1."""
-    upper = _mask(w0 >> 31, dtype)
-    from_end = (w0 ^ upper.astype(np.uint32)).astype(dtype)
-    v = (from_end + np.asarray(0.5, dtype)) * np.asarray(2.0**-32, dtype)
-    return _choose(upper, np.log1p(-v), np.log(v))
+    signed = w0.view(np.int32)
+    upper = signed >> 31
+    v = (signed ^ upper).astype(dtype)
+    v += 0.5
+    v *= 2.0**-32
+    from_zero = np.log(v)
+    np.negative(v, out=v)
+    from_one = np.log1p(v, out=v)
+    chosen: Floats = _choose(_wide(upper, dtype), from_one, from_zero)
+    return chosen
 
 
 def _refine_tail(log_u: Floats, w0: Words, w_tail: Words) -> None:
@@ -53,34 +60,50 @@ def _refine_tail(log_u: Floats, w0: Words, w_tail: Words) -> None:
 
 
 def _cosine_sine(w1: Words, dtype: str) -> tuple[Floats, Floats]:
-    """Return cos and sin of 2 pi w1 2^-32, from an angle in [-pi/4, pi/4] and the quadrant that it was taken out of."""
-    k = (w1 + np.uint32(2**29)) >> 30
-    f = (w1 - (k << 30)).view(np.int32)
-    angle = f.astype(dtype) * np.asarray(2 * np.pi * 2.0**-32, dtype)
-    c, s = np.cos(angle), np.sin(angle)
-    swapped = _mask(k & 1, dtype)
-    cosine = _negate(_mask(((k + 1) >> 1) & 1, dtype), _choose(swapped, s, c))
-    sine = _negate(_mask(k >> 1, dtype), _choose(swapped, c, s))
+    """Return cos and sin of 2 pi w1 2^-32, from an angle in [-pi/4, pi/4] and the quadrant k that it was taken out of.
+
+    ``w1 + 2^29`` is k in its two upper bits and ``f + 2^29`` in the others. An odd k swaps cosine and sine; the cosine
+    is negated for k = 1 and 2, the sine for k = 2 and 3.
+    """
+    turned = w1 + np.uint32(2**29)
+    f = (turned & np.uint32(2**30 - 1)).view(np.int32)
+    f -= 2**29
+    angle = f.astype(dtype)
+    angle *= 2 * np.pi * 2.0**-32
+    cosine, sine = np.cos(angle), np.sin(angle)
+    swapped = _wide((turned << 1).view(np.int32) >> 31, dtype)
+    difference = _bits(cosine) ^ _bits(sine)
+    difference &= swapped
+    _bits(cosine)[...] ^= difference
+    _bits(sine)[...] ^= difference
+    _negate((turned + np.uint32(2**30)).view(np.int32), cosine)
+    _negate(turned.view(np.int32), sine)
     return cosine, sine
 
 
-# Selecting by bit masks: np.where on random conditions is ten times as slow, for its branches are never predicted.
+# Selecting and negating by bits: np.where on random conditions is ten times as slow, for its branches are never
+# predicted. Integers are 32 or 64 bits wide, as the floating-point numbers that they select.
 
 
-def _mask(bit: NDArray[Any], dtype: str) -> Mask:
-    """Return all ones where `bit` is 1 and all zeros where it is 0, as wide as `dtype`."""
-    ones: NDArray[np.int32] = -bit.view(np.int32)
-    return ones.astype(np.int32 if dtype == "float32" else np.int64, copy=False)
+def _bits(a: Floats) -> Mask:
+    """Return the same memory as integers."""
+    return a.view(np.int32 if a.dtype == np.float32 else np.int64)
+
+
+def _wide(mask: NDArray[np.int32], dtype: str) -> Mask:
+    """Return a mask of zeros and ones as wide as `dtype`."""
+    return mask.astype(np.int32 if dtype == "float32" else np.int64, copy=False)
 
 
 def _choose(mask: Mask, a: Floats, b: Floats) -> Floats:
-    """Return `a` where `mask` is ones, else `b`."""
-    a_bits, b_bits = a.view(mask.dtype), b.view(mask.dtype)
-    chosen: Floats = (b_bits ^ ((a_bits ^ b_bits) & mask)).view(a.dtype)
-    return chosen
+    """Return `a` where `mask` is ones, else `b`; in the memory of `b`."""
+    difference = _bits(a) ^ _bits(b)
+    difference &= mask
+    _bits(b)[...] ^= difference
+    return b
 
 
-def _negate(mask: Mask, a: Floats) -> Floats:
-    """Return `-a` where `mask` is ones, else `a`."""
-    negated: Floats = (a.view(mask.dtype) ^ (mask & np.iinfo(mask.dtype).min)).view(a.dtype)
-    return negated
+def _negate(sign: NDArray[np.int32], a: Floats) -> None:
+    """Negate `a` in place where `sign` is negative."""
+    bits = _bits(a)
+    bits ^= _wide(sign, a.dtype.name) & np.iinfo(bits.dtype).min

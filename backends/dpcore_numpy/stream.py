@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,28 +23,43 @@ def words(
 ) -> Words:
     """See `dpcore.spec.ops.Backend.words`."""
     first, last = start // TILE, -(-(start + size) // TILE)
-    tiles = tile_words(key, row, stream, first, last - first, tail=tail, rng=rng)
-    return tiles.reshape(-1)[start - first * TILE :][:size]
+    blocks = tile_blocks(key, row, stream, first, last - first, tail=tail, rng=rng)
+    return blocks.transpose(0, 2, 1).reshape(-1)[start - first * TILE :][:size]
 
 
-def tile_words(
+def tile_blocks(
     key: bytes, row: int, stream: int, first: int, count: int, *, tail: bool = False, rng: str = "chacha20"
 ) -> Words:
-    """Return the words of whole tiles, (count, 16, 256): tile, word of the block, lane."""
+    """Return the cipher blocks of whole tiles, (count, 256, 16): tile, lane, word of the block.
+
+    The elements of a tile are its words in the order word, lane.
+    """
     check_key(key)
     check_range(row, stream, first * TILE, count * TILE, rng)
     generate = philox_blocks if rng == "philox" else chacha20_keystream if Cipher is not None else chacha20_blocks
     blocks = generate(key, first * LANES, count * LANES, (row, int(stream), int(tail)))
-    return np.ascontiguousarray(blocks.reshape(count, LANES, WORDS_PER_BLOCK).transpose(0, 2, 1))
+    return blocks.reshape(count, LANES, WORDS_PER_BLOCK)
 
 
 def chacha20_keystream(key: bytes, counter: int, count: int, nonce: tuple[int, int, int]) -> Words:
     """The same bits as `chacha20_blocks`, from the ``cryptography`` package (some twenty times as fast)."""
-    nonce_bytes = np.array([counter, *nonce], dtype="<u4").tobytes() if count else bytes(16)
-    out = np.zeros((count, WORDS_PER_BLOCK), dtype="<u4")
-    encryptor = Cipher(algorithms.ChaCha20(key, nonce_bytes), None).encryptor()
-    encryptor.update_into(out.data.cast("B") if count else b"", out.data.cast("B") if count else bytearray())
+    if count == 0:
+        return np.empty((0, WORDS_PER_BLOCK), dtype=np.uint32)
+    initial = np.array([counter, *nonce], dtype="<u4").tobytes()
+    encryptor = Cipher(algorithms.ChaCha20(key, initial), None).encryptor()
+    out = np.empty((count, WORDS_PER_BLOCK), dtype="<u4")
+    encryptor.update_into(_zeros(out.nbytes), out.data.cast("B"))
     return out.astype(np.uint32, copy=False)
+
+
+def _zeros(size: int) -> bytes:
+    """Return the plain text whose encryption is the keystream; small sizes, asked for again and again, are kept."""
+    return _kept_zeros(size) if size <= 1 << 21 else bytes(size)
+
+
+@lru_cache(maxsize=8)
+def _kept_zeros(size: int) -> bytes:
+    return bytes(size)
 
 
 def chacha20_blocks(key: bytes, counter: int, count: int, nonce: tuple[int, int, int]) -> Words:

@@ -43,6 +43,12 @@ def update(
         m *= beta1
         m += (1 - beta1) * g
         v *= beta2
-        v += (1 - beta2) * (g * g)
-        denominator = np.sqrt(v / (1 - beta2**step_number)) + eps
-        x -= learning_rate / (1 - beta1**step_number) * m / denominator
+        term = g * g
+        term *= 1 - beta2
+        v += term
+        denominator = np.divide(v, 1 - beta2**step_number, out=term)
+        np.sqrt(denominator, out=denominator)
+        denominator += eps
+        move = learning_rate / (1 - beta1**step_number) * m
+        move /= denominator
+        x -= move

@@ -213,7 +213,8 @@ class Backend(Protocol[A]):
         """Advance a linear filter by one step in transposed direct form II and return its normalized output.
 
         ``y = b_0 x + s_1;  s_k <- b_k x - a_k y + s_{k+1};  return y / normalizer`` with s in place, coefficients
-        beyond the ends of `a` and `b` taken as 0. `state` has at least max(len(a), len(b) - 1) vectors.
+        beyond the ends of `a` and `b` taken as 0. `state` has at least max(len(a), len(b) - 1) vectors. The result may
+        share its memory with `x`.
         """
 
     def update(

@@ -51,7 +51,7 @@ def compose(slots: list[Slot], noise: NoiseRow, coefficients: FilterCoefficients
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rule", UPDATE_RULES)
 def test_step_is_its_composition(dtype: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [1, 0, 4095, 4097, 32 * 4096 + 5, 2 * 32 * 4096]
+    sizes = [1, 0, 4095, 4097, 64 * 4096 + 5, 2 * 64 * 4096]
     noise = NoiseRow(KEY, 6, 0, 2.5)
     expected = make_slots(sizes, dtype, rule, 1, displacement=True)
     runs = [copied(expected) for _ in range(2)]
