@@ -1,6 +1,6 @@
 """Collects the run folders of docs/mnist.md into docs/results/mnist-cnn5.json and a picture.
 
-    python docs/mnist_results.py RUNS...       (each RUN a folder that `dpcore train` wrote)
+python docs/mnist_results.py RUNS...       (each RUN a folder that `dpcore train` wrote)
 """
 
 from __future__ import annotations
