@@ -1,4 +1,4 @@
-"""Collects the run folders of docs/mnist.md into docs/results/mnist-cnn5.json and a picture.
+"""Collects the run folders of docs/mnist.md into docs/results/mnist-cnn5.json and pictures.
 
 python docs/mnist_results.py RUNS...       (each RUN a folder that `dpcore train` wrote)
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from dpcore.report import plots
 
 HERE = Path(__file__).parent
 
 
-def collect(folder: Path) -> dict[str, object]:
+def collect(folder: Path) -> dict[str, Any]:
     """Return what is kept of one run: settings, per-epoch results, and the statement."""
     config = json.loads((folder / "config.json").read_text())
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -32,15 +33,21 @@ def main() -> None:
     runs = {Path(name).name: collect(Path(name)) for name in sys.argv[1:]}
     (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results" / "mnist-cnn5.json").write_text(json.dumps(runs, indent=1) + "\n")
-    first = next(iter(runs.values()))["epochs"]
-    curves = {name: [[line["test_accuracy"] for line in run["epochs"]]] for name, run in runs.items()}
-    plots.comparison(
-        HERE / "_static" / "mnist-cnn5.png",
-        curves,
-        [line["epoch"] for line in first],
-        [line["epsilon"] for line in first],
-        title="MNIST, cnn-5, epsilon 3 at delta 1e-5, one run each",
-    )
+    # A picture for each batch size: epsilon is spent at another pace under each.
+    for size in sorted({run["statement"]["method"]["batch_size"] for run in runs.values()}):
+        chosen = {n: run for n, run in runs.items() if run["statement"]["method"]["batch_size"] == size}
+        first = next(iter(chosen.values()))
+        plots.comparison(
+            HERE / "_static" / f"mnist-cnn5-b{size:.0f}.png",
+            {
+                run["statement"]["method"]["name"]: [[line["test_accuracy"] for line in run["epochs"]]]
+                for run in chosen.values()
+            },
+            [line["epoch"] for line in first["epochs"]],
+            [line["epsilon"] for line in first["epochs"]],
+            title=f"MNIST, cnn-5, delta 1e-5, batch size {size:,.0f}, "
+            f"learning rate {first['statement']['method']['update']['lr']:g}",
+        )
     for name, run in runs.items():
         accuracy = [100 * line["test_accuracy"] for line in run["epochs"]]
         settings = run["statement"]["method"]

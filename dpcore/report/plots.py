@@ -163,14 +163,19 @@ def comparison(
             _final(end, index, 100 * curve[:, -1], color)
         way.set_xlabel("epoch")
         way.set_ylabel("held-out accuracy (%)")
-        way.set_title("mean over seeds, band: ± 1 standard deviation", fontsize=9, color=_GRAY)
+        several = any(len(curve) > 1 for curve in values.values())
+        said = "mean over seeds, band: ± 1 standard deviation" if several else "one run each"
+        way.set_title(said, fontsize=9, color=_GRAY)
         way.legend(loc="lower right")
         _whole_epochs(way, x)
         _epsilon_ticks(way, x, np.asarray(epsilon, float))
         end.set_xticks(range(len(values)), list(values), color="#222222")
+        if len(values) > 4:
+            end.tick_params(axis="x", rotation=30)
         end.set_xlim(-0.6, len(values) - 0.25)
         end.grid(axis="x", visible=False)
-        end.set_title("at the end: each seed, mean ± standard error", fontsize=9, color=_GRAY)
+        said = "at the end: each seed, mean ± standard error" if several else "at the end"
+        end.set_title(said, fontsize=9, color=_GRAY)
         figure.suptitle(title, x=0.012, ha="left", fontsize=11)
     return Path(path)
 
