@@ -64,7 +64,7 @@ MUTATIONS = [
     Mutation(
         "draw the same row of noise at every step",
         "dpcore/mechanism.py",
-        "NoiseRow(self.keys.noise, self.step,",
+        "NoiseRow(self.keys.noise, row,",
         "NoiseRow(self.keys.noise, 0,",
     ),
     Mutation(
@@ -76,8 +76,8 @@ MUTATIONS = [
     Mutation(
         "account for half of the steps",
         "dpcore/plan.py",
-        "return self.sampler.event(self.noise_multiplier, steps)",
-        "return self.sampler.event(self.noise_multiplier, (steps + 1) // 2)",
+        "return self.sampler.event(sigma, steps)\n",
+        "return self.sampler.event(sigma, (steps + 1) // 2)\n",
     ),
     Mutation(
         "trust the measured norm",
