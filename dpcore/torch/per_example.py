@@ -5,12 +5,9 @@ sees a batch of one, so no module can mix examples here, whatever it does to a b
 such examples at once. Points are separate parameter values handed to ``functional_call``; the model's own parameters
 are never changed and nothing is stored on them (adding a displacement in place and subtracting it again drifts).
 
-Measured (2-core AMD EPYC shared with other jobs, torch 2.13, cnn-5 of 70,122 parameters on 28x28, microseconds an
-example and point, ``benchmarks``-style best of 3): vmap(grad) 484 to 557 at micro-batches of 16 to 256 on one thread
-and 307 to 400 on two, with its best at 32 to 128; above that every gradient tensor exceeds 32 MiB, which glibc maps
-and unmaps anew each time. A plain batched backward takes 190 to 420. Convolutions rewritten by unfold and bmm inside
-the model took 500 to 790, and custom weight gradients (unfold for small maps, grouped convolution for the rest) 310
-to 850: neither beats vmap's own grouped-convolution rule reliably, so there is no such special case.
+Convolutions rewritten by unfold and bmm, and weight gradients of our own, were tried for cnn-5 on a CPU (torch 2.13):
+neither was reliably faster than vmap's own grouped convolution, so there is no such special case. What a step costs
+now: ``make bench``, `asv_benchmarks/benchmarks`.
 """
 
 from __future__ import annotations
