@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.check import check_step
+from dpcore.spec.check import check_step, order_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore.validate import integer
@@ -35,26 +35,94 @@ def step(
     slots: Sequence[Slot[Floats]],
     noise: NoiseRow,
     batch_size: float,
-    coefficients: FilterCoefficients,
+    filters: Sequence[FilterCoefficients],
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
+    *,
+    correlation: FilterCoefficients | None = None,
+    square: str = "filtered",
+    square_noise: NoiseRow | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.step`.
 
     Threads: ``DPCORE_NUM_THREADS`` as it is when this backend is loaded, by default every core of the process.
     """
-    check_step(slots, noise, batch_size, coefficients, rule, settings, step_number)
+    check_step(
+        slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+    )  # fmt: skip
+
+    def run(slot: Slot[Floats], numbers: UpdateSettings) -> None:
+        g = _average(slot, noise, batch_size, correlation)
+        y = _filtered(g, slot, filters)
+        h = _square(g, slot, batch_size, square, square_noise)
+        before = None if slot.displacement is None else slot.parameter.copy()
+        update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
+        if slot.displacement is not None:
+            slot.displacement[...] = slot.parameter - before
+
     pieces: list[Callable[[], None]] = []
     for slot, numbers in zip(slots, settings, strict=True):
         for start in range(0, slot.parameter.size, _PIECE):
             piece = _slice(slot, start, min(start + _PIECE, slot.parameter.size))
-            pieces.append(partial(_step_piece, piece, noise, batch_size, coefficients, rule, numbers, step_number))
+            pieces.append(lambda piece=piece, numbers=numbers: run(piece, numbers))  # type: ignore[misc]
     if len(pieces) < 4 or THREADS == 1:
-        for run in pieces:
-            run()
+        for work in pieces:
+            work()
     else:
         _run_all(pieces)
+
+
+def _normals(noise: NoiseRow, slot: Slot[Floats]) -> Floats:
+    return normal(
+        noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=slot.total.dtype.name, rng=noise.rng
+    )
+
+
+def _average(
+    slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: FilterCoefficients | None
+) -> Floats:
+    if noise.scale:
+        g = _normals(noise, slot)
+        if correlation is not None:
+            g = recurrence(g, slot.noise_state, correlation)
+        g *= noise.scale
+        g += slot.total
+        g /= batch_size
+    else:
+        g = slot.total / batch_size
+    if slot.scale is not None:
+        g /= slot.scale
+    return g
+
+
+def _filtered(g: Floats, slot: Slot[Floats], filters: Sequence[FilterCoefficients]) -> Floats:
+    y, done = g, 0
+    for coefficients in filters:
+        order = order_of(coefficients)
+        y = recurrence(y, slot.filter_state[done : done + order], coefficients)
+        done += order
+    return y
+
+
+def _square(
+    g: Floats, slot: Slot[Floats], batch_size: float, square: str, square_noise: NoiseRow | None
+) -> Floats | None:
+    if square == "filtered":
+        return None
+    if square == "released":
+        return g * g
+    if square == "given":
+        return slot.square
+    q = slot.total / batch_size
+    if slot.scale is not None:
+        q /= slot.scale
+    h = q * q
+    if square_noise is not None and square_noise.scale:
+        z = _normals(square_noise, slot)
+        z *= square_noise.scale
+        h += z
+    return h
 
 
 def _run_all(pieces: list[Callable[[], None]]) -> None:
@@ -70,32 +138,6 @@ def _run_all(pieces: list[Callable[[], None]]) -> None:
         wait(running)
 
 
-def _step_piece(
-    slot: Slot[Floats],
-    noise: NoiseRow,
-    batch_size: float,
-    coefficients: FilterCoefficients,
-    rule: str,
-    settings: UpdateSettings,
-    step_number: int,
-) -> None:
-    x, total = slot.parameter, slot.total
-    if noise.scale:
-        g = normal(noise.key, noise.row, noise.stream, slot.first, x.size, dtype=total.dtype.name, rng=noise.rng)
-        g *= noise.scale
-        g += total
-        g /= batch_size
-    else:
-        g = total / batch_size
-    y = recurrence(g, slot.filter_state, coefficients)
-    if slot.displacement is None:
-        update(rule, x, y, slot.moments, settings, step_number)
-    else:
-        before = x.copy()
-        update(rule, x, y, slot.moments, settings, step_number)
-        slot.displacement[...] = x - before
-
-
 def _slice(slot: Slot[Floats], start: int, stop: int) -> Slot[Floats]:
     def cut(array: Floats) -> Floats:
         return array.reshape(-1)[start:stop]
@@ -104,9 +146,12 @@ def _slice(slot: Slot[Floats], start: int, stop: int) -> Slot[Floats]:
         parameter=cut(slot.parameter),
         total=cut(slot.total),
         first=slot.first + start,
-        filter_state=tuple(cut(vector) for vector in slot.filter_state),
-        moments=tuple(cut(vector) for vector in slot.moments),
+        filter_state=tuple(map(cut, slot.filter_state)),
+        moments=tuple(map(cut, slot.moments)),
         displacement=None if slot.displacement is None else cut(slot.displacement),
+        noise_state=tuple(map(cut, slot.noise_state)),
+        scale=None if slot.scale is None else cut(slot.scale),
+        square=None if slot.square is None else cut(slot.square),
     )
 
 

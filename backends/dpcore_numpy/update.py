@@ -21,14 +21,15 @@ def update(
     moments: Sequence[Floats],
     settings: UpdateSettings,
     step_number: int,
+    square: Floats | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.update`."""
-    check_update(rule, parameter, direction, moments, step_number)
-    learning_rate, weight_decay, beta1, beta2, eps = settings
+    check_update(rule, parameter, direction, moments, step_number, square)
+    learning_rate, weight_decay, beta1, beta2, *_ = settings
     x, g = parameter, direction
     if rule == "adamw":
         x *= 1 - learning_rate * weight_decay
-    elif weight_decay:
+    elif weight_decay and rule != "accelerated":
         g = g + weight_decay * x
 
     if rule == "sgd":
@@ -38,17 +39,35 @@ def update(
         m *= beta1
         m += g
         x -= learning_rate * m
+    elif rule == "accelerated":
+        z, y = moments
+        z -= learning_rate * g
+        y[...] = x - learning_rate / settings.weight * g
+        x[...] = (1 - settings.coupling) * y + settings.coupling * z
+    elif rule == "adagrad":
+        (v,) = moments
+        v += g * g if square is None else square
+        x -= learning_rate * _quotient(g, v.copy(), settings)
     else:
         m, v = moments
         m *= beta1
         m += (1 - beta1) * g
         v *= beta2
-        term = g * g
+        term = g * g if square is None else square.copy()
         term *= 1 - beta2
         v += term
-        denominator = np.divide(v, 1 - beta2**step_number, out=term)
-        np.sqrt(denominator, out=denominator)
-        denominator += eps
-        move = learning_rate / (1 - beta1**step_number) * m
-        move /= denominator
-        x -= move
+        corrected = np.divide(v, 1 - beta2**step_number, out=term)
+        x -= _quotient(learning_rate / (1 - beta1**step_number) * m, corrected, settings)
+
+
+def _quotient(numerator: Floats, u: Floats, settings: UpdateSettings) -> Floats:
+    """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0; overwrites `u`."""
+    if settings.bias:
+        u -= settings.bias
+    np.maximum(u, settings.floor**2, out=u)
+    np.sqrt(u, out=u)
+    u += settings.eps
+    if settings.eps or settings.floor:
+        return np.divide(numerator, u, out=u)
+    result: Floats = np.divide(numerator, u, out=np.zeros_like(u), where=u != 0)
+    return result

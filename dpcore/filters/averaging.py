@@ -33,6 +33,6 @@ class Averaging:
     def __post_init__(self) -> None:
         fraction(kappa=self.kappa)
 
-    def coefficients(self, step: int) -> FilterCoefficients:
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b = (kappa,), or (1,) at the first step, and a = (-(1 - kappa),)."""
-        return FilterCoefficients((1.0 if step == 0 else self.kappa,), (self.kappa - 1,))
+        return (FilterCoefficients((1.0 if step == 0 else self.kappa,), (self.kappa - 1,)),)

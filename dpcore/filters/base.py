@@ -8,11 +8,17 @@ from dpcore.spec.ops import FilterCoefficients
 
 
 class Filter(Protocol):
-    """A causal linear filter, public in all its coefficients, which may change from step to step."""
+    """A causal linear filter, public in all its coefficients, which may change from step to step.
+
+    One recurrence, or several in a row."""
 
     @property
     def order(self) -> int:
         """Number of state vectors, each of the parameters' size."""
 
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return the coefficients of step `step` (from 0)."""
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
+        """Return the coefficients of step `step` (from 0): of each recurrence, in the order they are applied.
+
+        Their lengths do not change from step to step. In transposed direct form II, ``a[k-1]`` and ``b[k]`` of step t
+        weigh the output and the input of step t inside the output of step t + k.
+        """

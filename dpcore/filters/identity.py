@@ -14,6 +14,6 @@ class Identity:
 
     order: ClassVar[int] = 0
 
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return y = x."""
-        return FilterCoefficients((1.0,), ())
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
+        """Return no recurrence at all."""
+        return ()

@@ -88,12 +88,12 @@ class LowPass:
         """Number of state vectors: max(na, nb), by the transposed direct form II."""
         return max(len(self.a), len(self.b) - 1)
 
-    def coefficients(self, step: int) -> FilterCoefficients:
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b, a and c_step."""
         size = 64
         while size <= step:
             size *= 2
-        return FilterCoefficients(self.b, self.a, float(_normalizers(self.b, self.a, size)[step]))
+        return (FilterCoefficients(self.b, self.a, float(_normalizers(self.b, self.a, size)[step])),)
 
 
 @lru_cache(maxsize=256)

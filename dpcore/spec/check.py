@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.ops import CLIP_RULES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import CLIP_RULES, SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import check_key
 from dpcore.validate import choice, integer, non_negative, positive
 
@@ -98,10 +98,15 @@ def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequenc
         _in_place(f"out[{index}]", out[index])
 
 
+def order_of(coefficients: FilterCoefficients) -> int:
+    """Return the number of state vectors that a filter takes."""
+    return max(len(coefficients.a), len(coefficients.b) - 1)
+
+
 def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficients) -> None:
     """Refuse a state that is too short for the filter or does not fit `x`."""
     _float("x", x)
-    order = max(len(coefficients.a), len(coefficients.b) - 1)
+    order = order_of(coefficients)
     if not coefficients.b or len(state) < order:
         raise ArgumentError(f"len(state)={len(state)}: must be at least {order}, the order of b={coefficients.b}, ...")
     for index, vector in enumerate(state):
@@ -109,14 +114,21 @@ def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficie
         _shape(f"state[{index}]", vector, tuple(x.shape))
 
 
-def check_update(rule: str, parameter: Any, direction: Any, moments: Sequence[Any], step_number: int) -> None:
-    """Refuse a direction or moments that do not fit the parameter, or too few moments for the rule."""
+def check_update(
+    rule: str, parameter: Any, direction: Any, moments: Sequence[Any], step_number: int, square: Any = None
+) -> None:
+    """Refuse a direction, square or moments that do not fit the parameter, or too few moments for the rule."""
     choice(UPDATE_RULES, rule=rule)
     integer(1, step_number=step_number)
     _float("parameter", parameter)
     if len(moments) != UPDATE_RULES[rule]:
         raise ArgumentError(f"len(moments)={len(moments)}: must be {UPDATE_RULES[rule]} for rule={rule!r}")
-    for name, array in (("direction", direction), *((f"moments[{i}]", m) for i, m in enumerate(moments))):
+    others = [("direction", direction), *((f"moments[{i}]", m) for i, m in enumerate(moments))]
+    if square is not None:
+        if rule not in SECOND_MOMENT:
+            raise ArgumentError(f"square: must be None for rule={rule!r}, which has no second moment")
+        others.append(("square", square))
+    for name, array in others:
         _float(name, array, dtype_name(parameter))
         _shape(name, array, tuple(parameter.shape))
 
@@ -125,26 +137,54 @@ def check_step(
     slots: Sequence[Slot[Any]],
     noise: NoiseRow,
     batch_size: float,
-    coefficients: FilterCoefficients,
+    filters: Sequence[FilterCoefficients],
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
+    correlation: FilterCoefficients | None = None,
+    square: str = "filtered",
+    square_noise: NoiseRow | None = None,
 ) -> None:
     """Refuse whatever `step` could not carry out completely, before it has changed anything."""
     check_key(noise.key)
     non_negative(noise_scale=noise.scale)
     positive(batch_size=batch_size)
+    choice(SQUARES, square=square)
+    if square != "filtered" and rule not in SECOND_MOMENT:
+        raise ArgumentError(f"square={square!r}: must be 'filtered' for rule={rule!r}, which has no second moment")
+    if square_noise is not None:
+        check_key(square_noise.key)
+        non_negative(square_noise_scale=square_noise.scale)
+        if square != "separate":
+            raise ArgumentError(f"square_noise: must be None for square={square!r}; only 'separate' adds it")
+        if square_noise[:3] == noise[:3]:
+            raise ArgumentError("square_noise: must be of another row or stream than noise, or both share their draws")
     if len(settings) != len(slots):
         raise ArgumentError(f"len(settings)={len(settings)}: must be {len(slots)}, one for each slot")
+    order = sum(map(order_of, filters))
     for index, slot in enumerate(slots):
-        check_recurrence(slot.total, slot.filter_state, coefficients)
-        check_update(rule, slot.parameter, slot.total, slot.moments, step_number)
+        if len(slot.filter_state) != order:
+            raise ArgumentError(
+                f"len(slots[{index}].filter_state)={len(slot.filter_state)}: must be {order}, the orders of all filters"
+            )
+        done = 0
+        for coefficients in filters:
+            check_recurrence(slot.total, slot.filter_state[done : done + order_of(coefficients)], coefficients)
+            done += order_of(coefficients)
+        if correlation is not None:
+            check_recurrence(slot.total, slot.noise_state, correlation)
+        if square == "given" and slot.square is None:
+            raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")
+        check_update(rule, slot.parameter, slot.total, slot.moments, step_number, slot.square)
         vectors = [("parameter", slot.parameter), ("total", slot.total)]
         vectors += [(f"filter_state[{i}]", vector) for i, vector in enumerate(slot.filter_state)]
+        vectors += [(f"noise_state[{i}]", vector) for i, vector in enumerate(slot.noise_state)]
         vectors += [(f"moments[{i}]", vector) for i, vector in enumerate(slot.moments)]
-        if slot.displacement is not None:
-            vectors.append(("displacement", slot.displacement))
-            _float(f"slots[{index}].displacement", slot.displacement, dtype_name(slot.parameter))
-            _shape(f"slots[{index}].displacement", slot.displacement, tuple(slot.parameter.shape))
+        for name in ("displacement", "scale", "square"):
+            vector = getattr(slot, name)
+            if vector is not None:
+                vectors.append((name, vector))
+                _float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter))
+                _shape(f"slots[{index}].{name}", vector, tuple(slot.parameter.shape))
         for name, vector in vectors:
             _in_place(f"slots[{index}].{name}", vector)

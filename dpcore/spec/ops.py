@@ -19,8 +19,12 @@ A = TypeVar("A")
 
 CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized")
 AUTOMATIC_STABILITY: Final = 0.01
-# Update rule -> number of state vectors (momentum, or first and second moment).
-UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+# Update rule -> number of state vectors: momentum; first and second moment; the sum of squares; the sequences z and y.
+UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
+# Rules with a second moment, and where it stands among the state vectors.
+SECOND_MOMENT: Final = {"adam": 1, "adamw": 1, "adagrad": 0}
+# What enters the second moment: see `Backend.step`.
+SQUARES: Final = ("filtered", "released", "separate", "given")
 
 
 class FilterCoefficients(NamedTuple):
@@ -49,18 +53,28 @@ class NoiseRow(NamedTuple):
 
 
 class UpdateSettings(NamedTuple):
-    """Numbers of an update rule. `beta1` is the momentum under "momentum"; rules ignore what they do not use."""
+    """Numbers of an update rule; rules ignore what they do not use.
+
+    `beta1` is the momentum under "momentum". `bias` is subtracted from the second moment, and `floor` is the least
+    denominator. `weight` (eta_t) and `coupling` (tau_{t+1}) belong to "accelerated".
+    """
 
     learning_rate: float
     weight_decay: float = 0.0
     beta1: float = 0.0
     beta2: float = 0.0
     eps: float = 0.0
+    bias: float = 0.0
+    floor: float = 0.0
+    weight: float = 1.0
+    coupling: float = 0.0
 
 
 @dataclass(frozen=True)
 class Slot(Generic[A]):
-    """One tensor of a run, as `step` works on it; all arrays have the parameter's size and are changed in place.
+    """One tensor of a run, as `step` works on it; all arrays have the parameter's size.
+
+    Those that are not marked "read only" are changed in place.
 
     Attributes
     ----------
@@ -71,11 +85,17 @@ class Slot(Generic[A]):
     first : int
         Stream element of the first coordinate.
     filter_state : sequence of arrays
-        State of the filter, ``order`` vectors (transposed direct form II).
+        State of the filters, one after the other: ``order`` vectors each (transposed direct form II).
     moments : sequence of arrays
         State of the update rule, ``UPDATE_RULES[rule]`` vectors.
     displacement : array or None
         Receives x_{t+1} - x_t where a query needs it.
+    noise_state : sequence of arrays
+        State of the recurrence that correlates the noise. **Secret.**
+    scale : array or None, read only
+        The per-coordinate scale that the per-example vectors were multiplied by; the average is divided by it.
+    square : array or None, read only
+        What enters the second moment under "given".
     """
 
     parameter: A
@@ -84,6 +104,9 @@ class Slot(Generic[A]):
     filter_state: tuple[A, ...] = ()
     moments: tuple[A, ...] = ()
     displacement: A | None = None
+    noise_state: tuple[A, ...] = ()
+    scale: A | None = None
+    square: A | None = None
 
 
 class Backend(Protocol[A]):
@@ -225,6 +248,7 @@ class Backend(Protocol[A]):
         moments: Sequence[A],
         settings: UpdateSettings,
         step_number: int,
+        square: A | None = None,
     ) -> None:
         """Move `parameter` along `direction` by a first-order rule, in place, `moments` too. `step_number` is from 1.
 
@@ -232,9 +256,15 @@ class Backend(Protocol[A]):
 
         - sgd: ``x <- x - lr (g + wd x)``
         - momentum: ``m <- b1 m + (g + wd x);  x <- x - lr m``
-        - adam: ``g <- g + wd x;  m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;``
-          ``x <- x - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)``
+        - adam: ``g <- g + wd x;  m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) h;``
+          ``x <- x - lr (m / (1-b1^t)) / D(v / (1-b2^t))``
         - adamw: ``x <- (1 - lr wd) x``, then adam with wd = 0
+        - adagrad: ``g <- g + wd x;  v <- v + h;  x <- x - lr g / D(v)``
+        - accelerated: ``z <- z - lr g;  y <- x - (lr / weight) g;  x <- (1 - coupling) y + coupling z``, with moments
+          (z, y) and no weight decay
+
+        with ``D(u) = sqrt(max(u - bias, floor^2)) + eps``; where D is 0 the coordinate does not move. h is `square`,
+        or g^2 (after weight decay) where that is None.
         """
 
     def step(
@@ -242,13 +272,28 @@ class Backend(Protocol[A]):
         slots: Sequence[Slot[A]],
         noise: NoiseRow,
         batch_size: float,
-        coefficients: FilterCoefficients,
+        filters: Sequence[FilterCoefficients],
         rule: str,
         settings: Sequence[UpdateSettings],
         step_number: int,
+        *,
+        correlation: FilterCoefficients | None = None,
+        square: str = "filtered",
+        square_noise: NoiseRow | None = None,
     ) -> None:
-        """Noise, filter and update of every tensor in one pass over memory, in place.
+        """Noise, filters and update of every tensor in one pass over memory, in place.
 
         For each slot, with z its normals (none are drawn where ``noise.scale`` is 0):
-        ``g = (total + scale z) / batch_size;  y = recurrence(g);  update(y);  displacement = x_{t+1} - x_t``.
+
+        - ``n = recurrence(z, noise_state, correlation)``, or z where `correlation` is None or ``noise.scale`` is 0;
+        - ``g = (total + noise.scale n) / batch_size``, divided by the slot's ``scale`` where it has one;
+        - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the
+          slot's ``filter_state``, which holds no others;
+        - ``h``, what enters the second moment, by `square`:
+          "filtered": y^2 (`update`'s own);
+          "released": g^2;
+          "separate": ``q^2 + square_noise.scale z'`` with q = total / batch_size (divided by the slot's scale where it
+          has one) and z' the normals of `square_noise`; none are drawn where that is None or its scale is 0;
+          "given": the slot's ``square``;
+        - ``update(y, h);  displacement = x_{t+1} - x_t``.
         """
