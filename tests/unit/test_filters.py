@@ -12,13 +12,24 @@ from scipy.signal import lfilter
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.filters import NAMED_FILTERS, Averaging, Filter, Identity, LowPass, named_filter
+from dpcore.spec.check import order_of
 from dpcore.spec.ops import FilterCoefficients
 from dpcore_numpy import recurrence
 
 
 def run(filter_stage: Filter, signal: np.ndarray) -> np.ndarray:
+    """Pass each row of the signal through the recurrences of its step, in a row."""
     state = [np.zeros(signal.shape[1], signal.dtype) for _ in range(filter_stage.order)]
-    return np.stack([recurrence(x, state, filter_stage.coefficients(t)) for t, x in enumerate(signal)])
+    outputs = []
+    for t, y in enumerate(signal):
+        used = 0
+        for coefficients in filter_stage.coefficients(t):
+            order = order_of(coefficients)
+            y = recurrence(y, state[used : used + order], coefficients)
+            used += order
+        assert used == filter_stage.order
+        outputs.append(y)
+    return np.stack(outputs)
 
 
 def reference(b: tuple[float, ...], a: tuple[float, ...], signal: np.ndarray) -> np.ndarray:
@@ -84,7 +95,7 @@ def test_identity_is_the_identity() -> None:
 def test_normalizers_far_beyond_the_checked_steps() -> None:
     stage = LowPass(b=(1e-4,), a=(-(1 - 1e-4),))
     for step in (0, 63, 64, 5000, 20_000):
-        assert stage.coefficients(step).normalizer == pytest.approx(-math.expm1((step + 1) * math.log1p(-1e-4)))
+        assert stage.coefficients(step)[0].normalizer == pytest.approx(-math.expm1((step + 1) * math.log1p(-1e-4)))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +133,7 @@ def test_averaging_refuses(kappa: float) -> None:
 
 def test_a_state_that_is_too_short_is_refused() -> None:
     with pytest.raises(ArgumentError, match="len\\(state\\)=0"):
-        recurrence(np.ones(3), [], named_filter("momentum").coefficients(0))
+        recurrence(np.ones(3), [], *named_filter("momentum").coefficients(0))
 
 
 def test_numpy_scalars_as_coefficients_do_not_widen() -> None:
