@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from dpcore.validate import non_negative
 
@@ -18,6 +19,7 @@ class IndependentGaussian:
     """
 
     noise_multiplier: float | None = None
+    strategy: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 
 class Point(NamedTuple):
-    """A gradient that is taken at ``x_t + displacement * d_{t-1}`` and enters the combination times `weight`."""
+    """A gradient that is taken at ``x_{t-lag} + displacement * d_{t-lag-1}`` and enters the combination times `weight`.
+
+    d_{t-1} = x_t - x_{t-1} is the last displacement; d_{-1} is 0.
+    """
 
     weight: float
     displacement: float = 0.0
+    lag: int = 0
 
 
 class Query(Protocol):
-    """The vector of example i at step t: ``v_{t,i} = sum_j weight_j grad(x_t + displacement_j d_{t-1}; i)``.
+    """The vector of example i at step t: ``v_{t,i} = sum_j weight_j grad(x_{t-lag_j} + displacement_j d_{...}; i)``.
 
     The points are functions of earlier releases, and the combination is clipped once, after it is formed: whatever the
     weights, one example moves the sum by at most the clip norm.
@@ -23,5 +28,31 @@ class Query(Protocol):
     def uses_displacement(self) -> bool:
         """Whether d_{t-1} = x_t - x_{t-1} must be kept."""
 
+    @property
+    def lags(self) -> int:
+        """How many earlier parameter points x_{t-1}, x_{t-2}, ... must be kept."""
+
     def points(self, step: int) -> tuple[Point, ...]:
-        """Return the points of step `step` (from 0); d_{-1} is 0."""
+        """Return the points of step `step` (from 0); their lags are at most `step`."""
+
+
+def combined(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Add the weights of equal points and drop those that cancel: one gradient for each place."""
+    weights: dict[tuple[float, int], float] = {}
+    for weight, displacement, lag in points:
+        weights[displacement, lag] = weights.get((displacement, lag), 0.0) + weight
+    found = tuple(Point(weight, *place) for place, weight in weights.items() if weight != 0)
+    return found or (Point(0.0),)
+
+
+def delayed(points: Iterable[Point], weight: float, lag: int) -> tuple[Point, ...]:
+    """Return an earlier step's points, as seen `lag` steps later, times `weight`."""
+    return tuple(Point(weight * point.weight, point.displacement, point.lag + lag) for point in points)
+
+
+def lags_behind(query: Query, steps: int) -> int:
+    """Return the earlier points that a query takes where it is asked as it was `steps` steps ago.
+
+    A displacement that ended k steps ago is the difference of the points k and k + 1 steps back.
+    """
+    return query.lags + steps + int(query.uses_displacement and steps > 0)

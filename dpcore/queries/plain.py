@@ -13,6 +13,7 @@ class Plain:
     """``v_{t,i} = grad(x_t; i)``, as in DP-SGD."""
 
     uses_displacement: ClassVar[bool] = False
+    lags: ClassVar[int] = 0
 
     def points(self, step: int) -> tuple[Point, ...]:
         """Return the one point x_t."""

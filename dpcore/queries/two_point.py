@@ -52,6 +52,11 @@ class TwoPoint:
         """Whether a displaced point is ever asked for."""
         return self.weight != 0
 
+    @property
+    def lags(self) -> int:
+        """0: the displacement is kept instead."""
+        return 0
+
     def points(self, step: int) -> tuple[Point, ...]:
         """Return one or two points."""
         if step == 0 or self.weight == 0:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import UpdateSettings
+from dpcore.updates.second_moment import SecondMoment
 from dpcore.validate import decay, non_negative, positive
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(SecondMoment):
     """Adam with bias-corrected moments; weight decay is added to the gradient (torch.optim.Adam).
+
+    ``x <- x - lr muhat / (sqrt(nuhat) + eps)``; see `SecondMoment` for what nu is made of, and for other denominators.
 
     References
     ----------
@@ -32,10 +38,30 @@ class Adam:
         object.__setattr__(self, "betas", (decay(beta1=self.betas[0]), decay(beta2=self.betas[1])))
         positive(eps=self.eps)
         non_negative(weight_decay=self.weight_decay)
+        self._check(self.eps)
 
     def settings(self) -> UpdateSettings:
         """Return the numbers."""
         return UpdateSettings(self.lr, self.weight_decay, *self.betas, self.eps)
+
+    def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
+        """Return the numbers with the noise's share of nuhat as `bias`, and eps as `floor` where it is one.
+
+        With V_i the variance of the noise in step i's direction and t = step + 1,
+        ``bias_t = (1 - beta2) sum_{i=1..t} beta2^{t-i} V_i / (1 - beta2^t)``: the same average of V as nuhat is of the
+        squares, so that ``E[nuhat - bias]`` is what nuhat would be without noise. As a recursion it is
+        ``bias_t = [(beta2 - beta2^t) bias_{t-1} + (1 - beta2) V_t] / (1 - beta2^t)`` (algorithms.md 5, 10.8).
+        """
+        if self.denominator == "floored":
+            numbers = numbers._replace(eps=0.0, floor=numbers.eps)
+        if not self.bias_corrected:
+            return numbers
+        assert variances is not None
+        seen = variances[: step + 1]
+        if seen.min() == seen.max():
+            return numbers._replace(bias=float(seen[0]))
+        weights = numbers.beta2 ** np.arange(step, -1, -1.0)
+        return numbers._replace(bias=float(weights @ seen / weights.sum()))
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpcore.spec.ops import UpdateSettings
+
+# What the second moment is made of -> how the port's step forms it (`dpcore.spec.ops.Backend.step`).
+SECOND_MOMENTS: Final = {
+    "filtered": "filtered",
+    "released": "released",
+    "independent": "separate",
+    "joint": "separate",
+    "noiseless": "separate",
+    "public": "given",
+}
 
 
 class Update(Protocol):
@@ -17,5 +30,37 @@ class Update(Protocol):
     def rule(self) -> str:
         """Name of the rule."""
 
+    @property
+    def second_moment(self) -> str:
+        """One of `SECOND_MOMENTS`; "filtered" for rules without one."""
+
+    @property
+    def bias_corrected(self) -> bool:
+        """Whether the noise's share is subtracted from the second moment."""
+
     def settings(self) -> UpdateSettings:
         """Return the numbers."""
+
+    def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
+        """Return the numbers that the port's rule takes at step `step` (from 0).
+
+        Parameters
+        ----------
+        numbers : UpdateSettings
+            Those in force, of `settings` or of a parameter group.
+        step : int
+            From 0.
+        variances : (T,) array or None
+            The variance of the noise in each coordinate of the direction, by step; given where `bias_corrected`.
+        """
+
+
+class WithoutSecondMoment:
+    """What updates without a second moment share."""
+
+    second_moment = "filtered"
+    bias_corrected = False
+
+    def prepared(self, numbers: UpdateSettings, step: int, variances: Any) -> UpdateSettings:
+        """Return the numbers as they are."""
+        return numbers

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpcore.spec.ops import UpdateSettings
+from dpcore.updates.base import WithoutSecondMoment
 from dpcore.validate import decay, non_negative, positive
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(WithoutSecondMoment):
     """``x <- x - lr (g + weight_decay x)``."""
 
     lr: float
@@ -27,7 +28,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(WithoutSecondMoment):
     """``m <- momentum m + (g + weight_decay x);  x <- x - lr m``, as in torch.optim.SGD (no dampening)."""
 
     lr: float

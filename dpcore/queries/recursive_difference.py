@@ -1,0 +1,99 @@
+"""Stochastic recursive gradients: what changed between the last two parameter points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dpcore.errors import ArgumentError
+from dpcore.queries.base import Point, Query, combined, delayed, lags_behind
+from dpcore.queries.plain import Plain
+from dpcore.validate import number
+
+
+@dataclass(frozen=True)
+class RecursiveDifference:
+    """``v_{t,i} = grad(x_t; i) - c_t grad(x_{t-1}; i)`` with c_0 = 0.
+
+    Parameters
+    ----------
+    decay : float or sequence of float
+        c, or c_0, c_1, ... of every step (c_0 is taken as 0), each in [0, 1]. It must be that of the accumulation that
+        follows (`dpcore.filters.Accumulation`).
+    query : Query
+        What is asked at both points; the plain gradient by default.
+
+    Notes
+    -----
+    Both gradients are of the examples of the present batch, and their difference is formed before its norm is taken.
+
+    References
+    ----------
+    DP-SRG-MEMF, algorithm 1.
+    """
+
+    decay: float | tuple[float, ...]
+    query: Query = field(default_factory=Plain)
+
+    def __init__(self, decay: float | Sequence[float], query: Query | None = None) -> None:
+        chosen = tuple(decay) if isinstance(decay, Sequence) else decay
+        for value in chosen if isinstance(chosen, tuple) else (chosen,):
+            if not 0 <= number(decay=value) <= 1:
+                raise ArgumentError(f"decay={value!r}: must be at least 0 and at most 1")
+        object.__setattr__(self, "decay", chosen)
+        object.__setattr__(self, "query", Plain() if query is None else query)
+
+    @property
+    def uses_displacement(self) -> bool:
+        """That of the inner query."""
+        return self.query.uses_displacement
+
+    @property
+    def lags(self) -> int:
+        """Earlier points kept."""
+        return lags_behind(self.query, 0 if self.decay == 0 else 1)
+
+    def points(self, step: int) -> tuple[Point, ...]:
+        """Return two points, one at the first step."""
+        c = 0.0 if step == 0 else self._decay(step)
+        before = () if c == 0 else delayed(self.query.points(step - 1), -c, 1)
+        return combined((*self.query.points(step), *before))
+
+    def _decay(self, step: int) -> float:
+        if not isinstance(self.decay, tuple):
+            return self.decay
+        if step >= len(self.decay):
+            raise ArgumentError(f"decay: has {len(self.decay)} steps and the run goes on; give one number for each")
+        return self.decay[step]
+
+
+@dataclass(frozen=True)
+class AcceleratedDifference:
+    """``v_{t,i} = eta_t grad(x_t; i) - eta_{t-1} grad(x_{t-1}; i)`` with ``eta_t = t + 1`` and ``eta_{-1} = 0``.
+
+    Parameters
+    ----------
+    recursive : bool
+        False asks for ``eta_t grad(x_t; i)`` alone: the accelerated method with independent batch gradients.
+
+    References
+    ----------
+    DP-SRG, algorithm 1 (Accelerated-DP-SRGD).
+    """
+
+    recursive: bool = True
+
+    @property
+    def uses_displacement(self) -> bool:
+        """False: the points are earlier parameters themselves."""
+        return False
+
+    @property
+    def lags(self) -> int:
+        """One earlier point."""
+        return int(self.recursive)
+
+    def points(self, step: int) -> tuple[Point, ...]:
+        """Return two points, one at the first step."""
+        here = Point(float(step + 1))
+        return (here, Point(-float(step), lag=1)) if self.recursive and step > 0 else (here,)

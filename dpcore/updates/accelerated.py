@@ -1,0 +1,42 @@
+"""The coupling of Accelerated-DP-SRGD: Nesterov's method in its form with three sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpcore.spec.ops import UpdateSettings
+from dpcore.updates.base import WithoutSecondMoment
+from dpcore.validate import positive
+
+
+@dataclass(frozen=True)
+class Accelerated(WithoutSecondMoment):
+    """``z <- z - lr S;  y = x - (lr / eta_t) S;  x <- (1 - tau_{t+1}) y + tau_{t+1} z`` with lr = 1/beta.
+
+    S is a weighted sum of gradients, ``eta_t = t + 1`` and ``tau_t = eta_t / sum_{j<=t} eta_j = 2 / (t + 2)``. The
+    method's answer is y, which `dpcore.minimize` returns.
+
+    Parameters
+    ----------
+    lr : float
+        1 / beta; beta at least the smoothness constant.
+
+    References
+    ----------
+    DP-SRG, algorithm 1 (Accelerated-DP-SRGD).
+    """
+
+    lr: float
+    rule: ClassVar[str] = "accelerated"
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+
+    def settings(self) -> UpdateSettings:
+        """Return the numbers."""
+        return UpdateSettings(self.lr)
+
+    def prepared(self, numbers: UpdateSettings, step: int, variances: Any) -> UpdateSettings:
+        """Return the numbers with eta_t and tau_{t+1} of step t."""
+        return numbers._replace(weight=step + 1.0, coupling=2.0 / (step + 3))
