@@ -1,9 +1,22 @@
 """The filter stage: a linear recurrence over time on the released averages (post-processing: it costs no privacy)."""
 
+from dpcore.filters.accumulation import Accumulation
 from dpcore.filters.averaging import Averaging
 from dpcore.filters.base import Filter
+from dpcore.filters.chain import Chain
 from dpcore.filters.identity import Identity
 from dpcore.filters.low_pass import LowPass
 from dpcore.filters.named import NAMED_FILTERS, named_filter
+from dpcore.filters.optimal_fir import OptimalFIR
 
-__all__ = ["NAMED_FILTERS", "Averaging", "Filter", "Identity", "LowPass", "named_filter"]
+__all__ = [
+    "NAMED_FILTERS",
+    "Accumulation",
+    "Averaging",
+    "Chain",
+    "Filter",
+    "Identity",
+    "LowPass",
+    "OptimalFIR",
+    "named_filter",
+]

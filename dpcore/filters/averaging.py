@@ -29,6 +29,7 @@ class Averaging:
 
     kappa: float
     order: ClassVar[int] = 1
+    adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         fraction(kappa=self.kappa)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dpcore.spec.ops import FilterCoefficients
 
@@ -10,7 +10,11 @@ from dpcore.spec.ops import FilterCoefficients
 class Filter(Protocol):
     """A causal linear filter, public in all its coefficients, which may change from step to step.
 
-    One recurrence, or several in a row."""
+    One recurrence, or several in a row. An adaptive filter (`dpcore.filters.OptimalFIR`) has none: it weighs the
+    released averages themselves by numbers that are computed from them.
+    """
+
+    adaptive: ClassVar[bool]
 
     @property
     def order(self) -> int:

@@ -13,6 +13,7 @@ class Identity:
     """The update sees each released average as it is."""
 
     order: ClassVar[int] = 0
+    adaptive: ClassVar[bool] = False
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return no recurrence at all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class LowPass:
 
     b: tuple[float, ...]
     a: tuple[float, ...] = ()
+    adaptive: ClassVar[bool] = False
 
     def __init__(self, b: Sequence[float], a: Sequence[float] = ()) -> None:
         object.__setattr__(self, "b", tuple(number(b=value) for value in b))
