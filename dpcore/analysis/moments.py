@@ -1,0 +1,39 @@
+"""Second moments from which a noise variance was subtracted."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpcore.errors import ArgumentError
+
+
+def negative_share(second_moments: ArrayLike) -> float:
+    """Return the share of coordinates at which a debiased second moment is below zero.
+
+    Parameters
+    ----------
+    second_moments : array of real numbers, not empty
+        The second moment less the noise's variance, from released quantities.
+
+    Returns
+    -------
+    float
+        In [0, 1]. Where noise is all there is, about half of the coordinates are negative; a large share says that the
+        correction has nothing to work with.
+
+    Raises
+    ------
+    ArgumentError
+        If it is empty or holds NaN.
+
+    References
+    ----------
+    On the choice of private adaptive optimizers, section 4 (its diagnostics: algorithms.md, section 5).
+    """
+    values = np.asarray(second_moments)
+    if not values.size:
+        raise ArgumentError("second_moments: is empty; must hold at least one coordinate")
+    if np.isnan(values).any():
+        raise ArgumentError("second_moments: holds NaN; must be real numbers")
+    return float(np.count_nonzero(values < 0) / values.size)
