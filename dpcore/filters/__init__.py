@@ -4,7 +4,10 @@ from dpcore.filters.accumulation import Accumulation
 from dpcore.filters.averaging import Averaging
 from dpcore.filters.base import Filter
 from dpcore.filters.chain import Chain
+from dpcore.filters.designs import butterworth, chebyshev
+from dpcore.filters.full_kalman import FullKalman
 from dpcore.filters.identity import Identity
+from dpcore.filters.kalman import ScalarKalman
 from dpcore.filters.low_pass import LowPass
 from dpcore.filters.named import NAMED_FILTERS, named_filter
 from dpcore.filters.optimal_fir import OptimalFIR
@@ -15,8 +18,12 @@ __all__ = [
     "Averaging",
     "Chain",
     "Filter",
+    "FullKalman",
     "Identity",
     "LowPass",
     "OptimalFIR",
+    "ScalarKalman",
+    "butterworth",
+    "chebyshev",
     "named_filter",
 ]

@@ -33,7 +33,8 @@ class Accumulation:
 
     References
     ----------
-    DP-SRG-MEMF, lines 7 and 8 (the noise enters once, with x_t); Accelerated-DP-SRGD, algorithm 1, for c = 1.
+    DP-SRG (Choquette-Choo, Ganesh, Thakurta), algorithm 3, line 6 (its line 7 adds the noise a second time, which x_t
+    already carries), and algorithm 1, line 4, for c = 1.
     """
 
     decay: float | tuple[float, ...]
