@@ -20,6 +20,7 @@ from dpcore.accounting.events import (
     Event,
     FixedSizeSampledGaussian,
     Gaussian,
+    MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "FixedSizeSampledGaussian",
     "Gaussian",
     "GaussianAccountant",
+    "MatrixGaussian",
     "NonPrivate",
     "PoissonSampledGaussian",
     "RdpAccountant",

@@ -8,6 +8,7 @@ class says which sensitivity that is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -107,6 +108,61 @@ class Gaussian(Event):
         object.__setattr__(
             self, "adjacency", Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=self.adjacency))
         )
+
+
+@dataclass(frozen=True)
+class MatrixGaussian(Event):
+    """The whole run of a matrix mechanism: `steps` sums whose noise is correlated by a fixed matrix C.
+
+    Releasing S + C^{-1} Z, S the sums and Z independent Gaussian noise, is releasing C S + Z: one Gaussian mechanism with
+    mu = sensitivity / noise_multiplier, also when later sums depend on earlier releases (C is lower-triangular). Nothing
+    is sampled in secret. Stopped early, the run is the same event with fewer steps and the sensitivity of its prefix.
+
+    Sensitivity assumed: `sensitivity` is that of C S in units of the bound C_one on how far **one** sum moves under
+    `adjacency`, and `noise_multiplier` is relative to C_one too: the clip norm for add-remove and zero-out, twice that
+    for replace-one. It holds for the participation of examples that was fixed before the run.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of a row of Z over C_one; 0 means epsilon = infinity.
+    sensitivity : float
+        Largest L2 norm of C times the change of the sums, each of which moves by at most 1; 0 or more.
+    steps : int
+        Number of sums, 0 or more.
+    strategy : str
+        Name or digest of C.
+    adjacency : Adjacency
+        What `sensitivity` and `noise_multiplier` refer to.
+
+    References
+    ----------
+    Denisov, McMahan, Rush, Smith, Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear Operators
+    on Adaptive Streams", 2022, Theorem 2.1.
+    """
+
+    noise_multiplier: float
+    sensitivity: float
+    steps: int
+    strategy: str
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
+        object.__setattr__(self, "sensitivity", validate.non_negative(sensitivity=self.sensitivity))
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
+        if not isinstance(self.strategy, str) or not self.strategy.strip():
+            raise ArgumentError(f"strategy={self.strategy!r}: must be the name or the digest of the matrix")
+        object.__setattr__(
+            self, "adjacency", Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=self.adjacency))
+        )
+
+    @property
+    def mu(self) -> float:
+        """Return mu of the one Gaussian mechanism: 0 where nothing was moved, infinity without noise."""
+        if self.steps == 0 or self.sensitivity == 0.0:
+            return 0.0
+        return self.sensitivity / self.noise_multiplier if self.noise_multiplier > 0.0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -232,5 +288,6 @@ class Composed(Event):
 
 
 _EVENTS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Gaussian, PoissonSampledGaussian, FixedSizeSampledGaussian, NonPrivate, Composed)
+    kind.__name__: kind
+    for kind in (Gaussian, MatrixGaussian, PoissonSampledGaussian, FixedSizeSampledGaussian, NonPrivate, Composed)
 }

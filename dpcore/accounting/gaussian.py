@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from scipy.special import erfcx, ndtr
 
 from dpcore import validate
-from dpcore.accounting.events import Composed, Event, Gaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting.events import Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
 
 
 def log_delta(mu: float, epsilon: float) -> float:
@@ -108,7 +108,7 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 class GaussianAccountant:
     """Exact (epsilon, delta) of events that are Gaussian mechanisms as a whole.
 
-    Covers `Gaussian`, `PoissonSampledGaussian` at sample rate 1 (everyone takes part in every step), `NonPrivate`, and
+    Covers `Gaussian`, `MatrixGaussian`, `PoissonSampledGaussian` at sample rate 1 (everyone takes part in every step), `NonPrivate`, and
     compositions of these.
     """
 
@@ -128,7 +128,7 @@ class GaussianAccountant:
             return all(self.supports(part) for part in event.events)
         if isinstance(event, PoissonSampledGaussian):
             return event.sample_rate == 1.0
-        return isinstance(event, Gaussian | NonPrivate)
+        return isinstance(event, Gaussian | MatrixGaussian | NonPrivate)
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon at delta."""
@@ -143,6 +143,8 @@ def event_mu(event: Event) -> float:
     """Return mu of an event that `GaussianAccountant` supports: infinity without noise, 0 without a release."""
     if isinstance(event, Composed):
         return math.hypot(*(event_mu(part) for part in event.events))
+    if isinstance(event, MatrixGaussian):
+        return event.mu
     if isinstance(event, Gaussian):
         count = event.count
     elif isinstance(event, PoissonSampledGaussian) and event.sample_rate == 1.0:

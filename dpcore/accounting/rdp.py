@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dpcore import validate
 from dpcore.accounting import conversion, moments, series
-from dpcore.accounting.events import Composed, Event, Gaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting.events import Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
 from dpcore.errors import ArgumentError
 
 Array = npt.NDArray[np.float64]
@@ -73,10 +73,10 @@ class RdpAccountant:
         return f"RDP at orders up to {largest:g} finds nothing between 0 and log(1/({largest:g} delta))/{largest - 1:g}"
 
     def supports(self, event: Event) -> bool:
-        """Whether the event is Gaussian, Poisson-sampled Gaussian, not private at all, or composed of these."""
+        """Whether the event is Gaussian, a matrix mechanism, Poisson-sampled Gaussian, not private at all, or composed of these."""
         if isinstance(event, Composed):
             return all(self.supports(part) for part in event.events)
-        return isinstance(event, Gaussian | PoissonSampledGaussian | NonPrivate)
+        return isinstance(event, Gaussian | MatrixGaussian | PoissonSampledGaussian | NonPrivate)
 
     def rdp(self, event: Event) -> Array:
         """Return the divergence bound at each order, (m,) float64, infinity without noise."""
@@ -90,6 +90,9 @@ class RdpAccountant:
             return np.full_like(orders, np.inf)
         if isinstance(event, Gaussian):
             return _gaussian(event.noise_multiplier, event.count, orders)
+        if isinstance(event, MatrixGaussian):
+            with np.errstate(over="ignore"):
+                return orders * (np.float64(event.mu) ** 2 / 2.0)
         if isinstance(event, PoissonSampledGaussian):
             if event.sample_rate == 1.0 or event.steps == 0 or event.noise_multiplier == 0.0:
                 return _gaussian(event.noise_multiplier, event.steps, orders)

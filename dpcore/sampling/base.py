@@ -20,7 +20,11 @@ Indices = npt.NDArray[np.int64]
 
 
 class Sampler(Protocol):
-    """Chooses indices, never data."""
+    """Chooses indices, never data.
+
+    Samplers whose batches are fixed before the run also have ``patterns(steps)``, which lists the steps at which one and
+    the same example takes part: what the sensitivity of correlated noise rests on.
+    """
 
     @property
     def dataset_size(self) -> int:
@@ -33,6 +37,10 @@ class Sampler(Protocol):
     @property
     def steps_per_epoch(self) -> int:
         """Steps after which every example has been used once, or once in expectation (rounded up)."""
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """The most examples that any step can have, whatever is drawn; None where only the data set bounds them."""
 
     @property
     def keeps_order(self) -> bool:

@@ -60,6 +60,11 @@ class FixedBatches:
         )
 
     @property
+    def max_batch_size(self) -> int:
+        """The size of the largest batch, whatever the denominator."""
+        return max(int(batch.size) for batch in self.batches)
+
+    @property
     def keeps_order(self) -> bool:
         """True: the batches are given."""
         return True
@@ -84,6 +89,27 @@ class FixedBatches:
         rounds, rest = divmod(validate.integer(steps=steps, minimum=0), len(self.batches))
         whole = self._uses(len(self.batches))
         return int((rounds * whole + self._uses(rest)).max())
+
+    def patterns(self, steps: int) -> list[Indices]:
+        """Return the steps at which one and the same example takes part, among steps 0 .. steps - 1.
+
+        Returns
+        -------
+        list of (k,) int64
+            Ascending steps; every pattern that some example shows, once. Examples that are never used show none.
+        """
+        steps, cycle = validate.integer(steps=steps, minimum=0), len(self.batches)
+        shown = self.batches[:steps]
+        if not any(batch.size for batch in shown):
+            return []
+        example = np.concatenate(shown)
+        place = np.repeat(np.arange(len(shown)), [batch.size for batch in shown])
+        by_example = np.argsort(example, kind="stable")  # keeps the places of one example ascending
+        cuts = np.flatnonzero(np.diff(example[by_example])) + 1
+        distinct = {tuple(places.tolist()) for places in np.split(place[by_example], cuts)}
+        starts = np.arange(0, steps, cycle, dtype=np.int64)
+        rounds = [np.add.outer(starts, np.array(places, np.int64)).ravel() for places in sorted(distinct)]
+        return [pattern[pattern < steps] for pattern in rounds]
 
     def _uses(self, count: int) -> npt.NDArray[np.int64]:
         """Return how often each example occurs in the first `count` batches, (dataset_size,)."""

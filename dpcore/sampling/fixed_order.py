@@ -47,6 +47,11 @@ class FixedOrderSampler:
             raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
 
     @property
+    def max_batch_size(self) -> int:
+        """The batch size."""
+        return self.batch_size
+
+    @property
     def keeps_order(self) -> bool:
         """True: every epoch repeats one order."""
         return True
@@ -70,6 +75,17 @@ class FixedOrderSampler:
     def participations(self, steps: int) -> int:
         """Return how often an example takes part in `steps` steps, at most (that of batch 0, which comes first)."""
         return -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)
+
+    def patterns(self, steps: int) -> list[Indices]:
+        """Return the steps at which the examples of each batch take part: j, j + steps_per_epoch, ... below `steps`.
+
+        Returns
+        -------
+        list of (k,) int64
+            One for each batch that occurs in steps 0 .. steps - 1; disjoint.
+        """
+        epoch, steps = self.steps_per_epoch, validate.integer(steps=steps, minimum=0)
+        return [np.arange(first, steps, epoch, dtype=np.int64) for first in range(min(epoch, steps))]
 
     def indices(self, key: bytes, step: int) -> Indices:
         """Return the examples of a step, sorted, (m,) int64 with m = batch_size except in a shorter last batch."""

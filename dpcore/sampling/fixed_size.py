@@ -36,6 +36,11 @@ class FixedSizeSampler:
             raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
 
     @property
+    def max_batch_size(self) -> int:
+        """The batch size."""
+        return self.batch_size
+
+    @property
     def keeps_order(self) -> bool:
         """False: every step draws anew."""
         return False

@@ -66,6 +66,11 @@ class PoissonSampler:
         object.__setattr__(self, "sample_rate", threshold / _WORDS)
 
     @property
+    def max_batch_size(self) -> None:
+        """None: every example may toss heads at once, and cutting a batch off would void the analysis."""
+        return
+
+    @property
     def keeps_order(self) -> bool:
         """False: every step draws anew."""
         return False

@@ -1,0 +1,33 @@
+"""Gaussian noise that a strategy correlates over the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dpcore.strategies import Strategy
+from dpcore.validate import non_negative
+
+
+@dataclass(frozen=True)
+class CorrelatedGaussian:
+    """``s~_t = s_t + noise_multiplier * C_eff * (C^{-1} Z)_t`` with the rows of Z independent standard normals.
+
+    Parameters
+    ----------
+    noise_multiplier : float or None
+        sigma >= 0, of the seed noise: step t's noise has standard deviation sigma C_eff times the norm of row t of C^{-1}.
+        0 adds no noise (epsilon is then infinite); None is calibrated later, from a target epsilon.
+    strategy : Strategy
+        The matrix C, scaled so that its largest column norm is 1.
+    """
+
+    noise_multiplier: float | None
+    strategy: Strategy
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier is not None:
+            non_negative(noise_multiplier=self.noise_multiplier)
+
+    def with_noise_multiplier(self, noise_multiplier: float) -> CorrelatedGaussian:
+        """Return the same noise at another multiplier."""
+        return replace(self, noise_multiplier=noise_multiplier)

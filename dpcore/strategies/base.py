@@ -1,0 +1,169 @@
+"""What a strategy is: the matrix C of a correlated-noise mechanism, and how its noise is streamed.
+
+The noise of step t is row t of C^{-1} Z, with Z rows of independent Gaussian noise. C is square, lower-triangular, with
+a positive diagonal, and scaled so that its largest column norm is 1: an example that takes part once then moves C times
+the sums by at most one clip norm, whatever the strategy, and the identity is DP-SGD with its usual noise multiplier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore import validate
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import FilterCoefficients
+
+Matrix = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+# C times the noise as it was really added is Z plus C times its rounding: in float32, 2^-24 of the noise. At this
+# growth of the noise over Z that is 6e-5 of one standard deviation of Z; far beyond, the added noise is no longer Gaussian.
+LARGEST_GROWTH = 1e3
+
+
+class Strategy(Protocol):
+    """A lower-triangular matrix C that correlates the noise: N = C^{-1} Z, one row a step."""
+
+    @property
+    def order(self) -> int:
+        """State vectors of the streaming recurrence, each of the parameters' size; 0 where there is none."""
+
+    @property
+    def steps(self) -> int | None:
+        """Rows it has; None stands for any number."""
+
+    def coefficients(self, step: int) -> FilterCoefficients | None:
+        """Return the recurrence (`dpcore.spec.ops.Backend.recurrence`) that makes N_step from Z_step, or None.
+
+        None says that rows of Z are drawn again: see `rows`. Lengths do not change from step to step.
+        """
+
+    def rows(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Return row `step` of C^{-1} as (row of Z, weight) pairs, none beyond `step`, zeros left out."""
+
+    def matrix(self, steps: int) -> Matrix:
+        """Return the leading block of C, (steps, steps) float64."""
+
+    def columns(self, indices: Indices, steps: int) -> Matrix:
+        """Return the columns `indices` of `matrix(steps)`, (steps, len(indices)), without making all of it."""
+
+    def inverse_row_norms(self, steps: int) -> Matrix:
+        """Return the **squared** norm of each row of C^{-1}: (steps,), the variance of N_t over that of Z."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
+
+
+def check_steps(strategy: Strategy, steps: int) -> int:
+    """Return `steps` if a run of so many steps can use the strategy.
+
+    Raises
+    ------
+    ArgumentError
+        If the strategy has fewer rows, or its noise grows beyond `LARGEST_GROWTH` times the seed noise.
+    """
+    steps = validate.integer(steps=steps, minimum=0)
+    kind = strategy.describe()["kind"]
+    if strategy.steps is not None and steps > strategy.steps:
+        raise ArgumentError(
+            f"steps={steps}: the strategy {kind!r} has {strategy.steps} rows; "
+            f"take at most {strategy.steps} steps or a strategy of {steps} rows"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = np.sqrt(strategy.inverse_row_norms(steps))
+    usable = growth <= LARGEST_GROWTH  # False for NaN
+    if not usable.all():
+        first = int(np.argmin(usable))
+        raise ArgumentError(
+            f"steps={steps}: the strategy {kind!r} is so close to singular that its noise at step {first} is "
+            f"{growth[first]:.3g} times the seed noise; take at most {first} steps or a better conditioned strategy"
+        )
+    return steps
+
+
+def identify(strategy: Strategy) -> str:
+    """Return one line that names the strategy in an event: its kind with its settings."""
+    described = strategy.describe()
+    settings = ", ".join(f"{name}={value}" for name, value in described.items() if name != "kind")
+    return f"{described['kind']}({settings})"
+
+
+def check_row(step: int, rows: int | None) -> int:
+    """Return `step` if it is one of the rows; None stands for any number of rows."""
+    step = validate.integer(step=step, minimum=0)
+    if rows is not None and step >= rows:
+        raise ArgumentError(f"step={step}: the strategy has {rows} rows; the last step is {rows - 1}")
+    return step
+
+
+def check_block(steps: int, rows: int | None) -> int:
+    """Return `steps` if there are so many rows."""
+    steps = validate.integer(steps=steps, minimum=0)
+    if rows is not None and steps > rows:
+        raise ArgumentError(f"steps={steps}: must be at most {rows}, the rows of the strategy")
+    return steps
+
+
+def finite_array(dimensions: int, **values: Any) -> Matrix:
+    """Return the value as a new float64 array of that many dimensions, not empty, all finite."""
+    ((name, value),) = values.items()
+    try:
+        array = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError) as cause:
+        raise ArgumentTypeError(f"{name}: must be a {dimensions}-dimensional array of real numbers") from cause
+    if array.ndim != dimensions or array.size == 0:
+        raise ArgumentError(f"{name}.shape={array.shape}: must have {dimensions} dimension(s), none of them 0")
+    if not np.isfinite(array).all():
+        place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ArgumentError(f"{name}: the entry {array[place]} at {place} must be finite")
+    return array
+
+
+def check_diagonal(diagonal: Matrix, name: str) -> None:
+    """Refuse a diagonal that is not positive: C must be invertible, and -C is the same mechanism as C."""
+    if not (diagonal > 0).all():
+        place = int(np.argmin(diagonal > 0))
+        value = diagonal[place]
+        why = "the matrix is singular" if value == 0 else "a negative one turns the sign of a row"
+        hint = "" if value == 0 else ", multiply that row by -1, which leaves the mechanism as it is,"
+        raise ArgumentError(
+            f"{name}: the diagonal entry {value:.6g} at row {place} must be greater than 0: {why};{hint} "
+            "or take the identity where you want independent noise"
+        )
+
+
+def lower_triangular(**values: Any) -> Matrix:
+    """Return the value as a new float64 matrix that is square, lower-triangular and has a positive diagonal."""
+    ((name, _),) = values.items()
+    matrix = finite_array(2, **values)
+    if matrix.shape[0] != matrix.shape[1]:
+        side = min(matrix.shape)
+        raise ArgumentError(
+            f"{name}.shape={matrix.shape}: must be square, one row and one column for each step, such as {(side, side)}"
+        )
+    above = np.argwhere(np.triu(matrix, 1))
+    if above.size:
+        row, column = (int(i) for i in above[0])
+        raise ArgumentError(
+            f"{name}: the entry {matrix[row, column]:.6g} at row {row}, column {column} lies above the diagonal, where "
+            "noise would depend on later steps; give a lower-triangular matrix with the same C^T C (reverse Cholesky)"
+        )
+    check_diagonal(np.diagonal(matrix), name)
+    return matrix
+
+
+def scaled(matrix: Matrix, squares: Matrix) -> Matrix:
+    """Return `matrix` divided by its largest column norm, read-only; `squares` are the squared column norms."""
+    result: Matrix = matrix / np.sqrt(squares.max())
+    result.flags.writeable = False
+    return result
+
+
+def digest(array: Matrix) -> str:
+    """Return the SHA-256 of the shape and the float64 entries, row by row, little-endian."""
+    header = ",".join(map(str, array.shape)).encode()
+    return hashlib.sha256(header + b":" + np.ascontiguousarray(array, dtype="<f8").tobytes()).hexdigest()
