@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from dpcore.cli.calibrate import calibrate
+from dpcore.cli.compare import compare
 from dpcore.cli.demo import demo
 from dpcore.cli.epsilon import epsilon
+from dpcore.cli.inspect import inspect
 from dpcore.cli.interrupt import Stopped
 from dpcore.cli.train import train
 from dpcore.errors import DpcoreError
@@ -30,11 +32,13 @@ app = typer.Typer(
 )
 for _command, _example in (
     (train, "dpcore train --data digits --model mlp --method disk --epsilon 3 --delta 1e-5 --epochs 10"),
+    (compare, "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
     (epsilon, "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     (calibrate, "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
     (demo, "dpcore demo --out demo"),
 ):
     app.command(_command.__name__, epilog=f"Example:  {_example}")(_command)
+app.add_typer(inspect)
 
 # typer brings its own copy of click or uses the installed one, depending on its version: ask it which.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -44,8 +44,10 @@ def read(path: Path) -> dict[str, Any]:
         ) from cause
 
 
-def use(context: typer.Context, path: Path | None) -> Path | None:
+def use(context: typer.Context, path: Path | None, tables: tuple[str, ...] = ()) -> Path | None:
     """Make the file's settings the defaults of the command; options on the command line win.
+
+    Tables of the names in `tables` are no options: they are put into ``context.meta`` as they are.
 
     Raises
     ------
@@ -64,6 +66,9 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
     defaults = {}
     for key, value in read(path).items():
         plain_key = key.replace("-", "_")
+        if plain_key in tables and isinstance(value, dict):
+            context.meta[plain_key] = value
+            continue
         if plain_key in _NOT_SETTINGS:
             raise ArgumentError(f"config={str(path)!r}: {key!r} belongs to the command line, not into the file")
         if plain_key not in known:

@@ -18,6 +18,7 @@ from dpcore.report.statement import Statement
 
 RUN = "dpcore run"
 DEMO = "dpcore demo"
+COMPARISON = "dpcore compare"
 # The only names that this module creates, and so the only ones that it deletes.
 NAMES = (
     "config.json",
@@ -27,6 +28,8 @@ NAMES = (
     "learning-curve.png",
     "comparison.png",
     "results.json",
+    "timing.json",
+    "table.txt",
     "model.safetensors",
 )
 FOLDERS = ("tensorboard",)
@@ -42,7 +45,7 @@ class RunFolder:
     overwrite : bool
         Whether the files of an earlier run are deleted first. Other files are never touched.
     kind : str
-        `RUN` or `DEMO`, the mark that config.json carries. A folder of the other kind is never overwritten.
+        `RUN`, `DEMO` or `COMPARISON`, the mark of config.json. A folder of another kind is never overwritten.
 
     Raises
     ------
@@ -68,6 +71,13 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
+
+    @classmethod
+    def existing(cls, path: Path, kind: str) -> RunFolder:
+        """Take up a folder of this kind as it stands; the caller has looked at what is in it."""
+        folder = cls.__new__(cls)
+        folder.path, folder.kind = path, kind
+        return folder
 
     @classmethod
     def next(cls, parent: Path, name: str) -> RunFolder:

@@ -71,6 +71,20 @@ def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[An
     return parse
 
 
+def names(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[Any], tuple[str, ...]]:
+    """Return a parser for several of `options`, separated by commas, or the list of a configuration file."""
+    parse_one = one_of(options)
+
+    def parse(value: Any) -> tuple[str, ...]:
+        parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+        found = tuple(parse_one(part) for part in parts if str(part).strip())
+        if not found:
+            raise typer.BadParameter(f"{value!r} holds no name; write names with commas between them")
+        return found
+
+    return parse
+
+
 def groups(value: Any) -> str | dict[str, float]:
     """Return a name of clipping groups, or norms by pattern from ``conv*=0.5,linear*=1`` or a table."""
     if isinstance(value, Mapping):
