@@ -114,20 +114,21 @@ class Gaussian(Event):
 class MatrixGaussian(Event):
     """The whole run of a matrix mechanism: `steps` sums whose noise is correlated by a fixed matrix C.
 
-    Releasing S + C^{-1} Z, S the sums and Z independent Gaussian noise, is releasing C S + Z: one Gaussian mechanism with
-    mu = sensitivity / noise_multiplier, also when later sums depend on earlier releases (C is lower-triangular). Nothing
-    is sampled in secret. Stopped early, the run is the same event with fewer steps and the sensitivity of its prefix.
+    To release S + C^{-1} Z, with S the sums and Z independent Gaussian noise, is to release C S + Z: one Gaussian
+    mechanism with mu = sensitivity / noise_multiplier, also when later sums depend on earlier releases (C is
+    lower-triangular). Nothing is sampled in secret. A run that stops early is the event of its prefix: fewer steps, and
+    the sensitivity of the leading block of C.
 
-    Sensitivity assumed: `sensitivity` is that of C S in units of the bound C_one on how far **one** sum moves under
-    `adjacency`, and `noise_multiplier` is relative to C_one too: the clip norm for add-remove and zero-out, twice that
-    for replace-one. It holds for the participation of examples that was fixed before the run.
+    Sensitivity assumed: one example moves **one** sum by at most a unit, which is the clip norm under zero-out and
+    add-remove and twice that under replace-one; `sensitivity` says by how many units it then moves C S as a whole, over
+    all the steps at which it takes part, which were fixed before the run. `noise_multiplier` is in the same unit.
 
     Parameters
     ----------
     noise_multiplier : float
-        Standard deviation of a row of Z over C_one; 0 means epsilon = infinity.
+        Standard deviation of a coordinate of Z in that unit; 0 means epsilon = infinity.
     sensitivity : float
-        Largest L2 norm of C times the change of the sums, each of which moves by at most 1; 0 or more.
+        Largest L2 norm of the change of C S in that unit, 0 or more: `dpcore.strategies.sensitivity`.
     steps : int
         Number of sums, 0 or more.
     strategy : str
@@ -151,7 +152,7 @@ class MatrixGaussian(Event):
         object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
         object.__setattr__(self, "sensitivity", validate.non_negative(sensitivity=self.sensitivity))
         object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-        if not isinstance(self.strategy, str) or not self.strategy.strip():
+        if not str(self.strategy).strip():
             raise ArgumentError(f"strategy={self.strategy!r}: must be the name or the digest of the matrix")
         object.__setattr__(
             self, "adjacency", Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=self.adjacency))

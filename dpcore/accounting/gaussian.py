@@ -108,8 +108,8 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 class GaussianAccountant:
     """Exact (epsilon, delta) of events that are Gaussian mechanisms as a whole.
 
-    Covers `Gaussian`, `MatrixGaussian`, `PoissonSampledGaussian` at sample rate 1 (everyone takes part in every step), `NonPrivate`, and
-    compositions of these.
+    Covers `Gaussian`, `MatrixGaussian`, `PoissonSampledGaussian` at sample rate 1 (everyone takes part in every step),
+    `NonPrivate`, and compositions of these.
     """
 
     @property

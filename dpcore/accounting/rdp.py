@@ -73,7 +73,7 @@ class RdpAccountant:
         return f"RDP at orders up to {largest:g} finds nothing between 0 and log(1/({largest:g} delta))/{largest - 1:g}"
 
     def supports(self, event: Event) -> bool:
-        """Whether the event is Gaussian, a matrix mechanism, Poisson-sampled Gaussian, not private at all, or composed of these."""
+        """Whether it is Gaussian, Poisson-sampled Gaussian, a matrix mechanism, not private, or composed of these."""
         if isinstance(event, Composed):
             return all(self.supports(part) for part in event.events)
         return isinstance(event, Gaussian | MatrixGaussian | PoissonSampledGaussian | NonPrivate)

@@ -15,8 +15,8 @@ class CorrelatedGaussian:
     Parameters
     ----------
     noise_multiplier : float or None
-        sigma >= 0, of the seed noise: step t's noise has standard deviation sigma C_eff times the norm of row t of C^{-1}.
-        0 adds no noise (epsilon is then infinite); None is calibrated later, from a target epsilon.
+        sigma >= 0, of the seed noise: the noise of step t has standard deviation sigma C_eff times the norm of row t of
+        C^{-1}. 0 adds no noise (epsilon is then infinite); None is calibrated later, from a target epsilon.
     strategy : Strategy
         The matrix C, scaled so that its largest column norm is 1.
     """

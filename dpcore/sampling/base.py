@@ -22,8 +22,8 @@ Indices = npt.NDArray[np.int64]
 class Sampler(Protocol):
     """Chooses indices, never data.
 
-    Samplers whose batches are fixed before the run also have ``patterns(steps)``, which lists the steps at which one and
-    the same example takes part: what the sensitivity of correlated noise rests on.
+    Samplers whose batches are fixed before the run also have ``patterns(steps)``, which lists the steps at which one
+    and the same example takes part: what the sensitivity of correlated noise rests on.
     """
 
     @property

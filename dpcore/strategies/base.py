@@ -21,7 +21,7 @@ Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 # C times the noise as it was really added is Z plus C times its rounding: in float32, 2^-24 of the noise. At this
-# growth of the noise over Z that is 6e-5 of one standard deviation of Z; far beyond, the added noise is no longer Gaussian.
+# growth of the noise over Z that is 6e-5 of a standard deviation of Z; far beyond, the noise is no longer Gaussian.
 LARGEST_GROWTH = 1e3
 
 

@@ -67,13 +67,12 @@ class Dense:
 
     def matrix(self, steps: int) -> Matrix:
         """Return the leading block of C, (steps, steps) float64."""
-        base.check_block(steps, self.steps)
-        return self.entries[:steps, :steps]
+        size = base.check_block(steps, self.steps)
+        return self.entries[:size, :size]
 
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the leading block, (steps, len(indices))."""
-        block: Matrix = self.matrix(steps)[:, indices]
-        return block
+        return np.ascontiguousarray(self.matrix(steps)[:, indices])
 
     def inverse_row_norms(self, steps: int) -> Matrix:
         """Return the squared row norms of C^{-1}, (steps,)."""

@@ -1,21 +1,22 @@
 """How far one example moves C times the sums: the sensitivity of a matrix mechanism.
 
-Two neighboring data sets differ, under zero-out, in one example, which takes part at the steps p of one pattern. With x_i
-the change that it makes to the sum of step i, ||x_i|| <= 1 in clip norms and x_i = 0 outside of p, and G = C^T C,
+Two neighboring data sets differ, under zero-out, in one example, which takes part at the steps p of one pattern. With
+x_i the change that it makes to the sum of step i, ||x_i|| <= 1 in clip norms, x_i = 0 outside of p, and G = C^T C,
 
     ||C x||_F^2 = sum_{i,j in p} G_ij <x_i, x_j>  <=  sum_{i,j in p} |G_ij|,        since |<x_i, x_j>| <= 1.
 
 Where no G_ij of the pattern is negative, x_i = u for one unit vector u reaches it: the value is then exactly
 ||sum_{i in p} C[:, i]||. Where some are negative it is a bound, valid for vectors of any dimension. Either way it does
-not fall when steps are added to p, so an example that misses some of its steps, and a pattern within another, are covered.
+not fall when steps are added to p, so an example that misses some of its steps is covered, and so is a pattern within
+another.
 
 The x_i may depend on what was released before step i: with Gaussian noise and a lower-triangular C, the adaptive
 mechanism is as private as the one with all x_i fixed. **The pattern may not**: it is fixed before the run.
 
 References
 ----------
-Choquette-Choo, McMahan, Rush, Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning", 2023,
-Theorem 2 and Corollary 2.
+Choquette-Choo, McMahan, Rush, Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
+2023, section 3.
 Denisov, McMahan, Rush, Smith, Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear Operators on
 Adaptive Streams", 2022, Theorem 2.1.
 """
@@ -45,8 +46,8 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
     strategy : Strategy
         C, with at least `steps` rows.
     patterns : iterable of (k,) integer arrays
-        For every example the steps, each in [0, steps), at which it takes part; equal ones need to be given only once, and
-        any order will do. Fixed before the run.
+        For every example the steps, each in [0, steps), at which it takes part; equal ones need to be given only once,
+        in any order. Fixed before the run.
     steps : int
         Steps of the run, of which each row of C is released.
 

@@ -2,9 +2,9 @@
 
 Steps count from 1 here. Node t of the naive tree covers (t - lowbit(t), t], lowbit(t) the largest power of two that
 divides t; row t of the 0/1 matrix C marks it. The prefix 1 .. t is the disjoint union of the nodes t, t - lowbit(t),
-..., one for each binary digit 1 of t: with D the 0/1 matrix of these nodes and A the matrix of prefix sums, A = D C. So the
-noise on the prefix sums is A C^{-1} Z = D Z: the sum of the noise of the prefix's own nodes. Nothing is normalized:
-noise on prefix t has variance popcount(t) times that of a node.
+and so on, one for each binary digit 1 of t: with D the 0/1 matrix of these nodes and A the matrix of prefix sums,
+A = D C. So the noise on the prefix sums is A C^{-1} Z = D Z, the sum of the noise of the prefix's own nodes. It is not
+normalized: noise on prefix t has popcount(t) times the variance of a node.
 
 Streaming. C^{-1} = A^{-1} D: N_t is the noise of prefix t less that of prefix t - 1. With lowbit(t) = 2^k the prefixes
 share the nodes up to t - 2^k; t - 1 = (t - 2^k) + 2^{k-1} + ... + 1 has the k further nodes t - 1, t - 2, t - 4, ...,
@@ -108,8 +108,8 @@ class TreeOptimal:
 
     With N the 0/1 matrix of every complete node [j 2^k, (j+1) 2^k) of 0 .. T - 1, C is the lower-triangular L with
     L^T L = N^T N (reverse Cholesky), scaled. Equal products of columns mean equal sensitivity under every
-    participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is A L^{-1} (Q^T z): the noise of
-    the strategy L, exactly, and L can be streamed where the estimate itself would wait for later nodes.
+    participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is A L^{-1} (Q^T z):
+    the noise of the strategy L, exactly, and L can be streamed where the estimate itself would wait for later nodes.
 
     Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
 
