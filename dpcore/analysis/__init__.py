@@ -1,1 +1,1 @@
-"""What a filter does to gradient and noise: computed from coefficients, or from gradients that were already released."""
+"""What a filter does to gradient and noise: from its coefficients, or from gradients that were released already."""

@@ -63,12 +63,12 @@ class Recurrence:
         return (FilterCoefficients(self.b, self.a, float(_response_to_ones(self.b, self.a, size)[step])),)
 
 
-def impulse_response(filter: Coefficients, steps: int, start: int = 0) -> Floats:
-    """Return kappa: the undivided outputs at steps ``start, start + 1, ...`` to a 1 at step `start` and zeros elsewhere.
+def impulse_response(stage: Coefficients, steps: int, start: int = 0) -> Floats:
+    """Return kappa: the undivided outputs from step `start` on to a 1 at step `start` and zeros elsewhere.
 
     Parameters
     ----------
-    filter : Filter
+    stage : Filter
         Its coefficients may change from step to step.
     steps : int
         Number of outputs.
@@ -83,10 +83,10 @@ def impulse_response(filter: Coefficients, steps: int, start: int = 0) -> Floats
     steps, start = integer(1, steps=steps), integer(0, start=start)
     impulse = np.zeros((start + steps, 1))
     impulse[start] = 1
-    return _run(filter, impulse, divide=False)[start:, 0]
+    return _run(stage, impulse, divide=False)[start:, 0]
 
 
-def normalizers(filter: Coefficients, steps: int) -> Floats:
+def normalizers(stage: Coefficients, steps: int) -> Floats:
     """Return c_0..c_{steps-1}, shape (steps,): the undivided response to ones, by which DOPPLER divides.
 
     Of several recurrences in a row it is that of the row as a whole.
@@ -95,40 +95,41 @@ def normalizers(filter: Coefficients, steps: int) -> Floats:
     ----------
     DOPPLER (Zhang et al.), algorithm 1.
     """
-    return _run(filter, np.ones((integer(1, steps=steps), 1)), divide=False)[:, 0]
+    return _run(stage, np.ones((integer(1, steps=steps), 1)), divide=False)[:, 0]
 
 
-def weights(filter: Coefficients, steps: int) -> Floats:
+def weights(stage: Coefficients, steps: int) -> Floats:
     """Return W, shape (steps, steps), lower triangular: the filter's output at step t is ``sum_s W[t, s] g_s``.
 
     Divided by the normalizers, as the output is.
     """
-    return _run(filter, np.eye(integer(1, steps=steps)), divide=True)
+    return _run(stage, np.eye(integer(1, steps=steps)), divide=True)
 
 
-def noise_factor(filter: Coefficients, steps: int) -> Floats:
+def noise_factor(stage: Coefficients, steps: int) -> Floats:
     """Return how much of white noise's variance the output of each step holds: ``sum_s W[t, s]^2``, shape (steps,)."""
-    return (weights(filter, steps) ** 2).sum(axis=1)
+    return np.asarray((weights(stage, steps) ** 2).sum(axis=1))
 
 
-def transfer(filter: Coefficients, step: int = LATE) -> Transfer:
+def transfer(stage: Coefficients, step: int = LATE) -> Transfer:
     """Return H of the coefficients of step `step`, as if they had always held; recurrences in a row are multiplied.
 
     The normalizers of DOPPLER's filters tend to the gain, which is 1, and are left out.
     """
-    b, a = np.ones(1), np.ones(1)
-    for item in filter.coefficients(integer(0, step=step)):
-        b = np.polymul(b, np.asarray(item.b, dtype=np.float64))
-        a = np.polymul(a, np.asarray((1.0, *item.a), dtype=np.float64))
+    b: Floats = np.ones(1)
+    a: Floats = np.ones(1)
+    for item in stage.coefficients(integer(0, step=step)):
+        b = np.asarray(np.polymul(b, np.asarray(item.b)), dtype=np.float64)
+        a = np.asarray(np.polymul(a, np.asarray((1.0, *item.a))), dtype=np.float64)
     return Transfer(b, a)
 
 
-def frequency_response(filter: Coefficients | Transfer, frequencies: ArrayLike) -> NDArray[np.complex128]:
+def frequency_response(stage: Coefficients | Transfer, frequencies: ArrayLike) -> NDArray[np.complex128]:
     """Return ``H(exp(2 pi i f))``.
 
     Parameters
     ----------
-    filter : Filter or Transfer
+    stage : Filter or Transfer
         A filter whose coefficients change is taken as it is at a late step.
     frequencies : array of float
         f in cycles per step, from 0 to 0.5; a component of frequency f repeats every 1/f steps.
@@ -138,32 +139,32 @@ def frequency_response(filter: Coefficients | Transfer, frequencies: ArrayLike) 
     array of complex128, of the shape of `frequencies`
         Infinite at a pole on the unit circle.
     """
-    b, a = _transfer(filter)
+    b, a = _transfer(stage)
     z = np.exp(-2j * np.pi * np.asarray(frequencies, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         response: Any = np.polyval(b[::-1], z) / np.polyval(a[::-1], z)
     return np.asarray(response, dtype=np.complex128)
 
 
-def gain(filter: Coefficients | Transfer) -> float:
+def gain(stage: Coefficients | Transfer) -> float:
     """Return H at frequency 0, ``sum b / (1 + sum a)``: what the filter makes of a constant in the long run."""
-    b, a = _transfer(filter)
+    b, a = _transfer(stage)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(b.sum() / a.sum())
 
 
-def poles(filter: Coefficients | Transfer) -> NDArray[np.complex128]:
-    """Return the roots of ``z^na + a_1 z^(na-1) + ...``, largest modulus first; all lie inside |z| < 1 if it is stable."""
-    roots = np.roots(_transfer(filter).a).astype(np.complex128)
+def poles(stage: Coefficients | Transfer) -> NDArray[np.complex128]:
+    """Return the roots of ``z^na + a_1 z^(na-1) + ...``, largest modulus first; stable if all have |z| < 1."""
+    roots = np.roots(_transfer(stage).a).astype(np.complex128)
     return np.asarray(sorted(roots, key=lambda root: (-abs(root), -root.imag)), dtype=np.complex128)
 
 
-def is_stable(filter: Coefficients | Transfer) -> bool:
+def is_stable(stage: Coefficients | Transfer) -> bool:
     """Return whether every pole lies strictly inside the unit circle."""
-    return bool(np.all(np.abs(poles(filter)) < 1))
+    return bool(np.all(np.abs(poles(stage)) < 1))
 
 
-def limiting_noise_factor(filter: Coefficients | Transfer) -> float:
+def limiting_noise_factor(stage: Coefficients | Transfer) -> float:
     """Return ``sum_tau kappa_tau^2``, the noise factor in the long run; infinite for an unstable filter.
 
     Notes
@@ -171,8 +172,8 @@ def limiting_noise_factor(filter: Coefficients | Transfer) -> float:
     With the state x_{t+1} = A x_t + e_1 g_t, the sum is b_0^2 + C P C^T, where P = sum_k A^k e_1 e_1^T A^kT. Doubling
     (P <- P + A P A^T, A <- A A) has 2^k terms after k rounds.
     """
-    b, a = _transfer(filter)
-    if not is_stable(filter):
+    b, a = _transfer(stage)
+    if not is_stable(stage):
         return float("inf")
     size = max(len(a), len(b)) - 1
     if size == 0:
@@ -192,35 +193,35 @@ def limiting_noise_factor(filter: Coefficients | Transfer) -> float:
     return float(b[0] ** 2 + output @ total @ output)
 
 
-def delay(filter: Coefficients | Transfer) -> float:
+def delay(stage: Coefficients | Transfer) -> float:
     """Return the mean age ``sum tau kappa_tau / sum kappa_tau`` of what the output holds, in steps.
 
     It is the group delay at frequency 0: a slow signal comes out this much later. NaN for an unstable filter or one of
     gain 0.
     """
-    b, a = _transfer(filter)
-    if not is_stable(filter) or gain(filter) == 0:
+    b, a = _transfer(stage)
+    if not is_stable(stage) or gain(stage) == 0:
         return float("nan")
     return float((np.arange(len(b)) @ b) / b.sum() - (np.arange(len(a)) @ a) / a.sum())
 
 
-def half_life(filter: Coefficients | Transfer) -> float:
+def half_life(stage: Coefficients | Transfer) -> float:
     """Return in how many steps the slowest part of the memory halves, ``log 2 / -log |p|`` of the largest pole p.
 
     0 where there is no pole but at zero (the memory ends after nb steps); infinite for an unstable filter.
     """
-    largest = float(np.abs(poles(filter)).max(initial=0))
+    largest = float(np.abs(poles(stage)).max(initial=0))
     if largest >= 1:
         return float("inf")
     return float(np.log(0.5) / np.log(largest)) if largest > 0 else 0.0
 
 
-def cutoff(filter: Coefficients | Transfer, points: int = 4097) -> float:
+def cutoff(stage: Coefficients | Transfer, points: int = 4097) -> float:
     """Return the lowest frequency, in cycles per step, at which ``|H| <= |H(0)| / sqrt 2``: half the power.
 
     Parameters
     ----------
-    filter : Filter or Transfer
+    stage : Filter or Transfer
         As in `frequency_response`.
     points : int, optional
         Frequencies looked at before the crossing is bisected.
@@ -230,18 +231,18 @@ def cutoff(filter: Coefficients | Transfer, points: int = 4097) -> float:
     float
         NaN where |H| stays above, or the filter is unstable or has gain 0.
     """
-    level = _HALF_POWER * abs(gain(filter))
-    if not is_stable(filter) or level == 0:
+    level = _HALF_POWER * abs(gain(stage))
+    if not is_stable(stage) or level == 0:
         return float("nan")
     frequencies = np.linspace(0, 0.5, integer(2, points=points))
-    below = np.abs(frequency_response(filter, frequencies)) <= level
+    below = np.abs(frequency_response(stage, frequencies)) <= level
     if not below.any():
         return float("nan")
     high = frequencies[below.argmax()]
     low = high - frequencies[1]
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if abs(frequency_response(filter, middle)) <= level else (middle, high)
+        low, high = (low, middle) if abs(frequency_response(stage, middle)) <= level else (middle, high)
     return float(high)
 
 
@@ -300,17 +301,17 @@ def _response_to_ones(b: tuple[float, ...], a: tuple[float, ...], size: int) -> 
     return np.asarray(response, dtype=np.float64)
 
 
-def _transfer(filter: Coefficients | Transfer) -> Transfer:
-    return filter if isinstance(filter, Transfer) else transfer(filter)
+def _transfer(stage: Coefficients | Transfer) -> Transfer:
+    return stage if isinstance(stage, Transfer) else transfer(stage)
 
 
-def _run(filter: Coefficients, inputs: Floats, *, divide: bool) -> Floats:
+def _run(stage: Coefficients, inputs: Floats, *, divide: bool) -> Floats:
     """Run the recurrences over the rows of `inputs`, in transposed direct form II; unstable ones may overflow."""
     outputs = np.empty_like(inputs)
     states: list[list[Floats]] = []
     with np.errstate(all="ignore"):
         for step, x in enumerate(inputs):
-            for place, (b, a, normalizer) in enumerate(filter.coefficients(step)):
+            for place, (b, a, normalizer) in enumerate(stage.coefficients(step)):
                 order = max(len(b) - 1, len(a))
                 if place == len(states):
                     states.append([np.zeros_like(x) for _ in range(order + 1)])

@@ -40,8 +40,9 @@ class Ratio(NamedTuple):
 def fit_filter(released: ArrayLike, filtered: ArrayLike, lags: int) -> FittedFilter:
     """Find the weights by which the outputs follow from the inputs, by least squares over the second half of a run.
 
-    A linear filter weighs every coordinate alike, so that a hundred weights stand against thousands of equations without
-    noise: where the filter is linear and has settled, the residual is that of rounding and of weights beyond `lags`.
+    A linear filter weighs every coordinate alike, so that a hundred weights stand against thousands of equations
+    without noise. Where the filter is linear and has settled, the residual is that of rounding and of weights beyond
+    `lags`.
 
     Parameters
     ----------

@@ -14,7 +14,9 @@ _COLUMNS = 64
 
 
 def autocorrelation(sequence: ArrayLike, max_lag: int) -> Floats:
-    """Return ``phi_tau = (1/T) sum_{t >= tau} <s_t, s_{t-tau}>`` for tau = 0..max_lag, the biased estimate of E<s_t, s_{t-tau}>.
+    """Return ``phi_tau = (1/T) sum_{t >= tau} <s_t, s_{t-tau}>`` for tau = 0..max_lag.
+
+    It is the biased estimate of E<s_t, s_{t-tau}>.
 
     Parameters
     ----------

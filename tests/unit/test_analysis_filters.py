@@ -44,49 +44,49 @@ class RunningMean:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_responses_are_scipys(name: str) -> None:
     b, a = NAMED_FILTERS[name]
-    filter = named_filter(name)
+    stage = named_filter(name)
     kappa = scipy.signal.lfilter(b, [1, *a], impulse(80))
     ones = scipy.signal.lfilter(b, [1, *a], np.ones(80))
-    assert filters.impulse_response(filter, 80) == pytest.approx(kappa, abs=1e-14)
-    assert filters.impulse_response(filter, 80, start=17) == pytest.approx(kappa, abs=1e-14)
-    assert filters.normalizers(filter, 80) == pytest.approx(ones, abs=1e-13)
+    assert filters.impulse_response(stage, 80) == pytest.approx(kappa, abs=1e-14)
+    assert filters.impulse_response(stage, 80, start=17) == pytest.approx(kappa, abs=1e-14)
+    assert filters.normalizers(stage, 80) == pytest.approx(ones, abs=1e-13)
     _, expected = scipy.signal.freqz(b, [1, *a], worN=2 * np.pi * FREQUENCIES)
-    assert filters.frequency_response(filter, FREQUENCIES) == pytest.approx(expected, abs=1e-12)
-    assert filters.gain(filter) == pytest.approx(1, abs=1e-12)
+    assert filters.frequency_response(stage, FREQUENCIES) == pytest.approx(expected, abs=1e-12)
+    assert filters.gain(stage) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_noise_factor_is_the_sum_of_squared_normalized_weights(name: str) -> None:
     b, a = NAMED_FILTERS[name]
-    filter = named_filter(name)
+    stage = named_filter(name)
     kappa = scipy.signal.lfilter(b, [1, *a], impulse(2000))
-    for step, value in enumerate(filters.noise_factor(filter, 40)):
+    for step, value in enumerate(filters.noise_factor(stage, 40)):
         normalized = kappa[: step + 1] / kappa[: step + 1].sum()
         assert value == pytest.approx((normalized**2).sum(), rel=1e-10)
-    assert filters.limiting_noise_factor(filter) == pytest.approx((kappa**2).sum(), rel=1e-12)
+    assert filters.limiting_noise_factor(stage) == pytest.approx((kappa**2).sum(), rel=1e-12)
 
 
 @given(st.floats(0, 0.9999), st.floats(0, np.pi), st.floats(-1, 1), st.floats(-1, 1))
 def test_the_limiting_noise_factor_solves_the_lyapunov_equation(modulus: float, angle: float, b1: float, b2: float):
     a = (-2 * modulus * np.cos(angle), modulus**2)
-    filter = filters.Transfer(np.array([0.3, b1, b2]), np.array([1, *a]))
+    stage = filters.Transfer(np.array([0.3, b1, b2]), np.array([1, *a]))
     A, B, C, D = scipy.signal.tf2ss([0.3, b1, b2], [1, *a])
     P = scipy.linalg.solve_discrete_lyapunov(A, B @ B.T, method="direct")
     expected = float((C @ P @ C.T + D @ D.T)[0, 0])
     # Two poles that meet within 1e-4 of the circle leave the linear solver about four digits.
-    assert filters.limiting_noise_factor(filter) == pytest.approx(expected, rel=1e-3)
+    assert filters.limiting_noise_factor(stage) == pytest.approx(expected, rel=1e-3)
 
 
 def test_closed_forms_of_momentum() -> None:
-    filter = LowPass((0.1,), (-0.9,))
-    assert filters.impulse_response(filter, 30) == pytest.approx(0.1 * 0.9 ** np.arange(30))
-    assert filters.normalizers(filter, 30) == pytest.approx(1 - 0.9 ** np.arange(1, 31))
-    assert filters.limiting_noise_factor(filter) == pytest.approx(0.1 / 1.9)
-    assert filters.poles(filter) == pytest.approx([0.9])
-    assert filters.delay(filter) == pytest.approx(9)
-    assert filters.half_life(filter) == pytest.approx(np.log(2) / -np.log(0.9))
+    stage = LowPass((0.1,), (-0.9,))
+    assert filters.impulse_response(stage, 30) == pytest.approx(0.1 * 0.9 ** np.arange(30))
+    assert filters.normalizers(stage, 30) == pytest.approx(1 - 0.9 ** np.arange(1, 31))
+    assert filters.limiting_noise_factor(stage) == pytest.approx(0.1 / 1.9)
+    assert filters.poles(stage) == pytest.approx([0.9])
+    assert filters.delay(stage) == pytest.approx(9)
+    assert filters.half_life(stage) == pytest.approx(np.log(2) / -np.log(0.9))
     # |H|^2 = .01 / (1 - 1.8 cos w + .81) = 1/2
-    assert filters.cutoff(filter) == pytest.approx(np.arccos((1.81 - 0.02) / 1.8) / (2 * np.pi), rel=1e-9)
+    assert filters.cutoff(stage) == pytest.approx(np.arccos((1.81 - 0.02) / 1.8) / (2 * np.pi), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,12 +98,13 @@ def test_the_delay_is_the_group_delay_at_zero(name: str) -> None:
 
 def test_a_designed_filter_has_the_cutoff_it_was_designed_for() -> None:
     b, a = scipy.signal.butter(3, 0.07, fs=1)
-    filter = filters.Transfer(b, a)
-    assert filters.cutoff(filter) == pytest.approx(0.07, rel=1e-6)
-    assert sorted(abs(filters.poles(filter))) == pytest.approx(sorted(abs(scipy.signal.tf2zpk(b, a)[1])))
+    stage = filters.Transfer(b, a)
+    assert filters.cutoff(stage) == pytest.approx(0.07, rel=1e-6)
+    assert sorted(abs(filters.poles(stage))) == pytest.approx(sorted(abs(scipy.signal.tf2zpk(b, a)[1])))
 
 
-def test_weights_are_what_the_backend_computes(steps: int = 12) -> None:
+def test_weights_are_what_the_backend_computes() -> None:
+    steps = 12
     row = Row(named_filter("f6"), Averaging(0.3), Identity(), named_filter("first-order v1"))
     matrix = filters.weights(row, steps)
     g = np.random.default_rng(1).standard_normal((steps, 5))
