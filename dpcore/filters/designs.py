@@ -77,10 +77,10 @@ def _order(order: int) -> int:
 def _unit_gain(design: Any, given: str) -> LowPass:
     b, a = (np.asarray(coefficients, dtype=np.float64) for coefficients in design)
     b = b * (a.sum() / b.sum()) if b.sum() > 0 else b
+    lower = " or a lower order, such as filters of order 1 in a Chain" if a.size > 2 else ""
     try:
         return LowPass(b=b.tolist(), a=a[1:].tolist())
     except ArgumentError as cause:
         raise ArgumentError(
-            f"{given}: float64 does not hold this design, for {cause}. Take a higher cutoff or a lower order, or chain "
-            "two filters of order 1"
+            f"{given}: float64 does not hold this design, for {cause}. Take a higher cutoff{lower}"
         ) from cause

@@ -141,7 +141,7 @@ class FullKalman:
         S = np.outer(predicted, predicted)
         innovation = self._S_w + C @ (self._S_C @ S + P) @ C.T - S_H
         try:
-            self.gain = np.linalg.solve(innovation.T, C @ P.T).T
+            self.gain = np.asarray(np.linalg.solve(innovation.T, C @ P.T).T, dtype=np.float64)
         except np.linalg.LinAlgError as cause:
             raise ArgumentError(
                 "noise_covariance: S_w + E[C] (S_C S + P) E[C]' - S_H must not be singular; take a greater S_w"

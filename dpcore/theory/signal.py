@@ -38,8 +38,7 @@ def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
     """
     beta, window = decay(beta=beta), integer(1, window=window)
     power = beta**window
-    # Geometric sums: the closed form 1 - beta^k loses nothing that matters here, for beta < 1 is far from 1 in use, but
-    # near 1 expm1 keeps what 1 - beta cancels.
+    # (1 - beta^k) / (1 - beta), which cancels near beta = 1.
     ratio = float(-np.expm1(window * np.log(beta))) / (1 - beta) if beta > 0 else 1.0
     rho_squared = (1 + beta) * ratio / (1 + power)
     return VarianceFactor(1 / rho_squared, float(np.sqrt(rho_squared)))
