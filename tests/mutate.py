@@ -52,8 +52,8 @@ MUTATIONS = [
     Mutation(
         "swap the filter's coefficients on their way to the backend",
         "dpcore/filters/low_pass.py",
-        "return FilterCoefficients(self.b, self.a,",
-        "return FilterCoefficients(self.b[::-1], self.a,",
+        "FilterCoefficients(self.b, self.a,",
+        "FilterCoefficients(self.b[::-1], self.a,",
     ),
     Mutation(
         "divide by one example less",
@@ -124,8 +124,8 @@ MUTATIONS = [
     Mutation(
         "invert DiSK's weight",
         "dpcore/queries/two_point.py",
-        "(1 - self.kappa) / (self.kappa * self.gamma)",
-        "self.kappa / ((1 - self.kappa) * self.gamma)",
+        "(1 - k) / (k * self.gamma)",
+        "k / ((1 - k) * self.gamma)",
         "tests/papers/test_methods.py",
     ),
     Mutation(
