@@ -29,7 +29,7 @@ _WIDTH_OF_FILES = 120
 
 
 def _use_file(context: typer.Context, path: Path | None) -> Path | None:
-    return config_file.use(context, path, tables=(_TABLES,))
+    return config_file.use_with_tables(context, path, (_TABLES,))
 
 
 def compare(

@@ -217,8 +217,8 @@ def verdict(made: Sequence[Row]) -> str:
     pairs = sum(1 for a, b in combinations(made, 2) if a.target_epsilon == b.target_epsilon)
     if pairs > 1 and len(made[0].accuracy) > 1:
         sentences.append(
-            f"Each interval holds 95 % on its own: were all methods equally good, about {pairs / 20:.2g} of the {pairs} "
-            "differences would still exceed theirs by luck."
+            f"Each interval holds 95 % on its own: were all methods equally good, about {pairs / 20:.2g} of the "
+            f"{pairs} differences would still exceed theirs by luck."
         )
     return " ".join(sentences)
 

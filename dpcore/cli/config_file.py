@@ -44,10 +44,19 @@ def read(path: Path) -> dict[str, Any]:
         ) from cause
 
 
-def use(context: typer.Context, path: Path | None, tables: tuple[str, ...] = ()) -> Path | None:
+def use(context: typer.Context, path: Path | None) -> Path | None:
     """Make the file's settings the defaults of the command; options on the command line win.
 
-    Tables of the names in `tables` are no options: they are put into ``context.meta`` as they are.
+    Raises
+    ------
+    ArgumentError
+        For a key that is no option of the command; the message has the nearest one.
+    """
+    return use_with_tables(context, path, ())
+
+
+def use_with_tables(context: typer.Context, path: Path | None, tables: tuple[str, ...]) -> Path | None:
+    """Do the same as `use`; tables of these names are no options, but put into ``context.meta`` as they are.
 
     Raises
     ------
