@@ -47,10 +47,14 @@ class RunKeys(Provenance):
         32 bytes, never printed, never pickled.
     sampling : bytes
         32 bytes, likewise: amplification by sampling is void if the batches can be guessed.
+    earlier : tuple of (int, bytes)
+        The noise keys of the branches that this one grew out of, each with the first row that is no longer its own.
+        Correlated noise may draw earlier rows again.
     """
 
     noise: bytes = field(repr=False, kw_only=True)
     sampling: bytes = field(repr=False, kw_only=True)
+    earlier: tuple[tuple[int, bytes], ...] = field(default=(), repr=False, kw_only=True)
 
     @classmethod
     def new(cls, key: bytes | None = None, *, run_id: bytes | None = None, exact_key: bool = False) -> RunKeys:
@@ -93,15 +97,22 @@ class RunKeys(Provenance):
         """The part that may be published."""
         return Provenance(self.origin, self.forks)
 
-    def fork(self, *, keep_sampling: bool, forks: int = 0) -> RunKeys:
-        """Return keys for a branch: fresh noise from here on, and fresh batches unless `keep_sampling`.
+    def noise_of(self, row: int) -> bytes:
+        """Return the key of a row of noise: that of the branch in which the row was begun."""
+        return next((key for end, key in self.earlier if row < end), self.noise)
+
+    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0) -> RunKeys:
+        """Return keys for a branch: fresh noise from `row` on, and fresh batches unless `keep_sampling`.
 
         The number that tells branches apart comes from the operating system until a ledger records it. `forks` is how
         many the caller knows of.
         """
         branch = derive_key(self.noise, b"dpcore fork" + os.urandom(16))
         sampling = self.sampling if keep_sampling else derive_key(branch, "dpcore sampling")
-        return RunKeys(self.origin, max(self.forks, forks) + 1, noise=branch, sampling=sampling)
+        # Rows before `row` keep their keys; a branch left before its first row has none.
+        kept = tuple(item for item in self.earlier if item[0] < row)
+        earlier = (*kept, (row, self.noise)) if row else ()
+        return RunKeys(self.origin, max(self.forks, forks) + 1, noise=branch, sampling=sampling, earlier=earlier)
 
     def begin(self, row: int) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.composition import Composition, Normals, Observer
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.keys import RunKeys
+from dpcore.noise_variance import noise_variances
 from dpcore.plan import Plan
-from dpcore.queries import Point
+from dpcore.queries import Phase, Point
 from dpcore.report.statement import Statement
+from dpcore.scales import check_joint_scale
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout
-from dpcore.spec.ops import UPDATE_RULES, Backend, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, Backend, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
+from dpcore.updates import SECOND_MOMENTS
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 class Mechanism:
@@ -70,46 +75,91 @@ class Mechanism:
         plan.check_covered()
         if tuple(entry.name for entry in layout.entries) != plan.tensors:
             raise ArgumentError(f"layout: its tensors must be those of the plan, {', '.join(plan.tensors)}")
-        method = plan.method
+        check_joint_scale(plan.method.update, plan.sensitivity_at().contribution, layout.dimension)
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
         self.step = 0
         self.releases = 0
         self._run = os.urandom(8).hex()
         self._process = os.getpid()
-        self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping.members]
+        self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
+        self._allocate(parameters)
+        self._statistics = self._filter.initial() if self._filter.adaptive else ()
+        self._corrections = [0.0] * len(parameters)
+        self._numbers: list[UpdateSettings] | None = None
+        self._prepare_scale()
 
-        def vectors(count: int) -> list[tuple[Any, ...]]:
-            return [tuple(backend.zeros_like(p.reshape(-1)) for _ in range(count)) for p in parameters]
+    def _allocate(self, parameters: Sequence[Any]) -> None:
+        """Make every vector that the run keeps, one set for each tensor."""
+        backend, method = self.backend, self.plan.method
+        flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
 
-        self._totals = [vector for (vector,) in vectors(1)]
-        self._filter_state = vectors(method.filter.order)
-        self._moments = vectors(UPDATE_RULES[method.update.rule])
-        self._displacements = [vector for (vector,) in vectors(1)] if method.query.uses_displacement else None
+        def vectors(count: int, of: Sequence[Any] = flat) -> list[tuple[Any, ...]]:
+            return [tuple(backend.zeros_like(vector) for _ in range(count)) for vector in of]
+
+        galore, strategy = method.galore, method.noise.strategy
+        self._projections: dict[int, Any] = {}
+        small = list(flat)
+        for i, entry in enumerate(self.layout.entries):
+            if galore is not None and galore.projects(entry.shape):
+                m, n = entry.shape
+                self._projections[i] = backend.from_numpy(np.zeros((m, galore.rank), dtype_name(flat[i])))
+                small[i] = backend.from_numpy(np.zeros(galore.rank * n, dtype_name(flat[i])))
+        self._totals = flat
+        order = 0 if strategy is None else strategy.order
+        self._noise_state = vectors(order)
+        self._square_noise_state = vectors(order if self._square_noise(0) else 0)
+        self._filter_state = vectors(self._filter.order, small)
+        self._moments = vectors(UPDATE_RULES[method.update.rule], small)
+        self._displacements = [v for (v,) in vectors(1)] if method.query.uses_displacement else None
+        # x_{t-1}, x_{t-2}, ... of each tensor.
+        self._history = [list(v) for v in vectors(method.query.lags)]
+        self._past = [list(v) for v in vectors(self._filter.memory if self._filter.adaptive else 0)]
+        self._scales = [v for (v,) in vectors(1)] if method.preconditioning is not None else None
+        self._averages = [v for (v,) in vectors(1)] if method.averaging is not None else None
+
+    @property
+    def _filter(self) -> Any:
+        return self.plan.method.filter
+
+    def _square_noise(self, step: int) -> float:
+        return 0.0 if self.plan.noise_multiplier == 0 else self.plan.square_noise_standard_deviation(step)
 
     def points(self) -> tuple[Point, ...]:
         """Return where this step's gradients are taken, and with which weights they are combined."""
         return self.plan.method.query.points(self.step)
 
-    def displaced(self, parameters: Sequence[Any], displacement: float) -> list[Any]:
-        """Return fresh arrays ``x_t + displacement * d_{t-1}``; the parameters themselves are never moved for it."""
-        if displacement == 0 or self._displacements is None:
-            return list(parameters)
-        return [
-            parameter + displacement * vector.reshape(parameter.shape)
-            for parameter, vector in zip(parameters, self._displacements, strict=True)
-        ]
+    def at(self, parameters: Sequence[Any], point: Point) -> list[Any]:
+        """Return the parameters of a point: the present ones themselves, kept earlier ones, or fresh displaced arrays.
+
+        None of them may be written to; the present parameters are never moved for a point.
+        """
+        if point.lag == 0:
+            base, moved = list(parameters), self._displacements
+        else:
+            shapes = [parameter.shape for parameter in parameters]
+            kept = [
+                [vector.reshape(shape) for vector in past] for past, shape in zip(self._history, shapes, strict=True)
+            ]
+            base = [past[point.lag - 1] for past in kept]
+            moved = None if point.displacement == 0 else [past[point.lag - 1] - past[point.lag] for past in kept]
+        if point.displacement == 0 or moved is None:
+            return base
+        return [x + point.displacement * d.reshape(x.shape) for x, d in zip(base, moved, strict=True)]
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Clip the examples' vectors and add them to the step's sum.
+        """Scale the examples' vectors where the query does, clip them, and add them to the step's sum.
 
         Parameters
         ----------
         rows : sequence of (B, d_l) arrays
             One block for each tensor, of its dtype; B is the same for all and may be 0.
         """
-        clip, grouping = self.plan.method.clip, self.plan.grouping
         if len(rows) != len(self._totals):
             raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self._totals)}, one block for each tensor")
+        clip, grouping = self.plan.clip_at(self.step), self.plan.grouping_at(self.step)
+        if self._scales is not None and self.plan.scaled(self.step):
+            # The scaled vector itself is formed, so that what is clipped is what is summed, rounding included.
+            rows = [block * scale for block, scale in zip(rows, self._scales, strict=True)]
         norms = [self.backend.row_norms([rows[i] for i in members]) for members in grouping.members]
         factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, dtype_name(rows[0]))
         weights: list[Any] = [None] * len(rows)
@@ -118,11 +168,23 @@ class Mechanism:
                 weights[i] = factor
         self.backend.weighted_sum(rows, weights, self._totals)
 
+    def clipped_mean_norm(self) -> float:
+        """Return ``||sum of clipped vectors|| / (B C_eff)``, of the sum so far.
+
+        A **private diagnostic**: whoever publishes it gives up the guarantee.
+        """
+        total = [vector.reshape(1, -1) for vector in self._totals]
+        norm = float(self.backend.row_norms(total)[0])
+        return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step).contribution)
+
     def release(
         self,
         parameters: Sequence[Any],
         settings: Sequence[UpdateSettings] | None = None,
-        normals: Sequence[Any] | None = None,
+        normals: Normals | None = None,
+        *,
+        public: Sequence[Any] | None = None,
+        observe: Observer | None = None,
     ) -> None:
         """Add noise to the sum, filter it, move the parameters, and begin the next step.
 
@@ -130,12 +192,19 @@ class Mechanism:
         ----------
         parameters : sequence of contiguous arrays, in place
         settings : sequence of UpdateSettings, optional
-            One for each tensor; the method's by default.
-        normals : sequence of (d_l,) arrays, optional
-            Take these for the standard normals instead of the stream's: for tests and study.
+            One for each tensor; the method's by default. The schedule's factor is applied to them.
+        normals : callable, optional
+            ``normals(row, stream)`` returns standard normals, (d_l,) for each tensor, instead of the stream's: for
+            tests and study.
+        public : sequence of arrays, optional
+            A gradient of public data, where the update's second moment is made of one.
+        observe : callable, optional
+            Given the released averages and what the filter made of them, one flat array for each tensor.
 
         Raises
         ------
+        ArgumentError
+            If `public` is given or left out where it must not be.
         PrivacyError
             Beyond the last planned step, for further steps are not accounted for; in a process forked from the one
             that built the run, and for a row that was released before, for two sums must not share noise.
@@ -149,12 +218,57 @@ class Mechanism:
                 "the run here, or load its state here, which forks the keys"
             )
         method = self.plan.method
-        scale = self.plan.noise_standard_deviation
-        if normals is not None:
-            for total, z in zip(self._totals, normals, strict=True):
-                total += scale * z
-            scale = 0.0
-        slots = [
+        if (public is not None) != (method.update.second_moment == "public"):
+            raise ArgumentError(
+                "public: must be a gradient of public data for second_moment='public', and None for any other"
+            )
+        numbers = self._prepared(row, settings, len(parameters))
+        if method.update.rule == "accelerated" and row == 0:
+            for moments, parameter in zip(self._moments, parameters, strict=True):
+                for vector in moments:
+                    vector[...] = parameter.reshape(-1)
+        self._keep_history(parameters)
+        slots = self._slots(parameters, public)
+        # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen is
+        # never added to another sum.
+        self.step += 1
+        self.releases += 1
+        try:
+            self.keys.begin(row)
+            self._take(slots, row, numbers, normals, observe)
+            self._constrain(slots, numbers)
+        finally:
+            self.discard()
+        self._numbers = numbers
+        for i, used in enumerate(numbers):
+            self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in method.update.rule else 1.0
+        self._average(parameters, row)
+        self._prepare_scale()
+
+    def _prepared(self, row: int, settings: Sequence[UpdateSettings] | None, count: int) -> list[UpdateSettings]:
+        """Return each tensor's numbers of this step: schedule, bias of the second moment, denominators."""
+        method = self.plan.method
+        chosen = [method.update.settings()] * count if settings is None else list(settings)
+        factor = 1.0 if method.schedule is None else method.schedule.factor(row, self.plan.steps)
+        variances = self._variances if method.update.bias_corrected else None
+        known: dict[UpdateSettings, UpdateSettings] = {}
+        for numbers in chosen:
+            if numbers not in known:
+                scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
+                known[numbers] = method.update.prepared(scheduled, row, variances)
+        return [known[numbers] for numbers in chosen]
+
+    @cached_property
+    def _variances(self) -> NDArray[np.float64]:
+        """The variance of the noise in each coordinate of what is squared, by step."""
+        method = self.plan.method
+        seed = self.plan.noise_standard_deviation() / self.plan.batch_size
+        filtered = method.filter if method.update.second_moment == "filtered" else None
+        return seed**2 * noise_variances(filtered, method.noise.strategy, self.plan.steps)
+
+    def _slots(self, parameters: Sequence[Any], public: Sequence[Any] | None) -> list[Slot[Any]]:
+        scaled = self._scales is not None and self.plan.scaled(self.step)
+        return [
             Slot(
                 parameter=parameter.reshape(-1),
                 total=self._totals[i],
@@ -162,28 +276,129 @@ class Mechanism:
                 filter_state=self._filter_state[i],
                 moments=self._moments[i],
                 displacement=None if self._displacements is None else self._displacements[i],
+                noise_state=self._noise_state[i],
+                scale=self._scales[i] if scaled and self._scales is not None else None,
+                square=None if public is None else public[i].reshape(-1) ** 2,
             )
             for i, (entry, parameter) in enumerate(zip(self.layout.entries, parameters, strict=True))
         ]
+
+    def _take(
+        self,
+        slots: list[Slot[Any]],
+        row: int,
+        numbers: list[UpdateSettings],
+        normals: Normals | None,
+        observe: Observer | None,
+    ) -> None:
+        """Take the step by the fused operation, or by the plain ones it is made of where it does not cover the method."""
+        plan, method = self.plan, self.plan.method
+        strategy = method.noise.strategy
+        scale, square_scale = plan.noise_standard_deviation(row), self._square_noise(row)
         noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng)
-        default = method.update.settings()
-        # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen is
-        # never added to another sum.
-        self.step += 1
-        self.releases += 1
-        try:
-            self.keys.begin(row)
+        square_noise = NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT, square_scale, self.rng)
+        square = SECOND_MOMENTS[method.update.second_moment]
+        correlation = None if strategy is None else strategy.coefficients(row)
+        streamed = strategy is None or (correlation is not None and not square_scale)
+        plain = normals is not None or observe is not None or self._filter.adaptive or method.galore is not None
+        if streamed and not plain:
             self.backend.step(
                 slots,
                 noise,
-                self.plan.batch_size,
-                method.filter.coefficients(row),
+                plan.batch_size,
+                self._filter.coefficients(row),
                 method.update.rule,
-                [default] * len(slots) if settings is None else settings,
+                numbers,
                 row + 1,
+                correlation=correlation,
+                square=square,
+                square_noise=square_noise if square_scale else None,
             )
-        finally:
-            self.discard()
+            return
+        composition = Composition(
+            self.backend, method, plan.batch_size, self.keys, self.layout, self._projections, self._past, self.rng
+        )
+        self._statistics = composition.step(
+            slots, noise, square, square_noise, self._square_noise_state, self._statistics, numbers, normals, observe
+        )
+
+    def _keep_history(self, parameters: Sequence[Any]) -> None:
+        """Put x_t in front of the earlier parameters; the oldest one's memory takes it."""
+        for past, parameter in zip(self._history, parameters, strict=True):
+            if past:
+                past.insert(0, past.pop())
+                past[0][...] = parameter.reshape(-1)
+
+    def _constrain(self, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]) -> None:
+        """Project onto the ball: the parameters, or both sequences of the accelerated method, of which they are a mean."""
+        radius = self.plan.method.radius
+        if radius is None:
+            return
+        accelerated = self.plan.method.update.rule == "accelerated"
+        sequences = (
+            zip(*(slot.moments for slot in slots), strict=True) if accelerated else [[s.parameter for s in slots]]
+        )
+        before = [slot.parameter + 0 for slot in slots] if self._displacements is not None else None
+        for vectors in sequences:
+            norm = float(self.backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0])
+            if norm > radius:
+                for vector in vectors:
+                    vector *= radius / norm
+        for i, (slot, used) in enumerate(zip(slots, numbers, strict=True)):
+            if accelerated:
+                z, y = slot.moments
+                slot.parameter[...] = (1 - used.coupling) * y + used.coupling * z
+            if before is not None and slot.displacement is not None:
+                slot.displacement[...] = slot.displacement + (slot.parameter - before[i])
+
+    def _average(self, parameters: Sequence[Any], row: int) -> None:
+        averaging = self.plan.method.averaging
+        if averaging is None or self._averages is None:
+            return
+        weight = averaging.weight(row)
+        for average, x in zip(self._averages, self._outcome(parameters), strict=True):
+            average[...] = average + weight * (x.reshape(-1) - average) if weight < 1 else x.reshape(-1)
+
+    def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
+        """The parameters, or y where the accelerated method has taken a step."""
+        if self.plan.method.update.rule != "accelerated" or self.step == 0:
+            return list(parameters)
+        return [y.reshape(p.shape) for (_, y), p in zip(self._moments, parameters, strict=True)]
+
+    def output(self, parameters: Sequence[Any]) -> list[Any]:
+        """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
+
+        Arrays of the parameters' shapes, not to be written to.
+        """
+        if self._averages is None or self.step == 0:
+            return self._outcome(parameters)
+        return [average.reshape(p.shape) for average, p in zip(self._averages, parameters, strict=True)]
+
+    def _second_moments(self) -> list[Any]:
+        """The bias-corrected second moment of each tensor, before the noise's share is taken off; a fresh array."""
+        place = SECOND_MOMENT[self.plan.method.update.rule]
+        if self.step == 0:
+            return [moments[place] + 0 for moments in self._moments]
+        return [m[place] / c for m, c in zip(self._moments, self._corrections, strict=True)]
+
+    def negative_share(self) -> float:
+        """Return the share of coordinates whose debiased second moment is negative; NaN where there is none.
+
+        A function of released vectors.
+        """
+        if self.plan.method.update.rule not in SECOND_MOMENT or self._numbers is None:
+            return float("nan")
+        moments = self._second_moments()
+        negative = sum(float((u < n.bias).sum()) for u, n in zip(moments, self._numbers, strict=True))
+        return negative / float(sum(u.reshape(-1).shape[0] for u in moments))
+
+    def _prepare_scale(self) -> None:
+        """Make the next step's scale ``1 / (sqrt(nuhat) + eps)`` where that step begins a scaled phase."""
+        query = self.plan.method.preconditioning
+        if query is None or self._scales is None or query.phase(self.step) is not Phase.REFRESHED:
+            return
+        for scale, nu in zip(self._scales, self._second_moments(), strict=True):
+            scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
     def discard(self) -> None:
         """Forget the sum of an unfinished step."""
@@ -195,9 +410,10 @@ class Mechanism:
 
         The secret part (keys) must be kept as safe as the data; without it the state is safe to publish.
         """
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, vectors in self._vectors().items():
-            arrays[name] = self.backend.to_numpy(vectors)
+
+        def arrays(vectors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+            return {name: self.backend.to_numpy(vector) for name, vector in vectors.items()}
+
         return {
             "format": STATE_FORMAT,
             "public": {
@@ -206,13 +422,18 @@ class Mechanism:
                 "run": self._run,
                 "layout": self.layout.to_list(),
                 "rng": self.rng,
-                "arrays": arrays,
+                "statistics": list(self._statistics),
+                "corrections": list(self._corrections),
+                "arrays": arrays(self._vectors()),
             },
             "secret": {
                 "noise_key": self.keys.noise,
                 "sampling_key": self.keys.sampling,
                 "origin": self.keys.origin,
                 "forks": self.keys.forks,
+                "earlier_keys": [[row, key] for row, key in self.keys.earlier],
+                # What correlated noise still holds of earlier rows.
+                "arrays": arrays(self._secret_vectors()),
             },
         }
 
@@ -245,21 +466,29 @@ class Mechanism:
         public, secret = state["public"], state["secret"]
         if public["layout"] != self.layout.to_list():
             raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        vectors = self._vectors()
-        if set(public["arrays"]) != set(vectors):
+        parts = [(self._vectors(), public["arrays"]), (self._secret_vectors(), secret["arrays"])]
+        if any(set(saved) != set(vectors) for vectors, saved in parts):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
-        for name, vector in vectors.items():
-            vector[...] = self.backend.from_numpy(np.asarray(public["arrays"][name]))
+        for vectors, saved in parts:
+            for name, vector in vectors.items():
+                vector[...] = self.backend.from_numpy(np.asarray(saved[name]))
+        self._statistics = tuple(public["statistics"])
+        self._corrections = list(public["corrections"])
+        self._numbers = None
         self.discard()
         self.step, self.rng = int(public["step"]), str(public["rng"])
         # Saved by this very object, the state's releases are among ours; saved by another, they come on top.
         self.releases += 0 if public["run"] == self._run else int(public["releases"])
         self._process = os.getpid()
-        saved = RunKeys(
-            secret["origin"], int(secret["forks"]), noise=secret["noise_key"], sampling=secret["sampling_key"]
+        keys = RunKeys(
+            secret["origin"],
+            int(secret["forks"]),
+            noise=secret["noise_key"],
+            sampling=secret["sampling_key"],
+            earlier=tuple((int(row), key) for row, key in secret["earlier_keys"]),
         )
-        keep_sampling = self.plan.sampler.keeps_order
-        self.keys = saved.fork(keep_sampling=keep_sampling, forks=self.keys.forks) if fork else saved
+        keep = self.plan.sampler.keeps_order
+        self.keys = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=self.step) if fork else keys
 
     @property
     def abandoned(self) -> int:
@@ -284,10 +513,33 @@ class Mechanism:
         )
 
     def _vectors(self) -> dict[str, Any]:
+        """The vectors that are functions of releases, by name."""
+        kinds = {
+            "filter": self._filter_state,
+            "moment": self._moments,
+            "earlier": self._history,
+            "average-before": self._past,
+        }
         vectors: dict[str, Any] = {}
         for i, entry in enumerate(self.layout.entries):
-            vectors |= {f"{entry.name}/filter/{k}": v for k, v in enumerate(self._filter_state[i])}
-            vectors |= {f"{entry.name}/moment/{k}": v for k, v in enumerate(self._moments[i])}
-            if self._displacements is not None:
-                vectors[f"{entry.name}/displacement"] = self._displacements[i]
+            for kind, of in kinds.items():
+                vectors |= {f"{entry.name}/{kind}/{k}": v for k, v in enumerate(of[i])}
+            singles: dict[str, list[Any] | None] = {
+                "displacement": self._displacements,
+                "scale": self._scales,
+                "average": self._averages,
+            }
+            for name, single in singles.items():
+                if single is not None:
+                    vectors[f"{entry.name}/{name}"] = single[i]
+            if i in self._projections:
+                vectors[f"{entry.name}/projection"] = self._projections[i]
+        return vectors
+
+    def _secret_vectors(self) -> dict[str, Any]:
+        """The states of correlated noise, by name: whoever has them can subtract part of it."""
+        vectors: dict[str, Any] = {}
+        for i, entry in enumerate(self.layout.entries):
+            vectors |= {f"{entry.name}/noise/{k}": v for k, v in enumerate(self._noise_state[i])}
+            vectors |= {f"{entry.name}/square-noise/{k}": v for k, v in enumerate(self._square_noise_state[i])}
         return vectors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,14 @@ from dpcore.plan import Plan
 from dpcore.report.statement import Statement
 from dpcore.sampling import FixedBatches, Sampler
 from dpcore.spec.layout import Layout
+from dpcore.spec.stream import Stream
 from dpcore.validate import integer
+
+PRIVATE_DIAGNOSTICS = (
+    "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
+    "guarantee."
+)
+CALLER_NOISE = NonPrivate("the noise was supplied by the caller")
 
 Gradient = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]
 
@@ -31,9 +38,15 @@ class MinimizeResult:
     Attributes
     ----------
     x : (d,) array
-        The last parameters.
+        The method's answer: the last parameters; their average, where the method keeps one; y of the accelerated method.
     path : (T + 1, d) array or None
         All parameters from x0 on, where recorded.
+    gradients, filtered : (T, d) arrays or None
+        The released averages g_t and what the filter made of them, where recorded.
+    negative_share : (T,) array or None
+        Share of coordinates whose debiased second moment is negative, where recorded; NaN without a second moment.
+    private_diagnostics : dict of str to array, or None
+        **Not released**, see `minimize`.
     event : Event
         What was released; `NonPrivate` where the caller supplied the noise.
     plan : Plan
@@ -50,6 +63,10 @@ class MinimizeResult:
     plan: Plan
     backend: str
     provenance: Provenance
+    gradients: NDArray[Any] | None = None
+    filtered: NDArray[Any] | None = None
+    negative_share: NDArray[np.float64] | None = None
+    private_diagnostics: dict[str, NDArray[np.float64]] | None = field(default=None, repr=False)
 
     def statement(self, delta: float) -> Statement:
         """Return the privacy statement at `delta`."""
@@ -59,7 +76,8 @@ class MinimizeResult:
             keys=self.provenance,
             backend=self.backend,
             layout=Layout.of([("x", self.x.shape)]),
-            caller_noise=isinstance(self.event, NonPrivate),
+            caller_noise=self.event == CALLER_NOISE,
+            caveats=() if self.private_diagnostics is None else (PRIVATE_DIAGNOSTICS,),
         )
 
 
@@ -74,6 +92,9 @@ def minimize(
     key: bytes | None = None,
     exact_key: bool = False,
     record: bool = False,
+    record_gradients: bool = False,
+    public_gradient: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    private_diagnostics: bool = False,
 ) -> MinimizeResult:
     """Minimize a sum of per-example losses privately.
 
@@ -91,13 +112,20 @@ def minimize(
         With a noise multiplier.
     steps : int, optional
         Number of steps; required with a sampler, the number of batches otherwise.
-    noise : (T, d) array, optional
-        Standard normals to use instead of the secret stream's, for tests and study. Then nothing is private, and the
-        event says so.
+    noise : (T, d) or (T, 2, d) array, optional
+        Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and beside
+        them those of a separately released second moment. Then nothing is private, and the event says so.
     key : bytes, optional
         32 bytes; see `dpcore.keys.RunKeys.new`, also for `exact_key`.
     record : bool
         Keep all parameters on the way (they are released, so this costs no privacy).
+    record_gradients : bool
+        Keep the released averages, the filter's outputs and the share of negative second moments (likewise free).
+    public_gradient : callable, optional
+        ``public_gradient(x)`` returns a (d,) gradient of public data, for a method whose second moment is made of it.
+    private_diagnostics : bool
+        Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the statement
+        says that publishing it voids the guarantee.
 
     Returns
     -------
@@ -120,33 +148,66 @@ def minimize(
             raise ArgumentError("steps=None: must be given with a sampler")
         steps = len(sampler.batches)
     plan = Plan(method, sampler, integer(1, steps=steps))
-    normals = _normals(noise, plan.steps, x)
+    needs_public = method.update.second_moment == "public"
+    if needs_public != (public_gradient is not None):
+        raise ArgumentError(
+            f"public_gradient={public_gradient!r}: must be given for second_moment='public', and for no other"
+        )
+    normals = _normals(noise, plan, x)
     keys = RunKeys.new(key, exact_key=exact_key)
     device_x = backend.from_numpy(x)
     mechanism = Mechanism(plan, Layout.of([("x", x.shape)]), [device_x], backend=backend, keys=keys)
     path = [x.copy()] if record else None
+    gradients: list[NDArray[Any]] = []
+    filtered: list[NDArray[Any]] = []
+    negative: list[float] = []
+    clipped: list[float] = []
+
+    def observe(released: Sequence[Any], outputs: Sequence[Any]) -> None:
+        gradients.append(backend.to_numpy(released[0]).copy())
+        filtered.append(backend.to_numpy(outputs[0]).copy())
+
+    def drawn(row: int, stream: int) -> list[Any]:
+        assert normals is not None
+        return [backend.from_numpy(normals[row, int(stream == Stream.SECOND_MOMENT)])]
+
     for step in range(plan.steps):
         indices = sampler.indices(keys.sampling, step)
         rows: NDArray[Any] | None = None
         for point in mechanism.points():
-            (at,) = mechanism.displaced([device_x], point.displacement)
+            (at,) = mechanism.at([device_x], point)
             gradient = _gradient(per_example_gradient, backend.to_numpy(at), indices)
             # A sum of two points is formed before it is clipped: its sensitivity is then one clip norm.
             weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
             rows = weighted if rows is None else rows + weighted
         assert rows is not None
         mechanism.add([backend.from_numpy(rows)])
-        mechanism.release([device_x], normals=None if normals is None else [backend.from_numpy(normals[step])])
+        if private_diagnostics:
+            clipped.append(mechanism.clipped_mean_norm())
+        public = None
+        if public_gradient is not None:
+            public = [backend.from_numpy(_public(public_gradient, backend.to_numpy(device_x)))]
+        mechanism.release(
+            [device_x],
+            normals=None if normals is None else drawn,
+            public=public,
+            observe=observe if record_gradients else None,
+        )
+        if record_gradients:
+            negative.append(mechanism.negative_share())
         if path is not None:
             path.append(backend.to_numpy(device_x))
-    event = plan.event if noise is None else NonPrivate("the noise was supplied by the caller")
     return MinimizeResult(
-        x=backend.to_numpy(device_x),
+        x=backend.to_numpy(mechanism.output([device_x])[0]).copy(),
         path=None if path is None else np.stack(path),
-        event=event,
+        event=plan.event if noise is None else CALLER_NOISE,
         plan=plan,
         backend=backend.name,
         provenance=keys.provenance,
+        gradients=np.stack(gradients) if record_gradients else None,
+        filtered=np.stack(filtered) if record_gradients else None,
+        negative_share=np.array(negative) if record_gradients else None,
+        private_diagnostics={"clipped_mean_norm": np.array(clipped)} if private_diagnostics else None,
     )
 
 
@@ -161,13 +222,27 @@ def _start(x0: NDArray[Any]) -> NDArray[Any]:
     return x
 
 
-def _normals(noise: NDArray[Any] | None, steps: int, x: NDArray[Any]) -> NDArray[Any] | None:
+def _normals(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the caller's normals as (T, 1 or 2, d)."""
     if noise is None:
         return None
     normals = np.asarray(noise)
-    if normals.shape != (steps, x.size):
-        raise ArgumentError(f"noise.shape={normals.shape}: must be {(steps, x.size)}, one row of normals for each step")
-    return normals.astype(x.dtype)
+    separate = plan.method.update.second_moment in ("independent", "joint")
+    shape = (plan.steps, 2, x.size) if separate else (plan.steps, x.size)
+    if normals.shape != shape:
+        raise ArgumentError(
+            f"noise.shape={normals.shape}: must be {shape}, one row of normals for each step's releases"
+        )
+    return normals.astype(x.dtype).reshape(plan.steps, -1, x.size)
+
+
+def _public(public_gradient: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
+    gradient = np.asarray(public_gradient(x))
+    if gradient.shape != x.shape or gradient.dtype != x.dtype:
+        raise ArgumentError(
+            f"public_gradient: returned {gradient.shape} of {gradient.dtype}, must be {x.shape} of {x.dtype} as x"
+        )
+    return gradient
 
 
 def _gradient(per_example_gradient: Gradient, x: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:

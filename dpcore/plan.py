@@ -6,19 +6,22 @@ import math
 import platform
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy
 
-from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, NonPrivate
-from dpcore.clipping import Grouping, Sensitivity
+from dpcore import accounting, scales
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.clipping import Clip, Grouping, Sensitivity
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import CALLER, EXACT, Provenance
 from dpcore.method import Method
+from dpcore.queries import Phase
 from dpcore.report.statement import Statement
 from dpcore.sampling import Sampler
 from dpcore.spec.layout import Layout
+from dpcore.strategies import NamedStrategy, Strategy, check_steps, sensitivity
 from dpcore.validate import integer, non_negative
 from dpcore.version import __version__
 
@@ -52,7 +55,10 @@ class Plan:
     Raises
     ------
     ArgumentError
-        If the method's batch size is not the sampler's: the average's denominator and the accounted rate must agree.
+        If the method's batch size is not the sampler's: the average's denominator and the accounted rate must agree;
+        if a strategy or a schedule does not fit the steps.
+    PrivacyError
+        If the privacy analysis of the noise or of a separate second moment does not cover the sampler.
     """
 
     method: Method
@@ -77,6 +83,35 @@ class Plan:
                 "and the method must divide by that number"
             )
 
+        strategy = self.method.noise.strategy
+        if isinstance(strategy, NamedStrategy):
+            noise = replace(self.method.noise, strategy=strategy.of(self.steps))  # type: ignore[type-var]
+            object.__setattr__(self, "method", replace(self.method, noise=noise))
+        self._check_sampling()
+        if self.method.schedule is not None:
+            self.method.schedule.check(self.steps)
+
+    def _check_sampling(self) -> None:
+        strategy, moment = self.method.noise.strategy, self.method.update.second_moment
+        name = type(self.sampler).__name__
+        if strategy is not None:
+            check_steps(strategy, self.steps)
+            if not hasattr(self.sampler, "patterns"):
+                raise PrivacyError(
+                    f"sampler={name}: correlated noise is accounted for by the steps at which an example takes part, "
+                    "which must be fixed; use dpcore.sampling.FixedOrderSampler, or strategy=None with this sampler"
+                )
+        if moment == "independent" and (self.sampler.max_batch_size is None or not self.sampler.keeps_order):
+            raise PrivacyError(
+                f"sampler={name}: independent moments need a hard maximum of examples in a batch, since their "
+                "sensitivity grows with it; use dpcore.sampling.FixedOrderSampler"
+            )
+        if moment == "joint" and (self.sampler.max_batch_size != 1 or self.batch_size != 1):
+            raise PrivacyError(
+                f"sampler={name}: joint moments hold for batches of one example only, in a fixed order; use "
+                "dpcore.sampling.FixedOrderSampler(dataset_size=..., batch_size=1), or variant='independent_moments'"
+            )
+
     @property
     def batch_size(self) -> float:
         """The expected batch size B, the denominator of every average."""
@@ -99,20 +134,50 @@ class Plan:
             )
         return sigma
 
-    @cached_property
-    def grouping(self) -> Grouping:
-        """The clipping groups of this plan's tensors."""
-        return self.method.clip.grouping(self.tensors)
+    def scaled(self, step: int) -> bool:
+        """Whether the vectors of step `step` are scaled before they are clipped."""
+        query = self.method.preconditioning
+        return query is not None and query.phase(step) is not Phase.UNSCALED
+
+    def clip_at(self, step: int = 0) -> Clip:
+        """The clip of step `step`: of scaled vectors, with their own norm, where they are scaled."""
+        return self._clips[self.scaled(step)][0]
+
+    def grouping_at(self, step: int = 0) -> Grouping:
+        """The clipping groups of this plan's tensors at step `step`."""
+        return self._clips[self.scaled(step)][1]
+
+    def sensitivity_at(self, step: int = 0) -> Sensitivity:
+        """The bound on one example's contribution to the sum of step `step`."""
+        return self._clips[self.scaled(step)][2]
 
     @cached_property
-    def sensitivity(self) -> Sensitivity:
-        """The bound on one example's contribution to a sum."""
-        return self.method.clip.sensitivity(self.grouping)
+    def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
+        plain, query = self.method.clip, self.method.preconditioning
+        scaled = plain
+        if query is not None and query.max_scaled_norm is not None:
+            scaled = replace(plain, max_grad_norm=query.max_scaled_norm)
+        found = {}
+        for key, clip in ((False, plain), (True, scaled)):
+            grouping = clip.grouping(self.tensors)
+            found[key] = clip, grouping, clip.sensitivity(grouping)
+        return found
 
-    @property
-    def noise_standard_deviation(self) -> float:
-        """Standard deviation of the noise on each coordinate of the *sum* (before the division by B)."""
-        return self.sensitivity.standard_deviation(self.noise_multiplier)
+    def noise_standard_deviation(self, step: int = 0) -> float:
+        """Standard deviation of the seed noise on each coordinate of the *sum* of step `step` (before division by B)."""
+        return scales.gradient_noise(
+            self.method.update, self.noise_multiplier, self.sensitivity_at(step).contribution
+        )  # fmt: skip
+
+    def square_noise_standard_deviation(self, step: int = 0) -> float:
+        """Standard deviation of the noise on each coordinate of the squared average; 0 where none is released."""
+        return scales.square_noise(
+            self.method.update,
+            self.noise_multiplier,
+            self.sensitivity_at(step).contribution,
+            self.batch_size,
+            self.sampler.max_batch_size,
+        )
 
     @property
     def event(self) -> Event:
@@ -123,14 +188,48 @@ class Plan:
         """Return what the first `steps` steps release, and `abandoned` others that a run went back behind.
 
         Where every step draws anew, abandoned steps are steps like the others. Where an order is kept, nothing is
-        known of which batches they met, so that each may have met the same example once more.
+        known of which batches they met, so that each may have met the same example once more. Under correlated noise
+        every abandoned step is taken for a branch of its own, and a branch for a whole planned run.
         """
-        sigma = self.noise_multiplier
-        if not abandoned:
-            return self.sampler.event(sigma, steps)
-        if not self.sampler.keeps_order:
-            return self.sampler.event(sigma, steps + abandoned)
-        return Composed((self.sampler.event(sigma, steps), Gaussian(sigma, abandoned, Adjacency.ZERO_OUT)))
+        return self._event(self.noise_multiplier, steps, abandoned)
+
+    def _event(self, sigma: float, steps: int, abandoned: int = 0) -> Event:
+        moment = self.method.update.second_moment
+        if moment == "noiseless":
+            return NonPrivate("the second moment is made of clipped gradients without noise")
+        if self.method.noise.strategy is not None:
+            run = self._matrix_event(sigma, steps)
+            event: Event = Composed((run, *[self._matrix_event(sigma, self.steps)] * abandoned)) if abandoned else run
+        elif not abandoned:
+            event = self.sampler.event(sigma, steps)
+        elif not self.sampler.keeps_order:
+            event = self.sampler.event(sigma, steps + abandoned)
+        else:
+            event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, abandoned, Adjacency.ZERO_OUT)))
+        # Joint moments: the same noise against replacement, where the vectors of an example move twice as far.
+        return _replacing(event) if moment == "joint" else event
+
+    def _matrix_event(self, sigma: float, steps: int) -> MatrixGaussian:
+        """The first `steps` rows as one Gaussian mechanism, at the participation that the sampler fixes.
+
+        A branch that went back to step t0 shares the noise rows before t0 and has rows of its own from there. With C
+        applied to both, what the two released is Gaussian noise of independent rows on C times the sums, once for the
+        shared rows and once for each branch's own: the squared sensitivity is at most that of two whole runs.
+        """
+        strategy = self.method.noise.strategy
+        assert strategy is not None
+        known = self._sensitivities
+        if steps not in known:
+            known[steps] = sensitivity(strategy, self._patterns(steps), steps) if steps else 0.0
+        return MatrixGaussian(sigma, known[steps], steps, strategy_name(strategy), Adjacency.ZERO_OUT)
+
+    def _patterns(self, steps: int) -> Any:
+        sampler: Any = self.sampler
+        return sampler.patterns(steps)
+
+    @cached_property
+    def _sensitivities(self) -> dict[int, float]:
+        return {}
 
     def epsilon(self, delta: float, *, steps: int | None = None, accountant: str = "rdp") -> float:
         """Return epsilon at `delta` after `steps` steps (all planned ones by default)."""
@@ -146,7 +245,7 @@ class Plan:
             If no noise multiplier reaches the target, or the accountant does not cover the sampler.
         """
         sigma = accounting.calibrate_noise_multiplier(
-            target_epsilon, target_delta, lambda multiplier: self.sampler.event(multiplier, self.steps), accountant
+            target_epsilon, target_delta, lambda multiplier: self._event(multiplier, self.steps), accountant
         )
         return replace(self, method=self.method.with_noise_multiplier(sigma))
 
@@ -162,6 +261,21 @@ class Plan:
         if accountant is None and covering:
             return
         accounting.epsilon(self.event, 0.5, accountant or "rdp")
+
+    def _scaled_clip(self) -> dict[str, float]:
+        query = self.method.preconditioning
+        if query is None:
+            return {}
+        step = query.unscaled_steps
+        return {
+            "max_scaled_norm": self.clip_at(step).max_grad_norm,
+            "scaled_sensitivity": self.sensitivity_at(step).contribution,
+            "standard_deviation_on_scaled_sum": self.noise_standard_deviation(step),
+        }
+
+    def _square_noise(self) -> dict[str, float]:
+        scale = self.square_noise_standard_deviation()
+        return {"standard_deviation_on_square": scale} if scale else {}
 
     def statement(
         self,
@@ -225,11 +339,17 @@ class Plan:
         return Statement(
             adjacency=str(planned.adjacency or "none"),
             sampler=self.sampler.describe(),
-            clip={**clip, "tensor_groups": len(self.grouping.names), "sensitivity": self.sensitivity.contribution},
+            clip={
+                **clip,
+                "tensor_groups": len(self.grouping_at().names),
+                "sensitivity": self.sensitivity_at().contribution,
+                **self._scaled_clip(),
+            },
             noise={
                 **self.method.describe()["noise"],
                 "mechanism": "Gaussian",
-                "standard_deviation_on_sum": self.noise_standard_deviation,
+                "standard_deviation_on_sum": self.noise_standard_deviation(),
+                **self._square_noise(),
                 **({} if layout is None else {"layout_sha256": layout.digest()}),
             },
             method=self.method.describe(),
@@ -249,6 +369,21 @@ class Plan:
             software={**versions(), "backend": backend, **(software or {})},
             note=note,
         )
+
+
+def _replacing(event: Event) -> Event:
+    """Return an event under zero-out as the same noise relative to a replacement, of twice the sensitivity."""
+    if isinstance(event, Composed):
+        return Composed(tuple(map(_replacing, event.events)))
+    assert isinstance(event, (Gaussian, MatrixGaussian))
+    return replace(event, noise_multiplier=event.noise_multiplier / 2, adjacency=Adjacency.REPLACE_ONE)
+
+
+def strategy_name(strategy: Strategy) -> str:
+    """Return a strategy's kind and settings in one line."""
+    described = strategy.describe()
+    settings = ", ".join(f"{name}={value}" for name, value in described.items() if name != "kind")
+    return f"{described['kind']}({settings})"
 
 
 def _epsilons(event: Event, delta: float) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Noise(Protocol):
@@ -11,6 +11,10 @@ class Noise(Protocol):
     @property
     def noise_multiplier(self) -> float | None:
         """The seed noise's standard deviation in units of the sensitivity; None until calibrated."""
+
+    @property
+    def strategy(self) -> Any:
+        """The `dpcore.strategies.Strategy` that correlates the noise of the steps, or None."""
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Noise:
         """Return the same noise at another multiplier."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dpcore.strategies import Strategy
+from dpcore.strategies import NamedStrategy, Strategy
 from dpcore.validate import non_negative
 
 
@@ -17,12 +17,12 @@ class CorrelatedGaussian:
     noise_multiplier : float or None
         sigma >= 0, of the seed noise: the noise of step t has standard deviation sigma C_eff times the norm of row t of
         C^{-1}. 0 adds no noise (epsilon is then infinite); None is calibrated later, from a target epsilon.
-    strategy : Strategy
-        The matrix C, scaled so that its largest column norm is 1.
+    strategy : Strategy or NamedStrategy
+        The matrix C, scaled so that its largest column norm is 1; or its name, and the plan makes it.
     """
 
     noise_multiplier: float | None
-    strategy: Strategy
+    strategy: Strategy | NamedStrategy
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.queries.base import Point, Query, combined, delayed, lags_behind
@@ -71,29 +72,15 @@ class RecursiveDifference:
 class AcceleratedDifference:
     """``v_{t,i} = eta_t grad(x_t; i) - eta_{t-1} grad(x_{t-1}; i)`` with ``eta_t = t + 1`` and ``eta_{-1} = 0``.
 
-    Parameters
-    ----------
-    recursive : bool
-        False asks for ``eta_t grad(x_t; i)`` alone: the accelerated method with independent batch gradients.
-
     References
     ----------
     DP-SRG, algorithm 1 (Accelerated-DP-SRGD).
     """
 
-    recursive: bool = True
-
-    @property
-    def uses_displacement(self) -> bool:
-        """False: the points are earlier parameters themselves."""
-        return False
-
-    @property
-    def lags(self) -> int:
-        """One earlier point."""
-        return int(self.recursive)
+    uses_displacement: ClassVar[bool] = False
+    lags: ClassVar[int] = 1
 
     def points(self, step: int) -> tuple[Point, ...]:
         """Return two points, one at the first step."""
         here = Point(float(step + 1))
-        return (here, Point(-float(step), lag=1)) if self.recursive and step > 0 else (here,)
+        return (here, Point(-float(step), lag=1)) if step > 0 else (here,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpcore.strategies.banded import Banded
 from dpcore.strategies.base import Strategy, check_steps, identify
+from dpcore.strategies.deferred import NamedStrategy
 from dpcore.strategies.dense import Dense, from_matrix
 from dpcore.strategies.identity import Identity
 from dpcore.strategies.named import NAMES, strategy
@@ -19,6 +20,7 @@ __all__ = [
     "BandedToeplitz",
     "Dense",
     "Identity",
+    "NamedStrategy",
     "SquareRoot",
     "Strategy",
     "Tree",

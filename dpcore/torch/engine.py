@@ -54,7 +54,7 @@ class Engine:
         points = self.mechanism.points()
         arrays = self.working.arrays()
         # All points are fresh values handed to functional_call; the model's parameters are not moved for them.
-        values = [self._point(self.mechanism.displaced(arrays, point.displacement)) for point in points]
+        values = [self._point(self.mechanism.at(arrays, point)) for point in points]
         weights = [point.weight for point in points]
         for start in range(0, batches.size(batch), self.microbatch_size):
             micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size], batch)  # noqa: B023

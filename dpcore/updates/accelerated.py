@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 from dpcore.spec.ops import UpdateSettings
 from dpcore.updates.base import WithoutSecondMoment
-from dpcore.validate import positive
+from dpcore.validate import choice, positive
+
+COUPLINGS = ("accelerated", "unaccelerated", "independent")
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,23 @@ class Accelerated(WithoutSecondMoment):
     ----------
     lr : float
         1 / beta; beta at least the smoothness constant.
+    variant : {"accelerated", "unaccelerated", "independent"}
+        "unaccelerated" takes the steps of y alone, ``x <- x - (lr / eta_t) S``; "independent" couples as the accelerated
+        one, and expects a gradient g of the batch instead of S, which is then eta_t g.
 
     References
     ----------
-    DP-SRG, algorithm 1 (Accelerated-DP-SRGD).
+    DP-SRG, algorithm 1 (Accelerated-DP-SRGD); its unaccelerated variant, section 4.3; independent batch gradients,
+    theorem 4.11.
     """
 
     lr: float
+    variant: str = "accelerated"
     rule: ClassVar[str] = "accelerated"
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
+        choice(COUPLINGS, variant=self.variant)
 
     def settings(self) -> UpdateSettings:
         """Return the numbers."""
@@ -39,4 +47,7 @@ class Accelerated(WithoutSecondMoment):
 
     def prepared(self, numbers: UpdateSettings, step: int, variances: Any) -> UpdateSettings:
         """Return the numbers with eta_t and tau_{t+1} of step t."""
-        return numbers._replace(weight=step + 1.0, coupling=2.0 / (step + 3))
+        eta = step + 1.0
+        rate = numbers.learning_rate * (eta if self.variant == "independent" else 1.0)
+        coupling = 0.0 if self.variant == "unaccelerated" else 2.0 / (step + 3)
+        return numbers._replace(learning_rate=rate, weight=eta, coupling=coupling)

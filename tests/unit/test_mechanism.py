@@ -40,7 +40,7 @@ def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int) -> None:
         indices = mechanism.plan.sampler.indices(mechanism.keys.sampling, mechanism.step)
         rows = None
         for point in mechanism.points():
-            at = mechanism.displaced(x, point.displacement)
+            at = mechanism.at(x, point)
             gradient = [np.stack([np.cos(p + np.float32(i)).reshape(-1) for i in indices]) for p in at]
             weighted = [np.float32(point.weight) * g for g in gradient]
             rows = weighted if rows is None else [a + b for a, b in zip(rows, weighted, strict=True)]

@@ -1,0 +1,46 @@
+"""A strategy by name, before the number of steps is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpcore.errors import ArgumentError
+from dpcore.strategies.base import Strategy
+from dpcore.strategies.named import NAMES, strategy
+from dpcore.validate import choice, integer
+
+BANDED = "banded-inverse-square-root"
+
+
+@dataclass(frozen=True)
+class NamedStrategy:
+    """A name of `dpcore.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
+
+    Parameters
+    ----------
+    name : str
+        One of the names.
+    bands : int, optional
+        Of "banded-inverse-square-root".
+    """
+
+    name: str
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        choice(NAMES, strategy=self.name)
+        if self.bands is not None:
+            integer(1, bands=self.bands)
+        if self.bands is None and self.name == BANDED:
+            raise ArgumentError(f"bands=None: strategy={BANDED!r} needs a number of bands, such as 4")
+        if self.bands is not None and self.name != BANDED:
+            raise ArgumentError(f"bands={self.bands!r}: is only for strategy={BANDED!r}")
+
+    def of(self, steps: int) -> Strategy:
+        """Return the strategy for a run of `steps` steps."""
+        return strategy(self.name, steps, bands=self.bands)
+
+    def describe(self) -> dict[str, Any]:
+        """Return name and bands."""
+        return {"kind": self.name, **({} if self.bands is None else {"bands": self.bands})}
