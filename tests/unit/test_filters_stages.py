@@ -300,6 +300,25 @@ def test_the_full_filter_with_isotropic_covariances_is_the_scalar_one() -> None:
     np.testing.assert_allclose(ours, run(KALMAN, gradients), rtol=1e-11)
 
 
+@pytest.mark.parametrize("gamma", [-1.0, 0.5])
+def test_on_a_quadratic_the_query_and_the_filter_are_the_full_filter(gamma: float) -> None:
+    """Two gradients replace the Hessian: the query w_t and the filter k_t must be those of the same step."""
+    rng = np.random.default_rng(14)
+    hessian, noise = np.diag([1.0, 0.3, 2.0]), rng.normal(size=(25, 3))
+    query, state = TwoPoint(KALMAN, gamma), [np.zeros(3)]
+    x, d = np.array([1.0, -2.0, 0.5]), np.zeros(3)
+    kalman: FullKalman | None = None
+    for t in range(25):
+        released = noise[t] + sum(p.weight * hessian @ (x + p.displacement * d) for p in query.points(t))
+        (coefficients,) = KALMAN.coefficients(t)
+        estimate = recurrence(np.asarray(released), state, coefficients)
+        # The full filter sees the plain gradient under the noise that the query's weights leave as it is.
+        kalman = kalman or full(initial_estimate=estimate)
+        np.testing.assert_allclose(kalman.step(hessian @ x + noise[t], hessian @ d), estimate, rtol=1e-10, atol=1e-12)
+        d = -0.1 * estimate
+        x = x + d
+
+
 def test_the_full_filter_follows_the_formulas() -> None:
     rng = np.random.default_rng(10)
     root = rng.normal(size=(4, 3, 3))
