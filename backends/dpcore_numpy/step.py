@@ -55,7 +55,7 @@ def step(
     def run(slot: Slot[Floats], numbers: UpdateSettings) -> None:
         g = _average(slot, noise, batch_size, correlation)
         y = _filtered(g, slot, filters)
-        h = _square(g, slot, batch_size, square, square_noise)
+        h = None if square == "filtered" else _square(g, slot, batch_size, square, square_noise)
         before = None if slot.displacement is None else slot.parameter.copy()
         update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
         if slot.displacement is not None:
@@ -107,12 +107,11 @@ def _filtered(g: Floats, slot: Slot[Floats], filters: Sequence[FilterCoefficient
 
 def _square(
     g: Floats, slot: Slot[Floats], batch_size: float, square: str, square_noise: NoiseRow | None
-) -> Floats | None:
-    if square == "filtered":
-        return None
+) -> Floats:
     if square == "released":
         return g * g
     if square == "given":
+        assert slot.square is not None
         return slot.square
     q = slot.total / batch_size
     if slot.scale is not None:

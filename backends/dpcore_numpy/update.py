@@ -67,7 +67,7 @@ def _quotient(numerator: Floats, u: Floats, settings: UpdateSettings) -> Floats:
     np.maximum(u, settings.floor**2, out=u)
     np.sqrt(u, out=u)
     u += settings.eps
-    if settings.eps or settings.floor:
+    if u.dtype.type(settings.eps) > 0:
         return np.divide(numerator, u, out=u)
     result: Floats = np.divide(numerator, u, out=np.zeros_like(u), where=u != 0)
     return result

@@ -60,14 +60,21 @@ def _normal_kernel(
 ):  # fmt: skip
     cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
     row, start = locate(rows, row_of, 4, BLOCKS)
+    z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
-    block, fraction = normal_words(cipher, counters(row, start, BLOCKS), RNG)
     out = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + (origin + place)
+    for word in tl.static_range(16):
+        tl.store(out + word * LANES, z[word], mask=inside(place + word * LANES, low, high))
+
+
+@jit
+def normals(cipher, counter, RNG: tl.constexpr):
+    """Return the normals of the 16 elements of a block."""
+    w, fraction = normal_words(cipher, counter, RNG)
+    z = ()
     for pair in tl.static_range(8):
-        z0, z1 = box_muller(block[2 * pair], block[2 * pair + 1], fraction[pair])
-        shift = 2 * pair * LANES
-        tl.store(out + shift, z0, mask=inside(place + shift, low, high))
-        tl.store(out + shift + LANES, z1, mask=inside(place + shift + LANES, low, high))
+        z += box_muller(w[2 * pair], w[2 * pair + 1], fraction[pair])
+    return z
 
 
 @jit

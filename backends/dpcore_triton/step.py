@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from dpcore.spec.check import check_step
+from dpcore.spec.check import check_step, order_of
 from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore_triton.filter import pointers, recurrence_elements, shifted, taps_of
 from dpcore_triton.launch import (
@@ -26,11 +26,19 @@ from dpcore_triton.launch import (
     numbers,
     table,
 )
-from dpcore_triton.noise import box_muller, normal_words
+from dpcore_triton.noise import normals
 from dpcore_triton.stream import CIPHER, LANES, cipher_words, counters, inside, locate, places, programs_of
-from dpcore_triton.update import UPDATE_NUMBERS, settings_of, update_elements, update_numbers
+from dpcore_triton.update import (
+    UPDATE_NUMBERS,
+    needs_general_denominator,
+    settings_of,
+    update_elements,
+    update_numbers,
+)
 
 Tensor = torch.Tensor
+
+SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream")
 
 _KEPT = 64
 _checked: OrderedDict[tuple[Any, ...], torch.device] = OrderedDict()
@@ -40,25 +48,52 @@ def step(
     slots: Sequence[Slot[Tensor]],
     noise: NoiseRow,
     batch_size: float,
-    coefficients: FilterCoefficients,
+    filters: Sequence[FilterCoefficients],
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
+    *,
+    correlation: FilterCoefficients | None = None,
+    square: str = "filtered",
+    square_noise: NoiseRow | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.step`."""
-    device = _check(slots, noise, batch_size, coefficients, rule, settings, step_number)
-    first = min((slot.first for slot in slots), default=0)
-    last = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
-    cipher = cipher_words(noise.key, noise.row, noise.stream, first, last - first, noise.rng)
+    device = _check(
+        slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+    )  # fmt: skip
+    correlation = correlation if noise.scale else None
+    squared = noise._replace(scale=0.0) if square_noise is None else square_noise
     group = {chosen: index for index, chosen in enumerate(dict.fromkeys(settings))}
     derived = tuple(chain.from_iterable(update_numbers(rule, chosen, step_number) for chosen in group))
-    kinds: dict[tuple[int, bool], list[int]] = {}
+    shape = {
+        "RULE": rule,
+        "RNG": noise.rng if noise.scale else None,
+        "NOISE_NB": 0 if correlation is None else len(correlation.b),
+        "FILTERS": _places(filters),
+        "ORDER": sum(map(order_of, filters)),
+        "SQUARE": square,
+        "SQUARE_RNG": squared.rng if squared.scale else None,
+        "MOMENTS": UPDATE_RULES[rule],
+        "GENERAL": needs_general_denominator(rule, group),
+    }
+    arguments = (
+        *_cipher(noise, slots),
+        *_cipher(squared, slots),
+        float(noise.scale),
+        float(squared.scale),
+        1 / batch_size,
+        () if correlation is None else taps_of(correlation),
+        tuple(chain.from_iterable(map(taps_of, filters))),
+    )
+    kinds: dict[tuple[int, bool, bool], list[int]] = {}
     for index, slot in enumerate(slots):
-        kinds.setdefault((len(slot.filter_state), slot.displacement is not None), []).append(index)
+        noise_order = 0 if correlation is None else len(slot.noise_state)
+        kind = (noise_order, slot.scale is not None, slot.displacement is not None)
+        kinds.setdefault(kind, []).append(index)
 
-    for (order, displaced), members in kinds.items():
+    for (noise_order, scaled, displaced), members in kinds.items():
         rows, row_of, programs = table(
-            [_row(slots[index], group[settings[index]]) for index in members],
+            [_row(slots[index], group[settings[index]], noise_order) for index in members],
             [programs_of(slots[index].first, slots[index].parameter.numel()) for index in members],
             device,
         )
@@ -68,45 +103,51 @@ def step(
             device,
             rows,
             row_of,
-            *cipher,
-            float(noise.scale),
-            1 / batch_size,
-            taps_of(coefficients),
+            *arguments,
             numbers(derived, device, current_stream(device)),
-            RULE=rule,
-            NOISE=noise.scale != 0,
-            RNG=noise.rng,
-            NB=len(coefficients.b),
-            ORDER=order,
-            MOMENTS=UPDATE_RULES[rule],
+            **shape,
+            NOISE_ORDER=noise_order,
+            SCALED=scaled,
             DISPLACED=displaced,
             BLOCKS=BLOCKS,
             warps=WARPS,
         )
 
 
-def _row(slot: Slot[Tensor], group: int) -> tuple[int, ...]:
-    displacement = 0 if slot.displacement is None else slot.displacement.data_ptr()
-    state = [vector.data_ptr() for vector in (*slot.filter_state, *slot.moments)]
-    return (
-        slot.first,
-        slot.parameter.numel(),
-        group,
-        slot.total.data_ptr(),
-        slot.parameter.data_ptr(),
-        displacement,
-        *state,
-    )
+def _cipher(noise: NoiseRow, slots: Sequence[Slot[Tensor]]) -> tuple[int, ...]:
+    first = min((slot.first for slot in slots), default=0)
+    last = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
+    return cipher_words(noise.key, noise.row, noise.stream, first, last - first, noise.rng)
+
+
+def _places(filters: Sequence[FilterCoefficients]) -> tuple[tuple[int, ...], ...]:
+    """Return where each filter's numbers stand: its first tap, the next one's, len(b), and the same of its state."""
+    found, tap, state = [], 0, 0
+    for coefficients in filters:
+        taps, order = len(taps_of(coefficients)), order_of(coefficients)
+        found.append((tap, tap + taps, len(coefficients.b), state, state + order))
+        tap, state = tap + taps, state + order
+    return tuple(found)
+
+
+def _row(slot: Slot[Tensor], group: int, noise_order: int) -> tuple[int, ...]:
+    single = (slot.total, slot.parameter, slot.displacement, slot.scale, slot.square)
+    states = (*slot.noise_state[:noise_order], *slot.filter_state, *slot.moments)
+    addresses = [0 if array is None else array.data_ptr() for array in (*single, *states)]
+    return slot.first, slot.parameter.numel(), group, *addresses
 
 
 def _check(
     slots: Sequence[Slot[Tensor]],
     noise: NoiseRow,
     batch_size: float,
-    coefficients: FilterCoefficients,
+    filters: Sequence[FilterCoefficients],
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
+    correlation: FilterCoefficients | None,
+    square: str,
+    square_noise: NoiseRow | None,
 ) -> torch.device:
     """Check everything, but tensors seen before by their description only: a second look would find the same."""
     described = tuple(
@@ -114,13 +155,18 @@ def _check(
         for slot in slots
         for vector in _tensors(slot)
     )
-    shape = tuple((len(slot.filter_state), len(slot.moments), slot.displacement is None) for slot in slots)
-    key = (described, shape, len(settings), len(coefficients.b), len(coefficients.a), rule)
+    shape = tuple(
+        (len(slot.filter_state), len(slot.moments), len(slot.noise_state))
+        + (slot.displacement is None, slot.scale is None, slot.square is None)
+        for slot in slots
+    )
+    lengths = tuple((len(f.b), len(f.a)) for f in (*filters, *(() if correlation is None else (correlation,))))
+    key = (described, shape, len(settings), lengths, correlation is None, rule, square)
     if key in _checked:
-        check_step((), noise, batch_size, coefficients, rule, (), step_number)
+        check_step((), noise, batch_size, filters, rule, (), step_number, correlation, square, square_noise)
         _checked.move_to_end(key)
         return _checked[key]
-    check_step(slots, noise, batch_size, coefficients, rule, settings, step_number)
+    check_step(slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise)
     tensors = [vector for slot in slots for vector in _tensors(slot)]
     float32_only(slots=tensors)
     _checked[key] = common_device(slots=tensors)
@@ -130,45 +176,97 @@ def _check(
 
 
 def _tensors(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
-    displacement = () if slot.displacement is None else (slot.displacement,)
-    return (slot.parameter, slot.total, *slot.filter_state, *slot.moments, *displacement)
+    optional = [array for array in (slot.displacement, slot.scale, slot.square) if array is not None]
+    return (slot.parameter, slot.total, *slot.filter_state, *slot.moments, *slot.noise_state, *optional)
 
 
-@kernel(*CIPHER)
+@kernel(*CIPHER, *SQUARE_CIPHER)
 def _step_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, scale, per_example, taps, derived,
-    RULE: tl.constexpr, NOISE: tl.constexpr, RNG: tl.constexpr, NB: tl.constexpr, ORDER: tl.constexpr,
-    MOMENTS: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream,
+    s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream,
+    scale, square_scale, per_example, noise_taps, taps, derived,
+    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr,
+    FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr, SQUARE_RNG: tl.constexpr,
+    MOMENTS: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    row, start = locate(rows, row_of, 7 + ORDER + MOMENTS, BLOCKS)
-    place, low, high, origin = places(row, start, BLOCKS)
-    arrays = pointers(row, origin + place, 4, 3 + ORDER + MOMENTS)
-    settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
-    if NOISE:
+    row, start = locate(rows, row_of, 9 + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
+    if SQUARE_RNG is not None:
+        square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream)
+        z_square = normals(square_cipher, counters(row, start, BLOCKS), SQUARE_RNG)
+    if RNG is not None:
         cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
-        block, fraction = normal_words(cipher, counters(row, start, BLOCKS), RNG)
-    for word in tl.static_range(0, 16, 2):
-        z0, z1 = 0.0, 0.0
-        if NOISE:
-            z0, z1 = box_muller(block[word], block[word + 1], fraction[word // 2])
-            z0, z1 = scale * z0, scale * z1
-        mask = inside(place + word * LANES, low, high)
-        step_elements(z0, arrays, word * LANES, mask, per_example, taps, settings, RULE, NB, ORDER, DISPLACED)
-        mask = inside(place + (word + 1) * LANES, low, high)
-        step_elements(z1, arrays, (word + 1) * LANES, mask, per_example, taps, settings, RULE, NB, ORDER, DISPLACED)
+        z = normals(cipher, counters(row, start, BLOCKS), RNG)
+    place, low, high, origin = places(row, start, BLOCKS)
+    arrays = pointers(row, origin + place, 4, 5 + NOISE_ORDER + ORDER + MOMENTS)
+    settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
+    scales = (scale, square_scale, per_example)
+    for word in tl.static_range(16):
+        step_elements(
+            None if RNG is None else z[word], None if SQUARE_RNG is None else z_square[word],
+            shifted(arrays, word * LANES), inside(place + word * LANES, low, high), scales, noise_taps, taps, settings,
+            RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED,
+        )  # fmt: skip
 
 
 @jit
 def step_elements(
-    noise, arrays, shift, mask, per_example, taps, settings,
-    RULE: tl.constexpr, NB: tl.constexpr, ORDER: tl.constexpr, DISPLACED: tl.constexpr,
+    z, z_square, arrays, mask, scales, noise_taps, taps, settings,
+    RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
+    ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr,
 ):  # fmt: skip
-    """Step the elements that lie `shift` behind the pointers in `arrays`."""
-    moved = shifted(arrays, shift)
-    g = (tl.load(moved[0], mask=mask, other=0.0) + noise) * per_example
-    y = recurrence_elements(g, moved[3 : 3 + ORDER], mask, taps, NB)
-    before = tl.load(moved[1], mask=mask, other=0.0)
-    x = update_elements(RULE, before, y, moved[3 + ORDER :], mask, settings)
-    tl.store(moved[1], x, mask=mask)
+    """Step the elements that the pointers in `arrays` point to; `z` and `z_square` are None where none are drawn."""
+    total, parameter, displacement = arrays[0], arrays[1], arrays[2]
+    scale, square, states = arrays[3], arrays[4], arrays[5:]
+    noise_state, filter_state = states[:NOISE_ORDER], states[NOISE_ORDER : NOISE_ORDER + ORDER]
+    g = _average(z, total, scale, noise_state, mask, scales, noise_taps, NOISE_NB, SCALED)
+    y = _filtered(g, filter_state, mask, taps, FILTERS)
+    h = None
+    if SQUARE != "filtered":
+        h = _square(g, z_square, total, scale, square, mask, scales, SQUARE, SCALED)
+    before = tl.load(parameter, mask=mask, other=0.0)
+    x = update_elements(RULE, before, y, h, states[NOISE_ORDER + ORDER :], mask, settings, GENERAL)
+    tl.store(parameter, x, mask=mask)
     if DISPLACED:
-        tl.store(moved[2], x - before, mask=mask)
+        tl.store(displacement, x - before, mask=mask)
+
+
+@jit
+def _average(z, total, scale, noise_state, mask, scales, taps, NOISE_NB: tl.constexpr, SCALED: tl.constexpr):
+    """Return the private average, in the coordinates of the parameter."""
+    g = tl.load(total, mask=mask, other=0.0)
+    if z is not None:
+        n = z
+        if NOISE_NB > 0:
+            n = recurrence_elements(z, noise_state, mask, taps, NOISE_NB)
+        g += scales[0] * n
+    g *= scales[2]
+    if SCALED:
+        g = tl.div_rn(g, tl.load(scale, mask=mask, other=1.0))
+    return g
+
+
+@jit
+def _filtered(g, states, mask, taps, FILTERS: tl.constexpr):
+    """Return the output of the chain of filters."""
+    y = g
+    for k in tl.static_range(len(FILTERS)):
+        own = states[FILTERS[k][3] : FILTERS[k][4]]
+        y = recurrence_elements(y, own, mask, taps[FILTERS[k][0] : FILTERS[k][1]], FILTERS[k][2])
+    return y
+
+
+@jit
+def _square(g, z, total, scale, square, mask, scales, SQUARE: tl.constexpr, SCALED: tl.constexpr):
+    """Return what enters the second moment."""
+    if SQUARE == "released":
+        return g * g
+    elif SQUARE == "given":
+        return tl.load(square, mask=mask, other=0.0)
+    else:
+        q = tl.load(total, mask=mask, other=0.0) * scales[2]
+        if SCALED:
+            q = tl.div_rn(q, tl.load(scale, mask=mask, other=1.0))
+        h = q * q
+        if z is not None:
+            h += scales[1] * z
+        return h

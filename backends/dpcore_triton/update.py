@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 import triton.language as tl
 
 from dpcore.spec.check import check_update
-from dpcore.spec.ops import UPDATE_RULES, UpdateSettings
+from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, UpdateSettings
 from dpcore_triton.filter import pointers
 from dpcore_triton.launch import (
     ELEMENTS,
@@ -24,7 +25,7 @@ from dpcore_triton.launch import (
     written_back,
 )
 
-UPDATE_NUMBERS = tl.constexpr(9)
+UPDATE_NUMBERS = tl.constexpr(14)
 
 
 def update(
@@ -34,71 +35,109 @@ def update(
     moments: Sequence[torch.Tensor],
     settings: UpdateSettings,
     step_number: int,
+    square: torch.Tensor | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.update`."""
-    check_update(rule, parameter, direction, moments, step_number)
+    check_update(rule, parameter, direction, moments, step_number, square)
     float32_only(parameter=[parameter])
-    device = common_device(parameter=[parameter], direction=[direction], moments=moments)
-    direction = direction.detach().contiguous()
+    read = [array.detach().contiguous() for array in (direction, square) if array is not None]
+    device = common_device(parameter=[parameter], direction=[direction], moments=moments, square=read[1:])
     with written_back(parameter, *moments) as lent:
-        addresses = [tensor.data_ptr() for tensor in (direction, *lent)]
-        rows, _, programs = table([(direction.numel(), *addresses)], [-(-direction.numel() // ELEMENTS)], device)
+        addresses = [tensor.data_ptr() for tensor in (*lent, *read)]
+        size = parameter.numel()
+        rows, _, programs = table([(size, *addresses)], [-(-size // ELEMENTS)], device)
         derived = numbers(update_numbers(rule, settings, step_number), device, current_stream(device))
-        count = UPDATE_RULES[rule]
-        launch(_update_kernel, (programs,), device, rows, derived, RULE=rule, MOMENTS=count, ELEMENTS=ELEMENTS)
+        kind = {"RULE": rule, "MOMENTS": UPDATE_RULES[rule], "SQUARE": square is not None}
+        general = needs_general_denominator(rule, [settings])
+        launch(_update_kernel, (programs,), device, rows, derived, **kind, GENERAL=general, ELEMENTS=ELEMENTS)
 
 
 def update_numbers(rule: str, settings: UpdateSettings, step_number: int) -> tuple[float, ...]:
     """Return the numbers that kernels take for one group of settings, derived in float64."""
-    learning_rate, weight_decay, beta1, beta2, eps = settings
+    learning_rate, weight_decay, beta1, beta2, eps, bias, floor, weight, coupling = settings
     unbias1, unbias2 = 1.0, 1.0
     if rule in ("adam", "adamw"):
         unbias1, unbias2 = 1 - beta1**step_number, 1 - beta2**step_number
     rate, keep = learning_rate / unbias1, 1 - learning_rate * weight_decay
-    return rate, keep, weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, 1 / unbias2, eps
+    averages = (beta1, 1 - beta1, beta2, 1 - beta2, 1 / unbias2)
+    return rate, keep, weight_decay, *averages, eps, bias, floor**2, learning_rate / weight, coupling, 1 - coupling
+
+
+def needs_general_denominator(rule: str, settings: Iterable[UpdateSettings]) -> bool:
+    """Return whether a denominator has a bias or a floor, or may be 0: that code takes registers."""
+    return rule in SECOND_MOMENT and any(s.bias or s.floor or not np.float32(s.eps) for s in settings)
 
 
 @kernel()
-def _update_kernel(row, derived, RULE: tl.constexpr, MOMENTS: tl.constexpr, ELEMENTS: tl.constexpr):
+def _update_kernel(
+    row, derived, RULE: tl.constexpr, MOMENTS: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     mask = i < tl.load(row + 1)
-    direction, parameter = pointers(row, i, 2, 2)
-    g = tl.load(direction, mask=mask, other=0.0)
+    (parameter,) = pointers(row, i, 2, 1)
+    moments, read = pointers(row, i, 3, MOMENTS), pointers(row, i, 3 + MOMENTS, 1 + SQUARE)
     x = tl.load(parameter, mask=mask, other=0.0)
-    x = update_elements(RULE, x, g, pointers(row, i, 4, MOMENTS), mask, settings_of(derived))
+    g = tl.load(read[0], mask=mask, other=0.0)
+    square = None
+    if SQUARE:
+        square = tl.load(read[1], mask=mask, other=0.0)
+    x = update_elements(RULE, x, g, square, moments, mask, settings_of(derived), GENERAL)
     tl.store(parameter, x, mask=mask)
 
 
 @jit
 def settings_of(derived):
     """Return the numbers of `update_numbers`; the compiler drops the loads of those that a rule does not use."""
-    rate, keep, decay = tl.load(derived), tl.load(derived + 1), tl.load(derived + 2)
-    beta1, rest1, beta2 = tl.load(derived + 3), tl.load(derived + 4), tl.load(derived + 5)
-    rest2, unbias2, eps = tl.load(derived + 6), tl.load(derived + 7), tl.load(derived + 8)
-    return rate, keep, decay, beta1, rest1, beta2, rest2, unbias2, eps
+    found = ()
+    for k in tl.static_range(UPDATE_NUMBERS):
+        found += (tl.load(derived + k),)  # type: ignore[assignment]
+    return found
 
 
 @jit
-def update_elements(RULE: tl.constexpr, x, g, moments, mask, settings):
+def update_elements(RULE: tl.constexpr, x, g, square, moments, mask, settings, GENERAL: tl.constexpr):
     """Return the new parameter; moments in place, where their pointers point."""
-    rate, keep, decay, beta1, rest1, beta2, rest2, unbias2, eps = settings
+    rate, keep, decay, beta1, rest1, beta2, rest2, unbias2, eps, bias, floor2, stride, coupling, rest = settings
     if RULE == "adamw":
         x *= keep
-    else:
+    elif RULE != "accelerated":
         # Without decay an infinite parameter must not turn the direction into NaN.
         g = tl.where(decay != 0, g + decay * x, g)
 
     if RULE == "sgd":
         x -= rate * g
-    else:
-        m = beta1 * tl.load(moments[0], mask=mask, other=0.0)
-        if RULE == "momentum":
-            m += g
-            x -= rate * m
-        else:
-            m += rest1 * g
-            v = beta2 * tl.load(moments[1], mask=mask, other=0.0) + rest2 * (g * g)
-            tl.store(moments[1], v, mask=mask)
-            x -= tl.div_rn(rate * m, tl.sqrt_rn(v * unbias2) + eps)
+    elif RULE == "momentum":
+        m = beta1 * tl.load(moments[0], mask=mask, other=0.0) + g
         tl.store(moments[0], m, mask=mask)
+        x -= rate * m
+    elif RULE == "accelerated":
+        z = tl.load(moments[0], mask=mask, other=0.0) - rate * g
+        y = x - stride * g
+        tl.store(moments[0], z, mask=mask)
+        tl.store(moments[1], y, mask=mask)
+        x = rest * y + coupling * z
+    elif RULE == "adagrad":
+        h = g * g if square is None else square
+        v = tl.load(moments[0], mask=mask, other=0.0) + h
+        tl.store(moments[0], v, mask=mask)
+        x -= rate * _quotient(g, v, bias, floor2, eps, GENERAL)
+    else:
+        h = g * g if square is None else square
+        m = beta1 * tl.load(moments[0], mask=mask, other=0.0) + rest1 * g
+        v = beta2 * tl.load(moments[1], mask=mask, other=0.0) + rest2 * h
+        tl.store(moments[0], m, mask=mask)
+        tl.store(moments[1], v, mask=mask)
+        x -= _quotient(rate * m, v * unbias2, bias, floor2, eps, GENERAL)
     return x
+
+
+@jit
+def _quotient(numerator, u, bias, floor2, eps, GENERAL: tl.constexpr):
+    """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0."""
+    if GENERAL:
+        least = tl.maximum(u - bias, floor2, propagate_nan=tl.PropagateNan.ALL)
+        denominator = tl.sqrt_rn(least) + eps
+        return tl.where(denominator != 0, tl.div_rn(numerator, denominator), 0.0)
+    else:
+        return tl.div_rn(numerator, tl.sqrt_rn(tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)) + eps)

@@ -19,11 +19,16 @@ from typing import Any
 
 import pytest
 
+from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients
+
 ROOT = Path(__file__).resolve().parents[2]
 # Registers that leave room for six warps a scheduler, to hide the latency of memory behind the cipher's arithmetic.
 MOST_REGISTERS = 80
 
 CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream"), "i32")
+SQUARE_CIPHER = dict.fromkeys(
+    ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream"), "i32"
+)
 TABLE = {"rows": "*i64", "row_of": "*i32"}
 
 
@@ -32,26 +37,27 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     from dpcore_triton import clip, launch, noise, step, stream, update
     from dpcore_triton import filter as filters
 
-    def step_case(rule: str, order: int, rng: str = "chacha20", noisy: bool = True, displaced: bool = False) -> Any:
-        nb = 1 + min(order, 1)
-        floats = {"scale": "fp32", "per_example": "fp32", "taps": ("fp32",) * (1 + nb + order)}
-        moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[rule]
+    def step_case(
+        title: str, rule: str, filters: tuple[FilterCoefficients, ...] = (), noise_order: int = 0, **chosen: Any
+    ) -> Any:
+        order = sum(max(len(f.a), len(f.b) - 1) for f in filters)
+        taps = sum(1 + len(f.b) + len(f.a) for f in filters)
+        noise_taps = 2 + 2 * noise_order if noise_order else 0
+        floats = dict.fromkeys(("scale", "square_scale", "per_example"), "fp32")
+        types_ = {**TABLE, **CIPHER, **SQUARE_CIPHER, **floats, "derived": "*fp32"}
+        types_ |= {"noise_taps": ("fp32",) * noise_taps, "taps": ("fp32",) * taps}
         constants = {
-            "RULE": rule,
-            "NOISE": noisy,
-            "RNG": rng,
-            "NB": nb,
-            "ORDER": order,
-            "MOMENTS": moments,
-            "DISPLACED": displaced,
-        }
-        title = (
-            f"step {rule}, order {order}" + (", displacement" if displaced else "") + ("" if noisy else ", no noise")
-        )
-        title += ", philox" if rng == "philox" else ""
-        types_ = {**TABLE, **CIPHER, **floats, "derived": "*fp32"}
-        return title, step._step_kernel, types_, {**constants, "BLOCKS": launch.BLOCKS}, 16 * launch.BLOCKS
+            "RULE": rule, "RNG": "chacha20", "NOISE_NB": 1 + noise_order if noise_order else 0,
+            "NOISE_ORDER": noise_order, "SCALED": False, "FILTERS": step._places(filters), "ORDER": order,
+            "SQUARE": "filtered", "SQUARE_RNG": None, "MOMENTS": UPDATE_RULES[rule], "GENERAL": False,
+            "DISPLACED": False, "BLOCKS": launch.BLOCKS,
+        }  # fmt: skip
+        return f"step {title}", step._step_kernel, types_, {**constants, **chosen}, 16 * launch.BLOCKS
 
+    first = FilterCoefficients((1.0, 1.0), (1.0,))
+    second, third = (FilterCoefficients((1.0, 1.0), (1.0,) * order) for order in (2, 3))
+    noisy_square = {"SQUARE": "separate", "SQUARE_RNG": "chacha20"}
+    everything = {**noisy_square, "SCALED": True, "GENERAL": True, "DISPLACED": True}
     block, blocks = 16 * launch.BLOCKS, {"BLOCKS": launch.BLOCKS}
     elements = {"ELEMENTS": launch.ELEMENTS}
     tile = {"ROWS": launch.ROWS, "COLUMNS": launch.COLUMNS}
@@ -60,14 +66,26 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     norms = {"partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
     factors = {"norms": "*fp64", "per_group": "*fp64", "factors": "*fp32", "groups": "i32", "examples": "i32"}
     columns = launch.COLUMNS
-    second = {"row": "*i64", "taps": ("fp32",) * 6}
+    one = {"row": "*i64", "taps": ("fp32",) * 6}
     return [
-        step_case("sgd", 0),
-        step_case("momentum", 1, displaced=True),
-        step_case("adam", 1),
-        step_case("adamw", 3, displaced=True),
-        step_case("sgd", 0, rng="philox"),
-        step_case("sgd", 0, noisy=False),
+        step_case("sgd", "sgd"),
+        step_case("momentum, order 1, displacement", "momentum", (first,), DISPLACED=True),
+        step_case("adam, order 1", "adam", (first,)),
+        step_case("adamw, order 3, displacement", "adamw", (third,), DISPLACED=True),
+        step_case("sgd, philox", "sgd", RNG="philox"),
+        step_case("sgd, no noise", "sgd", RNG=None),
+        step_case("sgd, chain of orders 1 and 2", "sgd", (first, second)),
+        step_case("sgd, noise of order 1", "sgd", noise_order=1),
+        step_case("accelerated, noise of order 2", "accelerated", noise_order=2),
+        step_case("sgd, scale", "sgd", SCALED=True),
+        step_case("adam, bias and floor", "adam", GENERAL=True),
+        step_case("adam, released square", "adam", SQUARE="released"),
+        step_case("adam, given square", "adam", SQUARE="given"),
+        step_case("adagrad", "adagrad"),
+        step_case("adam, separate square", "adam", SQUARE="separate"),
+        step_case("adam, separate noisy square", "adam", **noisy_square),
+        step_case("adam, separate noisy square, philox", "adam", **noisy_square | {"RNG": "philox", "SQUARE_RNG": "philox"}),
+        step_case("adam, everything: orders 1 and 2, noise of order 2", "adam", (first, second), 2, **everything),
         ("normal", noise._normal_kernel, {**TABLE, **CIPHER}, {"RNG": "chacha20", **blocks}, block),
         ("words", stream._words_kernel, {**TABLE, **CIPHER}, {"TAIL": 0, "RNG": "chacha20", **blocks}, block),
         ("row_norms: squares", clip._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
@@ -75,12 +93,12 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
         ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, tile, tiled),
         (
-            "recurrence, order 2", filters._recurrence_kernel, second, {"NB": 3, "ORDER": 2, **elements},
+            "recurrence, order 2", filters._recurrence_kernel, one, {"NB": 3, "ORDER": 2, **elements},
             launch.ELEMENTS,
         ),
         (
             "update adam", update._update_kernel, {"row": "*i64", "derived": "*fp32"},
-            {"RULE": "adam", "MOMENTS": 2, **elements}, launch.ELEMENTS,
+            {"RULE": "adam", "MOMENTS": 2, "SQUARE": False, "GENERAL": False, **elements}, launch.ELEMENTS,
         ),
     ]  # fmt: skip
 
@@ -145,7 +163,7 @@ def bound_types() -> list[Any]:
     )
     table = torch.zeros(4, dtype=torch.int64)
     floats = torch.zeros(4)
-    constants = ("sgd", True, "chacha20", 1, 0, 0, False, 128)
+    constants = ("adam", "chacha20", 1, 0, False, ((0, 2, 1, 0, 0),), 0, "separate", "philox", 2, False, False, 128)
     found = []
     for key, row, scale, b in (
         (bytes(32), 0, 1.0, 1.0),
@@ -154,7 +172,9 @@ def bound_types() -> list[Any]:
         (b"\xff" * 32, 2**32 - 1, 3.0, 2.0),
     ):
         cipher = cipher_words(key, row, 0, 0, 1, "chacha20")
-        bound = binder(table, table.int(), *cipher, scale, 1 / 7, (1.0, b), floats, *constants)
+        square_cipher = cipher_words(key[::-1], 2**32 - 1 - row, 1, 0, 1, "philox")
+        numbers = (scale, 1 / scale, 1 / 7, (1.0, b), (b, 1.0))
+        bound = binder(table, table.int(), *cipher, *square_cipher, *numbers, floats, *constants)
         found.append(repr(bound[1]))
     return found
 
