@@ -1,7 +1,7 @@
 """A step as the composition of the port's plain operations: for what the fused operation does not cover.
 
-Noise that is made of several rows of the stream, filters whose weights depend on the releases, GaLore's subspaces, noise
-that the caller supplies, and steps whose released averages someone wants to see.
+Noise that is made of several rows of the stream, filters whose weights depend on the releases, GaLore's subspaces,
+noise that the caller supplies, and steps whose released averages someone wants to see.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ class Mechanism:
         normals: Normals | None,
         observe: Observer | None,
     ) -> None:
-        """Take the step by the fused operation, or by the plain ones it is made of where it does not cover the method."""
+        """Take the step by the fused operation, or by the plain ones where it does not cover the method."""
         plan, method = self.plan, self.plan.method
         strategy = method.noise.strategy
         scale, square_scale = plan.noise_standard_deviation(row), self._square_noise(row)
@@ -330,7 +330,7 @@ class Mechanism:
                 past[0][...] = parameter.reshape(-1)
 
     def _constrain(self, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]) -> None:
-        """Project onto the ball: the parameters, or both sequences of the accelerated method, of which they are a mean."""
+        """Project onto the ball: the parameters, or the two sequences of which the accelerated method takes a mean."""
         radius = self.plan.method.radius
         if radius is None:
             return
@@ -514,7 +514,7 @@ class Mechanism:
 
     def _vectors(self) -> dict[str, Any]:
         """The vectors that are functions of releases, by name."""
-        kinds = {
+        kinds: dict[str, Sequence[Sequence[Any]]] = {
             "filter": self._filter_state,
             "moment": self._moments,
             "earlier": self._history,

@@ -221,16 +221,16 @@ def doppler(
     Parameters
     ----------
     filter : str or Filter, optional
-        A name of `dpcore.filters.NAMED_FILTERS`, or a filter such as `dpcore.filters.OptimalFIR`; "first-order v1" where
-        neither it nor coefficients are given.
+        A name of `dpcore.filters.NAMED_FILTERS`, or a filter such as `dpcore.filters.OptimalFIR`; "first-order v1"
+        where neither it nor coefficients are given.
     b, a : sequences of float, optional
         The coefficients themselves, ``b_0..b_nb`` and ``a_1..a_na``: stable and of unit gain.
     bias_corrected : bool
         With base "adam" or "adamw": take the noise's share off the second moment (the paper's LP-DPAdamBC).
     **common
-        See `Common`. With base "adam" or "adamw" the filter replaces the first moment, and the second one is that of the
-        gradient before the filter: ``mhat / max(sqrt(vhat), eps)``. For Adam on the filtered gradient, with both moments
-        its own, give ``base=dpcore.updates.Adam(...)``. With `galore` it is LP-DPGaLore.
+        See `Common`. With base "adam" or "adamw" the filter replaces the first moment, and the second one is that of
+        the gradient before the filter: ``mhat / max(sqrt(vhat), eps)``. For Adam on the filtered gradient, with both
+        moments its own, give ``base=dpcore.updates.Adam(...)``. With `galore` it is LP-DPGaLore.
 
     References
     ----------
@@ -244,7 +244,7 @@ def doppler(
             raise ArgumentError(f"bias_corrected=True: is only for base='adam' or 'adamw', not base={base!r}")
         return _method("doppler", common, filter=low_pass)
     betas = common.pop("betas", (0.0, 0.999))
-    if len(betas) != 2 or betas[0] != 0:
+    if tuple(betas[:1]) != (0,):
         raise ArgumentError(
             f"betas={betas!r}: the first must be 0, for the filter replaces the first moment; for both give "
             f"base=dpcore.updates.Adam(lr=..., betas={betas!r})"
@@ -274,8 +274,8 @@ def disk(
     Parameters
     ----------
     kappa : float or ScalarKalman
-        Weight of the new gradient in the average, in (0, 1]; at 1 DiSK is its base method. A `dpcore.filters.ScalarKalman`
-        gives the time-varying gain of the scalar Kalman filter.
+        Weight of the new gradient in the average, in (0, 1]; at 1 DiSK is its base method. A
+        `dpcore.filters.ScalarKalman` gives the time-varying gain of the scalar Kalman filter.
     gamma : float
         Where along the last displacement the second gradient is taken.
     filter : str or Filter, optional
@@ -415,7 +415,7 @@ def accelerated_srgd(*, variant: str = "accelerated", **common: Unpack[Shared]) 
 
     Notes
     -----
-    The answer is y, not the parameters at which the gradients are taken; see `dpcore.theory` for the theory's parameters.
+    The answer is y, not the parameters at which the gradients are taken; `dpcore.theory` has the theory's parameters.
 
     References
     ----------

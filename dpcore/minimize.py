@@ -38,7 +38,7 @@ class MinimizeResult:
     Attributes
     ----------
     x : (d,) array
-        The method's answer: the last parameters; their average, where the method keeps one; y of the accelerated method.
+        The method's answer: the last parameters; their average, where it keeps one; y of the accelerated method.
     path : (T + 1, d) array or None
         All parameters from x0 on, where recorded.
     gradients, filtered : (T, d) arrays or None
@@ -113,8 +113,8 @@ def minimize(
     steps : int, optional
         Number of steps; required with a sampler, the number of batches otherwise.
     noise : (T, d) or (T, 2, d) array, optional
-        Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and beside
-        them those of a separately released second moment. Then nothing is private, and the event says so.
+        Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and
+        beside them those of a separately released second moment. Then nothing is private, and the event says so.
     key : bytes, optional
         32 bytes; see `dpcore.keys.RunKeys.new`, also for `exact_key`.
     record : bool
@@ -124,8 +124,8 @@ def minimize(
     public_gradient : callable, optional
         ``public_gradient(x)`` returns a (d,) gradient of public data, for a method whose second moment is made of it.
     private_diagnostics : bool
-        Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the statement
-        says that publishing it voids the guarantee.
+        Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the
+        statement says that publishing it voids the guarantee.
 
     Returns
     -------

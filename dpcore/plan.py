@@ -164,7 +164,7 @@ class Plan:
         return found
 
     def noise_standard_deviation(self, step: int = 0) -> float:
-        """Standard deviation of the seed noise on each coordinate of the *sum* of step `step` (before division by B)."""
+        """Standard deviation of the seed noise on each coordinate of the *sum* of a step (before division by B)."""
         return scales.gradient_noise(
             self.method.update, self.noise_multiplier, self.sensitivity_at(step).contribution
         )  # fmt: skip

@@ -1,18 +1,18 @@
 """The standard deviations of the noise that a step adds, and why they are enough.
 
-Notation: C bounds the norm of one example's clipped vector (C_eff), s is the clean sum of a step, B the denominator, and
-sigma the noise multiplier of the whole release: it must cost what one Gaussian release of multiplier sigma costs.
+Notation: C bounds the norm of one example's clipped vector (C_eff), s is the clean sum of a step, B the denominator,
+and sigma the noise multiplier of the whole release: it must cost what one Gaussian release of multiplier sigma costs.
 
 - One vector: noise sigma C on s.
 - Independent moments: s and ``(s/B)^2`` (coordinate by coordinate) are released, each with multiplier sqrt(2) sigma;
   together ``1/(2 sigma^2) + 1/(2 sigma^2) = 1/sigma^2``. Adding a vector c, ``||c|| <= C``, to a sum s of at most
   B_max - 1 others moves the square by ``(s + c)^2 - s^2 = c (2 s + c)``, whose norm is at most
-  ``||c|| (2 ||s|| + ||c||) <= C (2 (B_max - 1) C + C) = (2 B_max - 1) C^2``; divided by B^2 for the averages. B_max is a
-  hard maximum: under Poisson sampling there is none, and no noise is enough.
+  ``||c|| (2 ||s|| + ||c||) <= C (2 (B_max - 1) C + C) = (2 B_max - 1) C^2``; divided by B^2 for the averages. B_max is
+  a hard maximum: under Poisson sampling there is none, and no noise is enough.
 - Joint moments, batches of one example: the vector ``(g, k g^2)`` is released with noise sigma C on each coordinate,
   under replace-one adjacency. Its sensitivity is that of g alone, 2C, for k <= 1/(sqrt(2) C). Proof with C = 1 and
-  d = g - g', m = g + g', so that ``g^2 - g'^2 = d m`` in each coordinate. To show: ``|d|^2 + (1/2) sum d_i^2 m_i^2 <= 4``.
-  From |g|, |g'| <= 1 follow ``|d|^2 + |m|^2 + 2 |d.m| <= 4`` and ``|d_i| + |m_i| <= 2``; so it is enough that
+  d = g - g', m = g + g', so that ``g^2 - g'^2 = d m`` in each coordinate. To show:
+  ``|d|^2 + (1/2) sum d_i^2 m_i^2 <= 4``. From |g|, |g'| <= 1 follow ``|d|^2 + |m|^2 + 2 |d.m| <= 4`` and ``|d_i| + |m_i| <= 2``; so it is enough that
   ``(1/2) sum d_i^2 m_i^2 <= |m|^2 + 2 p`` with p = |d.m|. That holds where every d_i^2 <= 2. Otherwise one coordinate
   i has d_i^2 > 2; the others have ``D = sum d_j^2 <= 4 - d_i^2 < 2``. What is missing is ``(d_i^2/2 - 1) m_i^2``; at
   hand are 2 p and ``(1 - D/2) sum m_j^2 >= a (q - p)^2`` with q = |d_i m_i| and a = (1 - D/2)/D, for

@@ -23,7 +23,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Preconditioned:
-    """``v_{t,i} = scale_t * q_{t,i}`` with ``scale_t = 1 / (sqrt(nuhat) + scale_eps)``; the noisy average is divided by it.
+    """``v_{t,i} = scale_t q_{t,i}``, ``scale_t = 1 / (sqrt(nuhat) + scale_eps)``; the noisy average is divided by it.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ class Accelerated(WithoutSecondMoment):
     lr : float
         1 / beta; beta at least the smoothness constant.
     variant : {"accelerated", "unaccelerated", "independent"}
-        "unaccelerated" takes the steps of y alone, ``x <- x - (lr / eta_t) S``; "independent" couples as the accelerated
-        one, and expects a gradient g of the batch instead of S, which is then eta_t g.
+        "unaccelerated" takes the steps of y alone, ``x <- x - (lr / eta_t) S``; "independent" couples as the
+        accelerated one, and expects a gradient g of the batch instead of S, which is then eta_t g.
 
     References
     ----------
