@@ -137,11 +137,10 @@ class Mechanism:
             base, moved = list(parameters), self._displacements
         else:
             shapes = [parameter.shape for parameter in parameters]
-            kept = [
-                [vector.reshape(shape) for vector in past] for past, shape in zip(self._history, shapes, strict=True)
-            ]
-            base = [past[point.lag - 1] for past in kept]
-            moved = None if point.displacement == 0 else [past[point.lag - 1] - past[point.lag] for past in kept]
+            base = [past[point.lag - 1].reshape(shape) for past, shape in zip(self._history, shapes, strict=True)]
+            moved = None
+            if point.displacement != 0:
+                moved = [past[point.lag - 1] - past[point.lag] for past in self._history]
         if point.displacement == 0 or moved is None:
             return base
         return [x + point.displacement * d.reshape(x.shape) for x, d in zip(base, moved, strict=True)]

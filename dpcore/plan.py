@@ -90,6 +90,10 @@ class Plan:
         self._check_sampling()
         if self.method.schedule is not None:
             self.method.schedule.check(self.steps)
+        # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
+        self.method.query.points(self.steps - 1)
+        if not self.method.filter.adaptive:
+            self.method.filter.coefficients(self.steps - 1)
 
     def _check_sampling(self) -> None:
         strategy, moment = self.method.noise.strategy, self.method.update.second_moment

@@ -10,17 +10,17 @@ and sigma the noise multiplier of the whole release: it must cost what one Gauss
   ``||c|| (2 ||s|| + ||c||) <= C (2 (B_max - 1) C + C) = (2 B_max - 1) C^2``; divided by B^2 for the averages. B_max is
   a hard maximum: under Poisson sampling there is none, and no noise is enough.
 - Joint moments, batches of one example: the vector ``(g, k g^2)`` is released with noise sigma C on each coordinate,
-  under replace-one adjacency. Its sensitivity is that of g alone, 2C, for k <= 1/(sqrt(2) C). Proof with C = 1 and
-  d = g - g', m = g + g', so that ``g^2 - g'^2 = d m`` in each coordinate. To show:
-  ``|d|^2 + (1/2) sum d_i^2 m_i^2 <= 4``. From |g|, |g'| <= 1 follow ``|d|^2 + |m|^2 + 2 |d.m| <= 4`` and ``|d_i| + |m_i| <= 2``; so it is enough that
+  under replace-one adjacency. Its sensitivity is that of g alone, 2C, for k <= 1/(sqrt(2) C). Proof with C = 1 and d
+  = g - g', m = g + g', so that ``g^2 - g'^2 = d m`` in each coordinate. To show: ``|d|^2 + (1/2) sum d_i^2 m_i^2 <=
+  4``. From |g|, |g'| <= 1 follow ``|d|^2 + |m|^2 + 2 |d.m| <= 4`` and ``|d_i| + |m_i| <= 2``; so it is enough that
   ``(1/2) sum d_i^2 m_i^2 <= |m|^2 + 2 p`` with p = |d.m|. That holds where every d_i^2 <= 2. Otherwise one coordinate
   i has d_i^2 > 2; the others have ``D = sum d_j^2 <= 4 - d_i^2 < 2``. What is missing is ``(d_i^2/2 - 1) m_i^2``; at
-  hand are 2 p and ``(1 - D/2) sum m_j^2 >= a (q - p)^2`` with q = |d_i m_i| and a = (1 - D/2)/D, for
-  ``q - p <= |sum d_j m_j| <= sqrt(D sum m_j^2)``. Now ``2 p + a (q - p)^2`` is least at p = 0 if a q <= 1, where
-  ``a d_i^2 >= d_i^2/2 - 1`` because D <= 4 - d_i^2 and d_i^2 >= 2; and else it is ``2 q - 1/a >= q``, where
-  ``|d_i| >= (d_i^2/2 - 1) |m_i|`` because |m_i| <= 2 - |d_i|. For two coordinates and more the bound is tight (it is
-  reached near g = -g'). For one coordinate, ``d^2 (1 + k^2 (2 - d)^2) <= 4`` for all d in [0, 2] allows
-  ``k^2 <= (2 + d)/(d^2 (2 - d))``, least at d = sqrt(5) - 1: k <= 1.66509.
+  hand are 2 p and ``(1 - D/2) sum m_j^2 >= a (q - p)^2`` with q = |d_i m_i| and a = (1 - D/2)/D, for ``q - p <= |sum
+  d_j m_j| <= sqrt(D sum m_j^2)``. Now ``2 p + a (q - p)^2`` is least at p = 0 if a q <= 1, where ``a d_i^2 >= d_i^2/2
+  - 1`` because D <= 4 - d_i^2 and d_i^2 >= 2; and else it is ``2 q - 1/a >= q``, where ``|d_i| >= (d_i^2/2 - 1)
+  |m_i|`` because |m_i| <= 2 - |d_i|. For two coordinates and more the bound is tight (it is reached near g = -g').
+  For one coordinate, ``d^2 (1 + k^2 (2 - d)^2) <= 4`` for all d in [0, 2] allows ``k^2 <= (2 + d)/(d^2 (2 - d))``,
+  least at d = sqrt(5) - 1: k <= 1.66509.
   Relative to the sensitivity 2C the noise has multiplier sigma / 2, which is what the event says.
 
 References
