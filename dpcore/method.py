@@ -126,10 +126,20 @@ class Method:
                 "bias_corrected=True: the noise behind an adaptive filter is not known beforehand; give "
                 "second_moment='released'"
             )
-        if self.galore is not None and (adaptive or not released or update.rule == "accelerated"):
+        galore_fits = update.second_moment in ("filtered", "released") and update.rule != "accelerated"
+        if self.galore is not None and (adaptive or self.preconditioning is not None or not galore_fits):
             raise ArgumentError(
-                "galore: takes filters and second moments of the released gradient only, and no accelerated coupling"
+                "galore: takes filters and second moments of the released gradient only, no preconditioned query and "
+                "no accelerated coupling"
             )
+        inner = getattr(self.query, "query", None)
+        while inner is not None:
+            if isinstance(inner, Preconditioned):
+                raise ArgumentError(
+                    f"query={type(self.query).__name__}(...): Preconditioned stands inside of it, where nothing would "
+                    "be scaled; put it outermost, Preconditioned(query=...)"
+                )
+            inner = getattr(inner, "query", None)
 
     @property
     def preconditioning(self) -> Preconditioned | None:
