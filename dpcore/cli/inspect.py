@@ -18,8 +18,22 @@ inspect = typer.Typer(
     rich_markup_mode="rich",
 )
 
+_FORMATS = (".png", ".pdf", ".svg")
+
+
+def picture(value: Any) -> Path:
+    """Return the path of a picture that can be written, checked before anything is computed."""
+    path = Path(value)
+    if path.suffix.lower() not in _FORMATS or path.is_dir():
+        raise typer.BadParameter(f"{str(value)!r} must be a file that ends in {', '.join(_FORMATS)}")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{str(value)!r}: there is no folder {path.parent}")
+    return path
+
+
 _Picture = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE.png", help="Draw a picture there; its ending says the format.")
+    Path | None,
+    typer.Option("--out", parser=picture, metavar="FILE.png", help="Draw a picture there (.png, .pdf, .svg)."),
 ]
 
 
@@ -34,7 +48,7 @@ def filter_command(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME | b=.. a=.. | kappa=..]",
+            metavar="NAME | b=.. a=.. | kappa=..",
             help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
             "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
             show_default=False,

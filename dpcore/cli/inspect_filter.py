@@ -63,19 +63,20 @@ def numbers_of(asked: Asked) -> dict[str, Any]:
     b, a = form = analysis.transfer(asked.stage)
     factors = analysis.noise_factor(asked.stage, max(_STEPS))
     # c_t tends to the gain, also where that is not 1.
-    limit = analysis.limiting_noise_factor(form) / analysis.gain(form) ** 2 if analysis.is_stable(form) else math.inf
+    gain, stable = analysis.gain(form), analysis.is_stable(form)
+    limit = analysis.limiting_noise_factor(form) / gain**2 if stable and gain else math.inf
     return {
         "filter": asked.name,
         "b": b.tolist(),
         "a": a[1:].tolist(),
         "accepted": not asked.refused,
         "refused_because": asked.refused or None,
-        "gain": _known(analysis.gain(form)),
+        "gain": _known(gain),
         "poles": [
             {"real": float(pole.real), "imaginary": float(pole.imag), "modulus": float(abs(pole))}
             for pole in analysis.poles(form)
         ],
-        "stable": analysis.is_stable(form),
+        "stable": stable,
         "cutoff": _known(analysis.cutoff(form)),
         "delay": _known(analysis.delay(form)),
         "half_life": _known(analysis.half_life(form)),
@@ -172,8 +173,10 @@ def _rows(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
     for step in _STEPS:
         said = "share of the noise's variance in the output" if step == _STEPS[0] else ""
         rows.append((f"noise at step {step}", _number(factors[str(step)]), said))
-    if limit:
-        said = f"as in a mean of {1 / limit:.3g} gradients: the standard deviation times {math.sqrt(limit):.3g}"
+    if limit is not None and limit > 1:
+        said = "more noise than without a filter"
+    elif limit:
+        said = f"as in a mean of {1 / limit:.3g} gradients; standard deviation times {math.sqrt(limit):.3g}"
     else:
         said = "the weights do not settle"
     return [*rows, ("noise in the long run", _number(limit), said)]
@@ -196,7 +199,7 @@ def _stable_words(moduli: list[float]) -> str:
 def _cutoff_words(cutoff: float | None) -> tuple[str, str]:
     if cutoff is None:
         return "none", "no frequency loses half of its power"
-    said = f"half of the power passes at a period of {1 / cutoff:.3g} steps ({2 * cutoff:.3g} of the highest frequency)"
+    said = f"half the power passes: a period of {1 / cutoff:.3g} steps, {2 * cutoff:.3g} of the highest"
     return f"{_number(cutoff)} cycles/step", said
 
 

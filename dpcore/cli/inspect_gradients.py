@@ -51,6 +51,7 @@ def numbers_of(gradients: Gradients) -> dict[str, Any]:
         "coordinates_recorded": width,
         "dimension": gradients.dimension,
         "noise_std": gradients.noise_std,
+        "white_noise": gradients.white_noise,
         "noise_floor": spectrum.noise_floor(gradients.noise_std, gradients.dimension),
         "noise_floor_per_coordinate": gradients.noise_std**2,
         "power_per_coordinate": {"before": before[0] / width, "after": after[0] / width},
@@ -84,7 +85,7 @@ def _ratios(gradients: Gradients) -> dict[str, Any]:
     steps = len(gradients.released)
     half = slice(steps // 2, None)
     nothing = {"before": None, "after": None, "noise_factor": None, "fit_residual": None}
-    if gradients.noise_std == 0:
+    if gradients.noise_std == 0 or not gradients.white_noise:
         return nothing
     before = recorded.signal_to_noise(gradients.released[half], gradients.noise_std)
     lags = max(1, min(_MOST_LAGS, steps // 2))
@@ -103,51 +104,56 @@ def _tell(gradients: Gradients, numbers: dict[str, Any]) -> None:
     )
     write_line("Everything below comes from released gradients and public settings: it costs no privacy.\n")
     table = Table(title="share of the power at low frequencies", title_justify="left", box=None, pad_edge=False)
-    table.add_column("below (cycles per step)", style="bold")
+    table.add_column("cycles per step", style="bold")
     for column in ("before the filter", "after the filter", "white noise would have"):
         table.add_column(column, justify="right")
     for row in numbers["share_of_power_below"]:
         cells = (_percent(row[key]) for key in ("before", "after", "white_noise"))
-        table.add_row(f"{row['frequency']:g} (periods over {1 / row['frequency']:g} steps)", *cells)
+        table.add_row(f"below {row['frequency']:g} (periods over {1 / row['frequency']:g} steps)", *cells)
     results().print(table)
     write_line()
-    for name, value in _lines(gradients, numbers):
+    lines = [*_power(gradients, numbers), *_signal(numbers["signal_to_noise"]), _moments(numbers["negative_share"])]
+    for name, value in lines:
         write_line(f"{name:<28}{value}")
+    if numbers["signal_to_noise"]["before"]:
+        write_line(
+            "\nSignal is all that is not the mechanism's noise, also the randomness of the batches. The ratios are over "
+            "the\nsecond half of the run."
+        )
 
 
-def _lines(gradients: Gradients, numbers: dict[str, Any]) -> list[tuple[str, str]]:
-    power, ratios = numbers["power_per_coordinate"], numbers["signal_to_noise"]
-    floor, share = numbers["noise_floor_per_coordinate"], numbers["negative_share"]
-    lines = [
-        ("power per coordinate", f"{power['before']:.4g} before, {power['after']:.4g} after the filter"),
-        (
-            "noise floor",
-            f"{floor:.4g} per coordinate (s^2, s = {gradients.noise_std:.4g}), "
-            f"{numbers['noise_floor']:.4g} for all {gradients.dimension:,}"
-            if floor
-            else "0: this run has no noise and is not private",
-        ),
-    ]
-    if ratios["before"]:
-        lines.append(("signal to noise, before", _ratio(ratios["before"])))
-        lines.append(("signal to noise, after", _ratio(ratios["after"]) if ratios["after"] else _why_not(ratios)))
-    if ratios["noise_factor"] is not None:
-        factor = ratios["noise_factor"]
-        lines.append(("noise left by the filter", f"{factor:.4g} of the variance, read off inputs and outputs"))
-    if share:
-        first, last = _percent(share["first_tenth"]), _percent(share["last_tenth"])
-        told = f"{first} of the coordinates in the first tenth of the steps, {last} in the last"
-        lines.append(("second moments below zero", told))
-    else:
-        lines.append(("second moments below zero", "none recorded: the update has no second moment"))
+def _power(gradients: Gradients, numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    power, floor = numbers["power_per_coordinate"], numbers["noise_floor_per_coordinate"]
+    told = (
+        f"{floor:.4g} per coordinate (s^2, s = {gradients.noise_std:.4g}), "
+        f"{numbers['noise_floor']:.4g} for all {gradients.dimension:,}"
+    )
+    if not floor:
+        told = "0: this run has no noise and is not private"
+    elif not gradients.white_noise:
+        told = f"not flat: the noise is correlated, or scaled by coordinate (seed noise s = {gradients.noise_std:.4g})"
     return [
-        *lines,
-        (
-            "",
-            "Signal is all that is not the mechanism's noise, also the randomness of the batches; ratios are over the "
-            "second\n" + " " * 28 + "half of the run, and hold for noise that is independent from step to step.",
-        ),
+        ("power per coordinate", f"{power['before']:.4g} before, {power['after']:.4g} after the filter"),
+        ("noise floor", told),
     ]
+
+
+def _signal(ratios: dict[str, Any]) -> list[tuple[str, str]]:
+    if not ratios["before"]:
+        return []
+    before = ("signal to noise, before", _ratio(ratios["before"]))
+    if not ratios["after"]:
+        return [before, ("signal to noise, after", _why_not(ratios["fit_residual"]))]
+    factor = f"{ratios['noise_factor']:.4g} of the variance, read off the filter's inputs and outputs"
+    return [before, ("signal to noise, after", _ratio(ratios["after"])), ("noise left by the filter", factor)]
+
+
+def _moments(share: dict[str, float] | None) -> tuple[str, str]:
+    name = "second moments below zero"
+    if not share:
+        return name, "none recorded: the update has no second moment"
+    first, last = _percent(share["first_tenth"]), _percent(share["last_tenth"])
+    return name, f"{first} of the coordinates in the first tenth of the steps, {last} in the last"
 
 
 def _ratio(ratio: dict[str, float]) -> str:
@@ -156,13 +162,11 @@ def _ratio(ratio: dict[str, float]) -> str:
     return told if abs(value) > 2 * error else f"{told}: too little signal for this record to show"
 
 
-def _why_not(ratios: dict[str, Any]) -> str:
-    if ratios["fit_residual"] <= _SMALL_RESIDUAL:
+def _why_not(residual: float) -> str:
+    if residual <= _SMALL_RESIDUAL:
         return "cannot be told: the filter's output is zero"
-    return (
-        f"cannot be told: no fixed weights make the output from the last gradients ({_percent(ratios['fit_residual'])} "
-        "is left over)"
-    )
+    left = _percent(residual)
+    return f"cannot be told: no fixed weights make the output from the last inputs ({left} of it is left over)"
 
 
 def _draw(gradients: Gradients, out: Path, title: str) -> None:
@@ -174,7 +178,7 @@ def _draw(gradients: Gradients, out: Path, title: str) -> None:
         frequencies,
         spectrum.power_spectral_density(before, frequencies) / width,
         spectrum.power_spectral_density(after, frequencies) / width,
-        floor=gradients.noise_std**2,
+        floor=gradients.noise_std**2 if gradients.white_noise else 0.0,
         negative_share=gradients.negative_share,
         title=title,
     )

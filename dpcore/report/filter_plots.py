@@ -153,6 +153,7 @@ def gradient_picture(
             axes.axhline(floor, color=_GRAY, linewidth=1.0, linestyle="--", label="noise of the mechanism, before")
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.set_xlim(x.min(), x.max())
         _plain_ticks(axes)
         # Room for the legend above the curves, in a scale of powers of ten.
         high, low = axes.get_ylim()[1], axes.get_ylim()[0]

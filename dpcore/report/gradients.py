@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DpcoreError
 from dpcore.validate import integer, non_negative
 
 NAME = "gradients.npz"
-KEYS = ("released", "filtered", "negative_share", "dimension", "noise_std")
+KEYS = ("released", "filtered", "negative_share", "dimension", "noise_std", "white_noise")
 
 # What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
 _DAMAGE = (
@@ -55,6 +55,10 @@ class Gradients:
         d, the number of parameters; at least m.
     noise_std : float
         s, the standard deviation of the seed noise on the average, per coordinate.
+    white_noise : bool, optional
+        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
+        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
+        say what is signal.
 
     Raises
     ------
@@ -67,12 +71,15 @@ class Gradients:
     negative_share: NDArray[np.float32]
     dimension: int
     noise_std: float
+    white_noise: bool = True
 
     def __post_init__(self) -> None:
         for name in ("released", "filtered", "negative_share"):
             object.__setattr__(self, name, _real(name, getattr(self, name)))
         object.__setattr__(self, "dimension", integer(1, dimension=self.dimension))
         object.__setattr__(self, "noise_std", non_negative(noise_std=self.noise_std))
+        if not isinstance(self.white_noise, bool):
+            raise ArgumentTypeError(f"white_noise={self.white_noise!r}: must be True or False")
         shape = self.released.shape
         if len(shape) != 2 or not self.released.size:
             raise ArgumentError(f"released: has shape {shape}; must be (steps, coordinates), at least one of each")
@@ -98,6 +105,7 @@ def save_gradients(
     *,
     dimension: int,
     noise_std: float,
+    white_noise: bool = True,
 ) -> Path:
     """Write the file whole: a reader sees the old file or the new one.
 
@@ -113,6 +121,8 @@ def save_gradients(
         d.
     noise_std : float
         s.
+    white_noise : bool, optional
+        See `Gradients`.
 
     Returns
     -------
@@ -124,7 +134,7 @@ def save_gradients(
     ArgumentError
         As `Gradients`.
     """
-    record = Gradients(released, filtered, negative_share, dimension, noise_std)
+    record = Gradients(released, filtered, negative_share, dimension, noise_std, white_noise)
     target = _file(path)
     draft = target.with_name(f".{target.name}.draft")
     with draft.open("wb") as file:
@@ -135,6 +145,7 @@ def save_gradients(
             negative_share=record.negative_share,
             dimension=np.int64(record.dimension),
             noise_std=np.float64(record.noise_std),
+            white_noise=np.bool_(record.white_noise),
         )
         file.flush()
         os.fsync(file.fileno())
@@ -181,6 +192,7 @@ def load_gradients(path: str | os.PathLike[str]) -> Gradients:
             held["negative_share"],
             held["dimension"].item(),
             held["noise_std"].item(),
+            held["white_noise"].item(),
         )
     except DataError:
         raise

@@ -1,0 +1,238 @@
+"""`dpcore inspect` says what SciPy says, in tables, JSON and pictures, and refuses nonsense in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.signal
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+from dpcore.cli import main
+from dpcore.filters import NAMED_FILTERS
+from dpcore.report.gradients import save_gradients
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> dict:
+    assert main(["inspect", *map(str, words), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def record(
+    folder: Path, *, s: float = 0.5, signal: float = 0.2, white: bool = True, moments: bool = True
+) -> np.ndarray:
+    """A run whose filter is f4 and whose gradient never changes."""
+    generator = np.random.default_rng(7)
+    b, a = NAMED_FILTERS["f4"]
+    g = signal + s * generator.standard_normal((400, 300))
+    y = scipy.signal.lfilter(b, [1, *a], g, axis=0) / scipy.signal.lfilter(b, [1, *a], np.ones(400))[:, None]
+    share = np.linspace(0.5, 0.1, 400) if moments else np.full(400, np.nan)
+    folder.mkdir()
+    save_gradients(folder, g, y, share, dimension=1000, noise_std=s, white_noise=white)
+    return g
+
+
+@pytest.mark.parametrize(
+    "words", [["first-order v1"], ["first-order", "v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]]
+)
+def test_a_filters_numbers(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "filter", *words)
+    kappa = scipy.signal.lfilter([1 / 11, 1 / 11], [1, -9 / 11], np.eye(1, 500)[0])
+    assert told["accepted"] is True
+    assert told["gain"] == pytest.approx(1)
+    assert told["poles"] == [{"real": pytest.approx(9 / 11), "imaginary": 0, "modulus": pytest.approx(9 / 11)}]
+    assert told["noise_factor"]["limit"] == pytest.approx((kappa**2).sum())
+    assert told["noise_factor"]["10"] == pytest.approx((kappa[:10] ** 2).sum() / kappa[:10].sum() ** 2)
+    assert told["delay"] == pytest.approx((np.arange(500) * kappa).sum())
+    _, h = scipy.signal.freqz([1 / 11, 1 / 11], [1, -9 / 11], worN=[2 * np.pi * told["cutoff"]])
+    assert abs(h[0]) ** 2 == pytest.approx(0.5)
+    assert main(["inspect", "filter", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "0.09091" in printed
+    assert "5 steps" in printed
+    assert "unchanged in the long run" in printed
+
+
+def test_every_named_filter_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "filter")["filters"]
+    assert [item["filter"] for item in told] == list(NAMED_FILTERS)
+    assert all(item["accepted"] and item["stable"] for item in told)
+    assert main(["inspect", "filter"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in NAMED_FILTERS:
+        assert sum(line.startswith(f"{name}  ") for line in lines) == 1
+
+
+def test_designs_and_disks_filters(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "filter", "butterworth", "--order", 2, "--cutoff", 0.1)
+    assert told["cutoff"] == pytest.approx(0.05)
+    b, a = scipy.signal.butter(2, 0.1)
+    assert (told["b"], told["a"]) == (pytest.approx(b), pytest.approx(a[1:]))
+    told = ask(capsys, "filter", "chebyshev", "--order", 3, "--cutoff", 0.2)
+    assert told["a"] == pytest.approx(scipy.signal.cheby1(3, 1, 0.2)[1][1:])
+    told = ask(capsys, "filter", "kappa=0.7")
+    assert told["noise_factor"] == pytest.approx(
+        {"1": 1, "10": 0.7 / 1.3, "100": 0.7 / 1.3, "limit": 0.7 / 1.3}, rel=1e-4
+    )
+    told = ask(capsys, "filter", "sigma_H=0", "sigma_v=0.1", "sigma_w=1")
+    # k solves k^2 = v (1 - k), v the variance of the motion over that of the noise.
+    assert told["b"] == pytest.approx([(-0.01 + np.sqrt(0.01**2 + 4 * 0.01)) / 2])
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "numbers"),
+    [
+        ("b=0.1 a=-1.1", "unstable, its pole 1.1", {"stable": False, "gain": pytest.approx(-1), "cutoff": None}),
+        ("b=0.5 a=-1", "unstable", {"stable": False, "gain": None, "half_life": None}),
+        ("b=0.5 a=-0.9", "the gain is 5 and must be 1", {"stable": True, "gain": pytest.approx(5)}),
+        ("b=1,-1,1", "the normalizer c_t is 0 at step 1", {"stable": True, "gain": 1}),
+        ("b=0 a=0", "the gain is 0", {"gain": 0, "delay": None}),
+    ],
+)
+def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(
+    words: str, why: str, numbers: dict, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = ask(capsys, "filter", words, "--out", tmp_path / "a.png", status=2)
+    assert told["accepted"] is False
+    assert why in told["refused_because"]
+    assert {key: told[key] for key in numbers} == numbers
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    assert main(["inspect", "filter", words]) == 2
+    printed = capsys.readouterr()
+    assert "No run takes this filter: " in printed.out
+    assert why in printed.out
+    assert printed.err == ""
+
+
+def test_pictures_are_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told = ask(capsys, "filter", "f6", "--out", tmp_path / "f6.png")
+    assert told["picture"] == str(tmp_path / "f6.png")
+    record(tmp_path / "run")
+    for words in (["filter", "momentum"], ["filter", "none"], ["filter", "kappa=0.7"], ["gradients", tmp_path / "run"]):
+        assert main(["inspect", *map(str, words), "--out", str(tmp_path / "picture.png")]) == 0
+        assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+        (tmp_path / "picture.png").unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f6.png", "run"]
+    assert main(["inspect", "filter", "momentum", "--out", str(tmp_path / "picture.svg")]) == 0
+    assert b"<svg" in (tmp_path / "picture.svg").read_bytes()
+
+
+def test_recorded_gradients(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    g = record(tmp_path / "run")
+    told = ask(capsys, "gradients", tmp_path / "run")
+    assert (told["steps"], told["coordinates_recorded"], told["dimension"]) == (400, 300, 1000)
+    assert told["noise_floor"] == pytest.approx(1000 * 0.25)
+    assert told["power_per_coordinate"]["before"] == pytest.approx((g**2).mean(), rel=1e-5)
+    before, after = told["signal_to_noise"]["before"], told["signal_to_noise"]["after"]
+    # Signal 0.2^2 over noise 0.5^2; f4 leaves a fifth of the noise and all of the signal.
+    assert before["value"] == pytest.approx(0.04 / 0.25, abs=5 * before["error"])
+    assert told["signal_to_noise"]["noise_factor"] == pytest.approx(0.2, rel=1e-3)
+    assert after["value"] == pytest.approx(0.04 / 0.05, abs=6 * after["error"])
+    shares = {row["frequency"]: row for row in told["share_of_power_below"]}
+    assert shares[0.1]["white_noise"] < shares[0.1]["before"] < shares[0.1]["after"]
+    assert told["negative_share"]["first_tenth"] > 0.45 > 0.15 > told["negative_share"]["last_tenth"]
+    assert main(["inspect", "gradients", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "it costs no privacy" in printed
+    assert "0.2 of the variance" in printed
+
+
+def test_what_a_record_cannot_tell_is_not_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    record(tmp_path / "correlated", white=False, moments=False)
+    told = ask(capsys, "gradients", tmp_path / "correlated")
+    assert told["signal_to_noise"]["before"] is told["signal_to_noise"]["after"] is told["negative_share"] is None
+    assert main(["inspect", "gradients", str(tmp_path / "correlated")]) == 0
+    printed = capsys.readouterr().out
+    assert "not flat" in printed
+    assert "signal to noise" not in printed
+    g = np.random.default_rng(0).standard_normal((50, 40))
+    for name, filtered, said in (
+        ("other", np.sign(g), "no fixed weights make the output"),
+        ("zero", 0 * g, "the filter's output is zero"),
+    ):
+        (tmp_path / name).mkdir()
+        save_gradients(tmp_path / name, g, filtered, np.full(50, np.nan), dimension=40, noise_std=1)
+        assert main(["inspect", "gradients", str(tmp_path / name), "--out", str(tmp_path / f"{name}.png")]) == 0
+        assert said in capsys.readouterr().out
+        assert ask(capsys, "gradients", tmp_path / name)["signal_to_noise"]["after"] is None
+    # No noise at all.
+    save_gradients(tmp_path / "zero", g, g, np.full(50, np.nan), dimension=40, noise_std=0)
+    assert main(["inspect", "gradients", str(tmp_path / "zero")]) == 0
+    assert "is not private" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_very_short_runs(steps: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    g = np.random.default_rng(0).standard_normal((steps, 1))
+    save_gradients(tmp_path / "gradients.npz", g, g, np.zeros(steps), dimension=1, noise_std=1)
+    told = ask(capsys, "gradients", tmp_path, "--out", tmp_path / "a.png")
+    assert told["steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("filter momentun", "did you mean momentum?"),
+        ("filter b=", "holds no number"),
+        ("filter b=x", "'x' is not a number"),
+        ("filter a=0.5", "write it as b=0.1 a=-0.9"),
+        ("filter c=0.5", "write it as b=0.1 a=-0.9"),
+        ("filter =", "write it as b=0.1 a=-0.9"),
+        ("filter b=inf", "is not finite"),
+        ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
+        ("filter b=0.1 --order 2", "--order cannot be used here"),
+        ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
+        ("filter butterworth", "butterworth: needs --order and --cutoff"),
+        ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
+        ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
+        ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
+        ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
+        ("filter --out a.png", "--out cannot be used here"),
+        ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
+        ("filter momentum --out absent/a.png", "there is no folder absent"),
+        ("gradients absent", "folder='absent': no such folder"),
+        ("gradients .", "gradients.npz: no such file; `dpcore train --record-gradients N"),
+        ("gradients torn", "is not a .npz archive, or it is truncated"),
+        ("gradients", "missing argument"),
+        ("fliter", "Did you mean 'filter'?"),
+    ],
+)
+def test_nonsense_is_one_sentence(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("torn").mkdir()
+    Path("torn/gradients.npz").write_bytes(b"PK\x03\x04 torn")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["inspect", *line.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("dpcore: ")
+    assert printed.err.count("\n") == 1
+    assert said in printed.err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert main(["inspect", *line.split(), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["status"] == 2
+
+
+@pytest.mark.parametrize("command", [[], ["filter"], ["gradients"]])
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", *command, "--help"]) == 0
+    assert f"Example: dpcore inspect {' '.join(command)}".strip() in " ".join(capsys.readouterr().out.split())
+
+
+def test_inspect_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dpcore.cli import main; status = main(['inspect', 'filter', 'momentum']);"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules; sys.exit(status)"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+    assert "0.05263" in done.stdout
