@@ -110,7 +110,8 @@ class Plan:
                 f"sampler={name}: independent moments need a hard maximum of examples in a batch, since their "
                 "sensitivity grows with it; use dpcore.sampling.FixedOrderSampler"
             )
-        if moment == "joint" and (self.sampler.max_batch_size != 1 or self.batch_size != 1):
+        single = self.sampler.max_batch_size == 1 and self.batch_size == 1 and self.sampler.keeps_order
+        if moment == "joint" and not single:
             raise PrivacyError(
                 f"sampler={name}: joint moments hold for batches of one example only, in a fixed order; use "
                 "dpcore.sampling.FixedOrderSampler(dataset_size=..., batch_size=1), or variant='independent_moments'"
