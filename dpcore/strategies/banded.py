@@ -55,7 +55,7 @@ class Banded:
         if bands[beyond].any():
             k, t = (int(i) for i in np.argwhere(beyond & (bands != 0))[0])
             raise ArgumentError(f"bands: the entry at ({k}, {t}) stands for row {t + k} of {steps} and must be 0")
-        bands = base.scaled(bands, np.square(bands).sum(axis=0))
+        bands = base.scaled(bands, float(np.linalg.norm(bands, axis=0).max()))
         object.__setattr__(self, "bands", bands)
         object.__setattr__(self, "sha256", base.digest(bands))
 

@@ -23,6 +23,7 @@ Indices = npt.NDArray[np.int64]
 # C times the noise as it was really added is Z plus C times its rounding: in float32, 2^-24 of the noise. At this
 # growth of the noise over Z that is 6e-5 of a standard deviation of Z; far beyond, the noise is no longer Gaussian.
 LARGEST_GROWTH = 1e3
+_SCALED = 1e-13
 
 
 class Strategy(Protocol):
@@ -156,9 +157,15 @@ def lower_triangular(**values: Any) -> Matrix:
     return matrix
 
 
-def scaled(matrix: Matrix, squares: Matrix) -> Matrix:
-    """Return `matrix` divided by its largest column norm, read-only; `squares` are the squared column norms."""
-    result: Matrix = matrix / np.sqrt(squares.max())
+def scaled(values: Matrix, norm: float) -> Matrix:
+    """Return `values` over their largest column norm, read-only; as they are where that is 1 up to rounding.
+
+    So that a strategy built again from its own values has the same bits. Nothing rests on the scale being exact: the
+    sensitivity is computed from the values that run.
+    """
+    if not 0.0 < norm < np.inf:
+        raise ArgumentError(f"the largest column norm {norm:.3g} is out of range; multiply the matrix by a constant")
+    result = values if abs(norm - 1.0) < _SCALED else values / norm
     result.flags.writeable = False
     return result
 

@@ -41,7 +41,7 @@ class Dense:
 
     def __post_init__(self) -> None:
         entries = base.lower_triangular(entries=self.entries)
-        entries = base.scaled(entries, np.square(entries).sum(axis=0))
+        entries = base.scaled(entries, float(np.linalg.norm(entries, axis=0).max()))
         object.__setattr__(self, "entries", entries)
         object.__setattr__(self, "sha256", base.digest(entries))
 
@@ -76,7 +76,8 @@ class Dense:
 
     def inverse_row_norms(self, steps: int) -> Matrix:
         """Return the squared row norms of C^{-1}, (steps,)."""
-        return np.square(self._inverse[: base.check_block(steps, self.steps)]).sum(axis=1)
+        result: Matrix = np.square(self._inverse[: base.check_block(steps, self.steps)]).sum(axis=1)
+        return result
 
     def describe(self) -> dict[str, Any]:
         """Return the kind, the size and the digest of the entries."""

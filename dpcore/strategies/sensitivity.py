@@ -122,9 +122,8 @@ def _banded_squared(bands: Matrix) -> Callable[[Indices], float]:
 
     def squared(pattern: Indices) -> float:
         total = float(gram[0, pattern].sum()) if pattern.size else 0.0
-        for apart in range(
-            1, min(count, pattern.size)
-        ):  # steps of a pattern differ: apart places, at least as many rows
+        # Steps of a pattern differ: those `apart` places apart are at least as many rows apart.
+        for apart in range(1, min(count, pattern.size)):
             lag = pattern[apart:] - pattern[:-apart]
             near = lag < count
             if not near.any():

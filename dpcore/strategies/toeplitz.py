@@ -76,7 +76,7 @@ class BandedToeplitz(Toeplitz):
 
     def __post_init__(self) -> None:
         values = _series(series=self.series)
-        object.__setattr__(self, "series", tuple((values / np.linalg.norm(values)).tolist()))
+        object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
 
     @property
     def order(self) -> int:
@@ -168,7 +168,7 @@ class BandedInverseToeplitz(Toeplitz):
                 f"series={values.tolist()}: its reciprocal, the strategy, overflows within {self.steps} rows; "
                 "the zeros of the polynomial must lie outside of the unit circle"
             )
-        object.__setattr__(self, "series", tuple((values * norm).tolist()))
+        object.__setattr__(self, "series", tuple(base.scaled(values, 1.0 / norm).tolist()))
 
     @property
     def order(self) -> int:
@@ -233,8 +233,8 @@ def _reciprocal(series: tuple[float, ...], size: int) -> Matrix:
     """Return the first coefficients of 1/c(x), (size,), read-only."""
     from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
 
-    impulse = np.zeros(size)
-    impulse[:1] = 1.0
-    result = np.asarray(lfilter([1.0], series, impulse), dtype=np.float64)
+    impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
+    impulse[0] = 1.0
+    result = np.asarray(lfilter([1.0], series, impulse), dtype=np.float64)[:size]
     result.flags.writeable = False
     return result

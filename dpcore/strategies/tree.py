@@ -108,8 +108,9 @@ class TreeOptimal:
 
     With N the 0/1 matrix of every complete node [j 2^k, (j+1) 2^k) of 0 .. T - 1, C is the lower-triangular L with
     L^T L = N^T N (reverse Cholesky), scaled. Equal products of columns mean equal sensitivity under every
-    participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is A L^{-1} (Q^T z):
-    the noise of the strategy L, exactly, and L can be streamed where the estimate itself would wait for later nodes.
+    participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is
+    A L^{-1} (Q^T z): the noise of the strategy L, exactly; and L can be streamed, where the estimate itself would wait
+    for later nodes.
 
     Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
 

@@ -14,16 +14,26 @@ from dpcore.accounting import (
     Event,
     FixedSizeSampledGaussian,
     Gaussian,
+    MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
 )
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
 GAUSSIAN = Gaussian(1.5, 4, Adjacency.ZERO_OUT)
+MATRIX = MatrixGaussian(1.5, 1.25, 100, "tree(steps=100)")
 POISSON = PoissonSampledGaussian(0.01, 1.1, 1000)
 FIXED_SIZE = FixedSizeSampledGaussian(100, 10, 0.5, 7)
 NOISELESS = NonPrivate("the noise was given by the caller")
-EVENTS = [GAUSSIAN, POISSON, FIXED_SIZE, NOISELESS, Composed((POISSON, GAUSSIAN, NOISELESS)), Composed(())]
+EVENTS = [
+    GAUSSIAN,
+    MATRIX,
+    POISSON,
+    FIXED_SIZE,
+    NOISELESS,
+    Composed((POISSON, GAUSSIAN, MATRIX, NOISELESS)),
+    Composed(()),
+]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
@@ -42,9 +52,17 @@ def test_dict_holds_every_field() -> None:
         "steps": 1000,
     }
     assert GAUSSIAN.to_dict()["adjacency"] == "zero-out"
+    assert MATRIX.to_dict() == {
+        "event": "MatrixGaussian",
+        "noise_multiplier": 1.5,
+        "sensitivity": 1.25,
+        "steps": 100,
+        "strategy": "tree(steps=100)",
+        "adjacency": "zero-out",
+    }
 
 
-@pytest.mark.parametrize("event", [GAUSSIAN, POISSON, FIXED_SIZE, NOISELESS])
+@pytest.mark.parametrize("event", [GAUSSIAN, MATRIX, POISSON, FIXED_SIZE, NOISELESS])
 def test_cannot_be_changed(event: Event) -> None:
     for item in dataclasses.fields(event):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -57,14 +75,16 @@ def test_adjacency_of_each() -> None:
     assert Gaussian(1.0).adjacency is Adjacency.ADD_REMOVE
     assert Gaussian(1.0, adjacency="replace-one").adjacency is Adjacency.REPLACE_ONE  # type: ignore[arg-type]
     assert NOISELESS.adjacency is None
+    assert MATRIX.adjacency is Adjacency.ZERO_OUT
 
 
 def test_composition_has_one_adjacency() -> None:
     assert Composed((POISSON, POISSON)).adjacency is Adjacency.ADD_REMOVE
     assert Composed((POISSON, GAUSSIAN)).adjacency is Adjacency.ZERO_OUT
+    assert Composed((POISSON, MATRIX)).adjacency is Adjacency.ZERO_OUT
     assert Composed((POISSON, NOISELESS)).adjacency is Adjacency.ADD_REMOVE
     assert Composed((FIXED_SIZE, FIXED_SIZE)).adjacency is Adjacency.REPLACE_ONE
-    for other in (POISSON, GAUSSIAN):
+    for other in (POISSON, GAUSSIAN, MATRIX):
         with pytest.raises(ArgumentError, match="replace-one cannot be composed"):
             Composed((FIXED_SIZE, other))
 
@@ -73,6 +93,7 @@ def test_composition_has_one_adjacency() -> None:
 def test_refuses_bad_noise_multipliers(bad: float) -> None:
     for make in (
         lambda: Gaussian(bad),
+        lambda: MatrixGaussian(bad, 1.0, 1, "identity()"),
         lambda: PoissonSampledGaussian(0.1, bad, 1),
         lambda: FixedSizeSampledGaussian(10, 1, bad, 1),
     ):
@@ -97,6 +118,12 @@ def test_refuses_other_bad_fields() -> None:
         Gaussian(1.0, adjacency="zero_out")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="batch_size=11: must be at most dataset_size=10"):
         FixedSizeSampledGaussian(10, 11, 1.0, 1)
+    with pytest.raises(ArgumentError, match="sensitivity=-1"):
+        MatrixGaussian(1.0, -1.0, 1, "tree")
+    with pytest.raises(ArgumentError, match="steps=-1"):
+        MatrixGaussian(1.0, 1.0, -1, "tree")
+    with pytest.raises(ArgumentError, match="strategy=''"):
+        MatrixGaussian(1.0, 1.0, 1, "")
     with pytest.raises(ArgumentError, match="reason="):
         NonPrivate(" ")
     with pytest.raises(ArgumentTypeError, match="must be an event"):

@@ -6,12 +6,13 @@ import math
 
 import mpmath
 import pytest
-from dp_accounting import gaussian_mechanism
+from dp_accounting import dp_event, gaussian_mechanism
+from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Gaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
 from dpcore.accounting.gaussian import analytic_noise_multiplier, gaussian_epsilon, log_delta
 from dpcore.errors import ArgumentError
 
@@ -79,6 +80,33 @@ def test_participations_and_composition_add_mu_squared() -> None:
     assert accounting.epsilon(PoissonSampledGaussian(1.0, 1.0, 4), 1e-5, "gaussian") == once
 
 
+@pytest.mark.parametrize("sigma", [0.4, 1.3, 9.0])
+@pytest.mark.parametrize("sensitivity", [0.7, 1.0, 3.3])
+def test_a_matrix_mechanism_is_one_gaussian_mechanism(sigma: float, sensitivity: float) -> None:
+    event, once = (
+        MatrixGaussian(sigma, sensitivity, 50, "tree(steps=50)"),
+        dp_event.GaussianDpEvent(sigma / sensitivity),
+    )
+    exact = gaussian_mechanism.get_epsilon_gaussian(once.noise_multiplier, 1e-6)
+    assert accounting.epsilon(event, 1e-6, "gaussian") == pytest.approx(exact, rel=1e-7)
+    orders = [1.5, 2.0, 8.0, 32.0, 200.0]
+    theirs = rdp_privacy_accountant.RdpAccountant(orders).compose(once).get_epsilon(1e-6)
+    assert accounting.epsilon(event, 1e-6, "rdp", orders=orders) == pytest.approx(theirs, rel=1e-9)
+    assert accounting.epsilon(event, 1e-6, "rdp") >= exact
+
+
+def test_matrix_mechanisms_compose_with_others_under_zero_out() -> None:
+    matrix = MatrixGaussian(2.0, 3.0, 50, "tree(steps=50)")
+    parts = Composed((matrix, Gaussian(1.0, 4, Adjacency.ZERO_OUT)))
+    assert parts.adjacency is Adjacency.ZERO_OUT
+    for name in ("gaussian", "rdp"):
+        whole = accounting.epsilon(Gaussian(1 / math.hypot(1.5, 2.0)), 1e-5, name)
+        assert accounting.epsilon(parts, 1e-5, name) == pytest.approx(whole, rel=1e-12)
+    # The multiplier and the sensitivity in one unit: only their ratio counts.
+    alone = accounting.delta(Gaussian(2.0 / 3.0), 1.0, "gaussian")
+    assert accounting.delta(matrix, 1.0, "gaussian") == pytest.approx(alone, rel=1e-12)
+
+
 def test_published_figure() -> None:
     # Adaptive optimizers, section 5.2: three epochs at delta = 1e-7 are printed as epsilon 149.1 with noise 0.134; the
     # unrounded noise is 0.1345.
@@ -91,6 +119,9 @@ def test_ends_of_the_range() -> None:
         assert accounting.delta(Gaussian(0.0), 3.0, name) == 1.0
         assert accounting.epsilon(Gaussian(0.0, 0), 1e-5, name) == 0.0
         assert accounting.delta(Gaussian(1.0, 0), 0.0, name) == 0.0
+        assert accounting.epsilon(MatrixGaussian(0.0, 1.0, 5, "tree"), 1e-5, name) == math.inf
+        assert accounting.epsilon(MatrixGaussian(0.0, 0.0, 5, "tree"), 1e-5, name) == 0.0
+        assert accounting.epsilon(MatrixGaussian(0.0, 1.0, 0, "tree"), 1e-5, name) == 0.0
         assert accounting.epsilon(NonPrivate("a baseline"), 1e-5, name) == math.inf
         assert accounting.delta(NonPrivate("a baseline"), 5.0, name) == 1.0
         assert accounting.epsilon(Composed(()), 1e-5, name) == 0.0

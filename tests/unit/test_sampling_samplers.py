@@ -65,6 +65,13 @@ class TestContract:
         # Forked runs must keep an order that the event counts on, and must not keep coins that it calls fresh.
         assert sampler.keeps_order is (sampler.adjacency is Adjacency.ZERO_OUT)
 
+    def test_no_batch_is_larger_than_the_hard_maximum(self, sampler: Sampler) -> None:
+        sizes = [sampler.indices(KEY, step).size for step in range(30)]
+        if sampler.max_batch_size is None:
+            assert isinstance(sampler, PoissonSampler)
+        else:
+            assert max(sizes) == sampler.max_batch_size
+
     def test_settings_cannot_be_changed(self, sampler: Sampler) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             sampler.dataset_size = 5  # type: ignore[misc]
@@ -216,6 +223,15 @@ def test_fixed_sizes_refuse(kind: type) -> None:
 # --------------------------------------------------------------------------------------------------------- fixed order
 
 
+def brute_patterns(sampler: Sampler, steps: int) -> set[tuple[int, ...]]:
+    """The steps of every example that is used, by asking every step."""
+    used: dict[int, list[int]] = {}
+    for step in range(steps):
+        for i in sampler.indices(KEY, step).tolist():
+            used.setdefault(i, []).append(step)
+    return set(map(tuple, used.values()))
+
+
 def brute_participations(sampler: Sampler, steps: int) -> int:
     return max(Counter(i for step in range(steps) for i in sampler.indices(KEY, step).tolist()).values(), default=0)
 
@@ -239,6 +255,9 @@ def test_fixed_order_is_one_partition_for_every_epoch(
     assert sampler.participations(steps) == brute_participations(sampler, steps)
     assert sampler.event(1.5, steps) == Gaussian(1.5, brute_participations(sampler, steps), Adjacency.ZERO_OUT)
     assert sampler.expected_batch_size == batch_size
+    patterns = sampler.patterns(steps)
+    assert all(pattern.dtype == np.int64 for pattern in patterns)
+    assert sorted(map(tuple, patterns)) == sorted(brute_patterns(sampler, steps))
 
 
 def test_order_is_shuffled_by_the_key() -> None:
@@ -266,6 +285,10 @@ def test_fixed_batches_count_the_most_used_example(batches: list[list[int]], ste
     assert sampler.event(1.0, steps) == Gaussian(1.0, brute_participations(sampler, steps), Adjacency.ZERO_OUT)
     assert sampler.dataset_size == 1 + max(itertools.chain(*batches))
     assert sampler.expected_batch_size == max(map(len, batches))
+    assert sampler.max_batch_size == max(map(len, batches))
+    patterns = sampler.patterns(steps)
+    assert all(pattern.dtype == np.int64 for pattern in patterns)
+    assert sorted(map(tuple, patterns)) == sorted(brute_patterns(sampler, steps))
 
 
 def test_the_most_used_example_is_most_used_over_the_whole_run() -> None:
@@ -280,6 +303,7 @@ def test_fixed_batches_are_copied_and_read_only() -> None:
     mine[0] = 9
     assert sampler.indices(KEY, 0).tolist() == [0, 1, 2]
     assert (sampler.dataset_size, sampler.expected_batch_size) == (10, 4.0)
+    assert sampler.max_batch_size == 3
     with pytest.raises(ValueError, match="read-only"):
         sampler.indices(KEY, 0)[0] = 5
 
