@@ -1,0 +1,196 @@
+"""algorithms.md section 1 as a loop over single examples in plain NumPy; only the normals come from the package.
+
+What a method does is said by three functions of its test: the query, the filter and the update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import dpcore
+from dpcore_numpy import normal
+
+KEY = bytes(range(32))
+N, D, T = 40, 7, 13
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(N, D))
+TARGETS = FEATURES @ rng.normal(size=D) + rng.normal(size=N)
+START = rng.normal(size=D)
+# No batch or example is like another; one batch is empty, and none is as large as the denominator SIZE.
+BATCHES = [np.sort(rng.choice(N, size=rng.integers(1, 11), replace=False)) for _ in range(T)]
+BATCHES[4] = np.arange(0)
+FULL = [np.arange(N)] * T
+SIZE = 12
+
+Array = np.ndarray
+
+
+def gradient(x: Array, indices: Array) -> Array:
+    """Of losses log cosh(a.x - y): smooth and not quadratic, so that every point matters."""
+    a = FEATURES[indices]
+    return np.tanh(a @ x - TARGETS[indices])[:, None] * a
+
+
+def quadratic_gradient(x: Array, indices: Array) -> Array:
+    a = FEATURES[indices]
+    return (a @ x - TARGETS[indices])[:, None] * a
+
+
+def of(x: Array, i: int) -> Array:
+    """The gradient of one example."""
+    return gradient(x, np.array([i]))[0]
+
+
+def clip_one(v: Array, c: float, rule: str) -> Array:
+    norm = math.sqrt(math.fsum(v * v))
+    if rule == "standard":
+        return v * min(1, c / norm) if norm else v
+    if rule == "automatic":
+        return v * c / (norm + 0.01)
+    if rule == "automatic_v":
+        return v * c / norm if norm else v
+    return v / c * min(1, c / norm) if norm else v
+
+
+def seed_noise(steps: int = T, stream: int = 0, d: int = D) -> Array:
+    """Z, one row a step."""
+    return np.stack([normal(KEY, t, stream, 0, d, dtype="float64") for t in range(steps)])
+
+
+def correlated(c: Array | None, stream: int = 0) -> Array:
+    """C^{-1} Z by solving the system, with the largest column norm of C scaled to 1."""
+    z = seed_noise(stream=stream)
+    return z if c is None else np.linalg.solve(c / np.sqrt((c**2).sum(axis=0).max()), z)
+
+
+def plain(t: int, points: Sequence[Array], i: int) -> Array:
+    return of(points[-1], i)
+
+
+def as_it_is(t: int, g: Array) -> Array:
+    return g
+
+
+def sgd(lr: float) -> Callable[..., Array]:
+    return lambda t, x, g, y, clean: x - lr * y
+
+
+def low_pass(b: Sequence[float], a: Sequence[float]) -> Callable[[int, Array], Array]:
+    """DOPPLER's recurrence and its normalizer, as algorithms.md 3 prints them."""
+    g_all: list[Array] = []
+    m_all: list[Array] = []
+    c_all: list[float] = []
+
+    def smooth(t: int, g: Array) -> Array:
+        g_all.append(g)
+        m, c = np.zeros_like(g), 0.0
+        for r, value in enumerate(b):
+            if t - r >= 0:
+                m = m + value * g_all[t - r]
+                c += value
+        for r, value in enumerate(a, start=1):
+            if t - r >= 0:
+                m = m - value * m_all[t - r]
+                c -= value * c_all[t - r]
+        m_all.append(m)
+        c_all.append(c)
+        return m / c
+
+    return smooth
+
+
+def loop(
+    query: Callable[..., Array] = plain,
+    smooth: Callable[[int, Array], Array] = as_it_is,
+    move: Callable[..., Array] | None = None,
+    *,
+    clip: float | Callable[[int], float] = 0.7,
+    rule: str = "standard",
+    sigma: float = 0.5,
+    share: float = 1.0,
+    size: float = SIZE,
+    strategy: Array | None = None,
+    scale: Callable[[int], Array] | None = None,
+    batches: Sequence[Array] = BATCHES,
+) -> Array:
+    """Query, scale, clip, sum, noise, average, unscale, filter, update. Returns x_0 .. x_T.
+
+    ``query(t, points, i)`` sees x_0 .. x_t; ``move(t, x, g, y, clean)`` the released average, the filter's output and
+    the clipped average without noise. `share` multiplies the noise of the gradient.
+    """
+    move = sgd(0.3) if move is None else move
+    noise = correlated(strategy)
+    points = [START.copy()]
+    for t, batch in enumerate(batches):
+        w = np.ones(D) if scale is None else scale(t)
+        c = clip(t) if callable(clip) else clip
+        total = np.zeros(D)
+        for i in batch:
+            total = total + clip_one(w * query(t, points, i), c, rule)
+        sensitivity = 1.0 if rule == "normalized" else c
+        g = (total + share * sigma * sensitivity * noise[t]) / size / w
+        y = smooth(t, g)
+        points.append(move(t, points[-1], g, y, total / size))
+    return np.stack(points)
+
+
+def run(method: dpcore.Method, batches=BATCHES, grad=gradient, dtype=np.float64, **arguments) -> Array:
+    """The package's run: x_0 .. x_T."""
+    path = dpcore.minimize(
+        grad, START.astype(dtype), batches, method, key=KEY, exact_key=True, record=True, **arguments
+    ).path
+    assert path is not None
+    return path
+
+
+def assert_same(got: Array, expected: Array, rtol: float = 1e-8, atol: float = 1e-10) -> None:
+    assert np.isfinite(expected).all()
+    assert np.abs(np.diff(expected, axis=0)).max() > 1e-3  # it moved at all
+    np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+
+
+# Strategies, each written down by itself.
+
+
+def dense_matrix(steps: int = T) -> Array:
+    c = np.tril(np.random.default_rng(5).uniform(0.05, 0.5, (steps, steps)))
+    np.fill_diagonal(c, 1.0)
+    return c
+
+
+def banded_matrix(steps: int = T, bands: int = 3) -> Array:
+    c = np.tril(np.random.default_rng(6).uniform(0.1, 0.6, (steps, steps)))
+    c[np.subtract.outer(np.arange(steps), np.arange(steps)) >= bands] = 0
+    np.fill_diagonal(c, 1.0)
+    return c
+
+
+def tree_matrix(steps: int = T) -> Array:
+    """Row t (from 1) marks (t - lowbit(t), t]."""
+    c = np.zeros((steps, steps))
+    for t in range(1, steps + 1):
+        c[t - 1, t - (t & -t) : t] = 1
+    return c
+
+
+def square_root_matrix(steps: int = T) -> Array:
+    """The Toeplitz square root of the ones matrix: coefficients binom(2k, k) / 4^k."""
+    r = [math.comb(2 * k, k) / 4**k for k in range(steps)]
+    return np.array([[r[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
+
+
+STRATEGIES = {
+    "identity": np.eye(T),
+    "tree": tree_matrix(),
+    "square-root": square_root_matrix(),
+    "dense": dense_matrix(),
+    "banded": banded_matrix(),
+}
+
+
+def given(name: str):
+    """What the method is given as its strategy."""
+    return STRATEGIES[name] if name in ("dense", "banded") else name

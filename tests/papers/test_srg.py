@@ -1,0 +1,198 @@
+"""DP-MEMF, DP-SRG-MEMF and Accelerated-DP-SRGD (algorithms.md 6 and 7) against loops; their identities."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from loops import (
+    BATCHES, FULL, SIZE, START, STRATEGIES, D, N, T, assert_same, given, gradient, loop, of, run,
+)  # fmt: skip
+
+import dpcore
+from dpcore import methods, sampling
+
+COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
+
+
+def heavy_ball(lr: float, momentum: float):
+    m = np.zeros(D)
+
+    def move(t, x, g, y, clean):
+        nonlocal m
+        m = momentum * m + y
+        return x - lr * m
+
+    return move
+
+
+def difference(c_of):
+    def query(t, points, i):
+        c = c_of(t) if t else 0.0
+        return of(points[t], i) - (c * of(points[t - 1], i) if c else 0.0)
+
+    return query
+
+
+def accumulate(c_of):
+    kept = np.zeros(D)
+
+    def smooth(t, g):
+        nonlocal kept
+        kept = (c_of(t) if t else 0.0) * kept + g
+        return kept
+
+    return smooth
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("base", ["sgd", "momentum"])
+def test_memf_is_its_loop(name: str, base: str) -> None:
+    method = methods.memf(lr=0.3, strategy=given(name), base=base, **COMMON)
+    move = None if base == "sgd" else heavy_ball(0.3, 0.9)
+    assert_same(run(method), loop(move=move, strategy=STRATEGIES[name]))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("decay", [math.exp(-2.5), 1.0, [0.9, *np.linspace(0, 1, T - 1).tolist()]], ids=str)
+def test_srg_memf_is_its_loop(name: str, decay) -> None:
+    def c_of(t):
+        return decay[t] if isinstance(decay, list) else decay
+
+    method = methods.srg_memf(lr=0.05, decay=decay, strategy=given(name), **COMMON)
+    expected = loop(difference(c_of), accumulate(c_of), heavy_ball(0.05, 0.9), strategy=STRATEGIES[name])
+    assert_same(run(method), expected)
+
+
+def test_the_papers_decay_and_momentum_are_the_defaults() -> None:
+    method = methods.srg_memf(lr=0.1)
+    assert method.query.decay == method.filter.decay == math.exp(-2.5)
+    assert method.update == dpcore.updates.Momentum(0.1, 0.9)
+
+
+def test_srg_without_decay_is_memf() -> None:
+    for name in ("tree", "banded"):
+        srg = methods.srg_memf(lr=0.1, decay=0.0, strategy=given(name), **COMMON)
+        memf = methods.memf(lr=0.1, base="momentum", strategy=given(name), **COMMON)
+        assert run(srg).tobytes() == run(memf).tobytes()
+        assert srg.query.points(5) == memf.query.points(5)
+
+
+def test_memf_with_the_identity_is_dp_sgd_and_costs_the_same() -> None:
+    sampler = sampling.FixedOrderSampler(dataset_size=N, batch_size=8)
+    common = {"lr": 0.3, "noise_multiplier": 0.8}
+    memf, plain = methods.memf(strategy="identity", **common), methods.dp_sgd(**common)
+    assert run(memf, sampler, steps=T).tobytes() == run(plain, sampler, steps=T).tobytes()
+    matrix = dpcore.Plan(memf, sampler, T).epsilon(1e-5)
+    assert matrix == pytest.approx(dpcore.Plan(plain, sampler, T).epsilon(1e-5), rel=1e-9)
+
+
+def accelerated_loop(variant: str, radius: float | None, lr: float, strategy, clip: float, sigma: float) -> np.ndarray:
+    """algorithms.md 7 with sums of eta written out; returns x_0 .. x_T and y_T."""
+
+    def eta(t):
+        return t + 1
+
+    def tau(t):
+        return eta(t) / sum(eta(j) for j in range(t + 1))
+
+    def project(v):
+        norm = math.sqrt((v**2).sum())
+        return v if radius is None or norm <= radius else v * radius / norm
+
+    z, y, total, beta = START.copy(), START.copy(), np.zeros(D), 1 / lr
+
+    def query(t, points, i):
+        if variant == "independent":
+            return of(points[t], i)
+        return eta(t) * of(points[t], i) - (eta(t - 1) * of(points[t - 1], i) if t else 0.0)
+
+    def move(t, x, g, _, clean):
+        nonlocal z, y, total
+        total = eta(t) * g if variant == "independent" else total + g
+        z = project(z - total / beta)
+        y = project(x - total / (eta(t) * beta))
+        return y if variant == "unaccelerated" else (1 - tau(t + 1)) * y + tau(t + 1) * z
+
+    path = loop(query, move=move, clip=clip, sigma=sigma, strategy=strategy)
+    return np.vstack([path, y])
+
+
+@pytest.mark.parametrize("radius", [None, 1.5])
+@pytest.mark.parametrize("variant", ["accelerated", "unaccelerated", "independent"])
+@pytest.mark.parametrize("name", ["tree", "banded", "none"])
+def test_accelerated_srgd_is_its_loop(variant: str, radius: float | None, name: str) -> None:
+    strategy = None if name == "none" else given(name)
+    method = methods.accelerated_srgd(
+        variant=variant, lr=0.05, radius=radius, max_grad_norm=3.0, noise_multiplier=0.3, batch_size=SIZE,
+        strategy=strategy,
+    )  # fmt: skip
+    if name == "none":
+        method = dpcore.Method(
+            query=method.query, clip=method.clip, filter=method.filter, update=method.update, radius=radius,
+            noise=dpcore.noise.IndependentGaussian(0.3), batch_size=SIZE,
+        )  # fmt: skip
+    expected = accelerated_loop(variant, radius, 0.05, None if name == "none" else STRATEGIES[name], 3.0, 0.3)
+    result = dpcore.minimize(gradient, START, BATCHES, method, key=bytes(range(32)), exact_key=True, record=True)
+    assert_same(np.vstack([result.path, result.x]), expected)
+    if radius is not None:
+        assert np.linalg.norm(result.path[1:], axis=1).max() <= radius * (1 + 1e-12)
+        assert np.linalg.norm(expected[1:], axis=1).max() > 0.99 * radius  # the ball was felt
+
+
+def test_the_default_strategy_is_the_tree_and_none_where_gradients_are_independent() -> None:
+    assert methods.accelerated_srgd(lr=0.1).noise.strategy.name == "tree"
+    assert methods.accelerated_srgd(lr=0.1, variant="independent").noise.strategy is None
+
+
+def quadratic_run(lr: float, steps: int, hessian: np.ndarray, start: np.ndarray) -> dpcore.MinimizeResult:
+    """Full batches, no noise, no clipping, of the loss x H x / 2."""
+    method = methods.accelerated_srgd(lr=lr, max_grad_norm=1e12, noise_multiplier=0.0)
+    return dpcore.minimize(lambda x, i: np.tile(hessian @ x, (len(i), 1)), start, [[0, 1]] * steps, method, record=True)
+
+
+def test_accelerated_srgd_without_noise_is_nesterovs_method() -> None:
+    """The three sequences of Nesterov's method as Allen-Zhu and Orecchia write them, with steps 1/beta and eta_t/beta."""
+    lr = 0.02
+    method = methods.accelerated_srgd(lr=lr, max_grad_norm=1e9, noise_multiplier=0.0)
+    y = z = START.copy()
+    path = [START.copy()]
+    for t in range(T):
+        x = path[-1]
+        full = gradient(x, np.arange(N)).mean(axis=0)
+        y = x - lr * full
+        z = z - lr * (t + 1) * full
+        share = 2 / (t + 3)
+        path.append(share * z + (1 - share) * y)
+    result = dpcore.minimize(gradient, START, FULL, method, record=True)
+    np.testing.assert_allclose(result.path, np.stack(path), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(result.x, y, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("steps", [16, 64, 256])
+def test_it_converges_like_one_over_t_squared(steps: int) -> None:
+    """loss(y_T) <= beta |x_0|^2 / (T (T + 1)), where gradient descent with the same step is above that."""
+    beta = 4.0
+    hessian = np.diag([beta / (4 * steps), beta / 2, beta])
+    start = np.array([1.0, 1e-3, 1e-3])
+    bound = beta * float(start @ start) / (steps * (steps + 1))
+    y = quadratic_run(1 / beta, steps, hessian, start).x
+    assert y @ hessian @ y / 2 <= bound
+    x = start
+    for _ in range(steps):
+        x = x - hessian @ x / beta
+    assert x @ hessian @ x / 2 > bound
+
+
+def test_srg_on_full_batches_is_gradient_descent() -> None:
+    """The differences telescope: G_t is the gradient itself, whatever c, whatever the loss."""
+    for decay in (0.3, 1.0):
+        method = methods.srg_memf(
+            lr=0.02, decay=decay, base="sgd", strategy="tree", max_grad_norm=1e9, noise_multiplier=0.0
+        )
+        x, path = START.copy(), [START.copy()]
+        for _ in range(T):
+            x = x - 0.02 * gradient(x, np.arange(N)).mean(axis=0)
+            path.append(x.copy())
+        np.testing.assert_allclose(run(method, FULL), np.stack(path), rtol=1e-9, atol=1e-11)
