@@ -65,7 +65,7 @@ def compare(
     max_grad_norm: shared.MaxGradNorm = 1.0,
     clipping: shared.Clipping = None,
     clipping_groups: shared.ClippingGroups = "flat",
-    sampling: shared.Sampling = "poisson",
+    sampling: shared.Sampling = None,
     epochs: shared.Epochs = 10,
     batch_size: shared.BatchSize = None,
     lr: Annotated[

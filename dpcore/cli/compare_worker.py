@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 from dpcore.cli.callbacks import EpochReleased, StepReleased
@@ -90,11 +91,15 @@ def train_once(
 
 
 class _Remote(Interruption):
-    """What the parent process has been told by a signal."""
+    """What the parent process has been told by a signal, or this one by SIGTERM."""
 
     def __init__(self, number: Any) -> None:
         super().__init__()
         self._number = number
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
 
     def __bool__(self) -> bool:
         if self.signal is None and self._number.value:

@@ -187,16 +187,18 @@ class Comparison:
 
     def words(self, contestant: str) -> str:
         """Return the settings that are not the same for all contestants, without method and learning rate."""
-        own = self._named[contestant].settings
-        keys = [key for key in OWN_SETTINGS if key != "method" and len(self._distinct(key)) > 1]
-        return ", ".join(f"{key.replace('_', ' ')} {_said(own[key])}" for key in keys if own.get(key) is not None)
+        known = {item.name: self._settings(item, self.epsilon[0], None, 0) for item in self.contestants}
+        keys = [
+            key for key in OWN_SETTINGS if key != "method" and len({repr(getattr(s, key)) for s in known.values()}) > 1
+        ]
+        values = {key: getattr(known[contestant], key) for key in keys}
+        return ", ".join(
+            f"{key.replace('_', ' ')} {_said(value)}" for key, value in values.items() if value is not None
+        )
 
     def method(self, contestant: str) -> str:
         """Return the method's name."""
         return str(self._named[contestant].settings["method"])
-
-    def _distinct(self, key: str) -> set[str]:
-        return {repr(item.settings.get(key)) for item in self.contestants}
 
     def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
         common = {"data": self.data, "data_dir": self.data_dir, "model": self.model, "delta": self.delta}

@@ -57,12 +57,11 @@ def _upper_bound(folder: RunFolder) -> str:
 
 
 def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
-    from dpcore.cli.training import parameters
     from dpcore.cli.weights import encode
     from dpcore.report import plots
 
     metadata = {"made by": "dpcore", "settings": outcome.statement.settings_hash}
-    folder.write("model.safetensors", encode(parameters(outcome.model), metadata))
+    folder.write("model.safetensors", encode(outcome.parameters, metadata))
     evaluations = outcome.evaluations
     plots.learning_curve(
         folder.path / "learning-curve.png",

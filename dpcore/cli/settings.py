@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from dpcore.averaging import ExponentialAverage
 from dpcore.errors import ArgumentError
 from dpcore.method import Method
 from dpcore.methods import METHODS
-from dpcore.validate import choice
+from dpcore.schedules import WarmupCosine
+from dpcore.strategies import NamedStrategy
+from dpcore.validate import choice, decay
 
+_SCALED = ("dp_adam", "dp_adagrad")
 # Which methods take which of the options that not every method takes.
 _ONLY_FOR = {
     "kappa": ("disk",),
     "gamma": ("disk",),
-    "filter": ("doppler",),
-    "filter_b": ("doppler",),
-    "filter_a": ("doppler",),
-    "base": ("dp_sgd", "doppler", "disk"),
+    "filter": ("doppler", "pmlf", "disk"),
+    "filter_b": ("doppler", "pmlf"),
+    "filter_a": ("doppler", "pmlf"),
+    "bias_corrected": ("doppler",),
+    "window": ("pmlf", "inner_outer"),
+    "beta": ("pmlf", "inner_outer"),
+    "outer_momentum": ("inner_outer",),
+    "decay": ("srg_memf",),
+    "variant": (*_SCALED, "accelerated_srgd"),
+    "scale_eps": _SCALED,
+    "max_scaled_norm": _SCALED,
+    "unscaled_steps": _SCALED,
+    "scaled_steps": _SCALED,
+    "joint_scale": _SCALED,
+    "allow_nonprivate": _SCALED,
+    "base": ("dp_sgd", "doppler", "disk", "pmlf", "memf", "srg_memf"),
 }
-_ADAPTIVE = ("adam", "adamw")
+# Which update rules take which.
+_ONLY_WITH = {
+    "momentum": ("momentum",),
+    "betas": ("adam", "adamw"),
+    "eps": ("adam", "adamw", "adagrad"),
+    "weight_decay": ("sgd", "momentum", "adam", "adamw", "adagrad", "inner_outer"),
+}
+_UPDATES = {"dp_adam": "adam", "dp_adagrad": "adagrad", "srg_memf": "momentum", "accelerated_srgd": "accelerated"}
+_CORRELATED = ("memf", "srg_memf", "accelerated_srgd")
+# Variants whose sensitivity grows with a hard maximum of examples in a batch, which Poisson sampling does not have.
+_FIXED_BATCHES = ("independent_moments", "joint_moments")
 
-# Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md.
-DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "adam": 0.005, "adamw": 0.005}
+# Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md. Those of
+# adagrad, accelerated and inner_outer are reasoned, not searched.
+DEFAULT_LR = {
+    "sgd": 0.5,
+    "momentum": 0.05,
+    "adam": 0.005,
+    "adamw": 0.005,
+    "adagrad": 0.05,
+    "accelerated": 0.1,
+    "inner_outer": 0.05,
+}
 
 
 @dataclass(frozen=True)
@@ -50,12 +85,31 @@ class Settings:
     max_grad_norm: float = 1.0
     clipping: str | None = None
     clipping_groups: str | dict[str, float] = "flat"
+    eps: float | None = None
+    radius: float | None = None
+    schedule: str | None = None
+    warmup_steps: int | None = None
+    ema: float | None = None
     kappa: float | None = None
     gamma: float | None = None
     filter: str | None = None
     filter_b: tuple[float, ...] | None = None
     filter_a: tuple[float, ...] | None = None
-    sampling: str = "poisson"
+    bias_corrected: bool | None = None
+    window: int | None = None
+    beta: float | None = None
+    outer_momentum: float | None = None
+    variant: str | None = None
+    scale_eps: float | None = None
+    max_scaled_norm: float | None = None
+    unscaled_steps: int | None = None
+    scaled_steps: int | None = None
+    joint_scale: float | None = None
+    allow_nonprivate: bool | None = None
+    strategy: str | None = None
+    bands: int | None = None
+    decay: float | None = None
+    sampling: str | None = None
     backend: str = "numpy"
     seed: int = 0
     tensorboard: bool = False
@@ -71,20 +125,50 @@ class Settings:
         if self.epochs < 1:
             raise ArgumentError(f"epochs={self.epochs!r}: must be at least 1")
         for option, methods in _ONLY_FOR.items():
-            if getattr(self, option) is not None and self.method not in methods:
+            value = getattr(self, option)
+            if value is not None and self.method not in methods:
                 raise ArgumentError(
-                    f"{option}={getattr(self, option)!r}: is only for the method {' or '.join(methods)}, "
-                    f"not for {self.method}"
+                    f"{option}={value!r}: is only for the method {_listed(methods)}, not for {self.method}"
                 )
-        if self.momentum is not None and self.update != "momentum":
-            raise ArgumentError(f"momentum={self.momentum!r}: is only for --base momentum")
-        if self.betas is not None and self.update not in _ADAPTIVE:
-            raise ArgumentError(f"betas={self.betas!r}: are only for --base adam or adamw, and for the method dp_adam")
+        for option, updates in _ONLY_WITH.items():
+            value = getattr(self, option)
+            if value is not None and self.update not in updates:
+                raise ArgumentError(
+                    f"{option}={value!r}: goes with the update {_listed(updates)}, not with {self.update}"
+                )
+        if self.ema is not None:
+            decay(ema=self.ema)
+        if self.bands is not None and self.strategy is None:
+            raise ArgumentError(f"bands={self.bands!r}: is only for --strategy banded-inverse-square-root")
+        if self.warmup_steps is not None and self.schedule is None:
+            raise ArgumentError(f"warmup_steps={self.warmup_steps!r}: is only for --schedule cosine")
+        if self.variant == "side_information":
+            raise ArgumentError(
+                "variant='side_information': takes the second moment of public gradients, which the command line has "
+                "no option for; use dpcore.torch.make_private"
+            )
+        if self.variant == "noiseless_preconditioner" and self.epsilon is not None:
+            raise ArgumentError(
+                f"epsilon={self.epsilon!r}: cannot be met by variant='noiseless_preconditioner', which guarantees "
+                "nothing; use --noise-multiplier and --allow-nonprivate, or another variant"
+            )
+        self._choose_sampling()
+
+    def _choose_sampling(self) -> None:
+        reason = ""
+        if self.strategy is not None or (self.method in _CORRELATED and self.variant != "independent"):
+            reason = "correlated noise is accounted for by the steps at which an example takes part"
+        elif self.variant in _FIXED_BATCHES:
+            reason = f"the sensitivity of {self.variant} grows with the largest batch"
+        if self.sampling == "poisson" and reason:
+            raise ArgumentError(f"sampling='poisson': {reason}, which must be fixed; use --sampling fixed-order")
+        if self.sampling is None:
+            object.__setattr__(self, "sampling", "fixed-order" if reason else "poisson")
 
     @property
     def update(self) -> str:
         """The update rule."""
-        return "adam" if self.method == "dp_adam" else self.base or "sgd"
+        return self.base or _UPDATES.get(self.method, "inner_outer" if self.method == "inner_outer" else "sgd")
 
     def batch_size_for(self, examples: int) -> int:
         """The batch size given, or the power of two nearest to twice the square root of the number of examples."""
@@ -109,25 +193,31 @@ class Settings:
         ArgumentError
             Where a setting is out of range.
         """
-        options: dict[str, Any] = {
-            "lr": self.learning_rate,
-            "max_grad_norm": self.max_grad_norm,
-            "clipping": self.clipping,
-            "clipping_groups": self.clipping_groups,
-            "noise_multiplier": self.noise_multiplier,
-            "batch_size": self.batch_size_for(examples),
-            "momentum": self.momentum,
-            "betas": self.betas,
-            "weight_decay": self.weight_decay,
-            "base": self.base,
-            "kappa": self.kappa,
-            "gamma": self.gamma,
-            "filter": self.filter,
-            "b": self.filter_b,
-            "a": self.filter_a,
-        }
+        options: dict[str, Any] = {name: getattr(self, name) for name in _KEYWORDS}
+        options |= {"lr": self.learning_rate, "batch_size": self.batch_size_for(examples)}
+        options |= {"b": self.filter_b, "a": self.filter_a}
+        if self.strategy is not None:
+            options["strategy"] = NamedStrategy(self.strategy, self.bands)
+        if self.schedule is not None:
+            options["schedule"] = WarmupCosine(self.warmup_steps or 0)
+        if self.ema is not None:
+            options["averaging"] = ExponentialAverage(self.ema)
         return METHODS[self.method](**{name: value for name, value in options.items() if value is not None})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
         return asdict(self)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+SETTINGS = tuple(item.name for item in fields(Settings))
+# What a method is given by the same name; the others are translated.
+_KEYWORDS = (
+    *("max_grad_norm", "clipping", "clipping_groups", "noise_multiplier", "base", "momentum", "betas", "eps"),
+    *("weight_decay", "radius", "kappa", "gamma", "filter", "bias_corrected", "window", "beta", "outer_momentum"),
+    *("variant", "scale_eps", "max_scaled_norm", "unscaled_steps", "scaled_steps", "joint_scale", "allow_nonprivate"),
+    "decay",
+)

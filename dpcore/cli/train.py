@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dpcore.cli import config_file, options
+from dpcore.cli import method_options as own
 from dpcore.cli import training_options as shared
 from dpcore.cli.run import run
-from dpcore.cli.settings import Settings
+from dpcore.cli.settings import SETTINGS, Settings
 from dpcore.cli.training_options import DATA, METHOD, PRIVACY, RUN, methods
-from dpcore.cli.values import one_of, real, reals, whole
-
-
-def _bases() -> tuple[str, ...]:
-    from dpcore.methods import BASES
-
-    return tuple(BASES)
-
-
-def _filters() -> tuple[str, ...]:
-    from dpcore.filters import NAMED_FILTERS
-
-    return tuple(NAMED_FILTERS)
+from dpcore.cli.values import one_of, real, whole
 
 
 def train(
@@ -51,11 +40,14 @@ def train(
     max_grad_norm: shared.MaxGradNorm = 1.0,
     clipping: shared.Clipping = None,
     clipping_groups: shared.ClippingGroups = "flat",
-    sampling: shared.Sampling = "poisson",
+    sampling: shared.Sampling = None,
     method: Annotated[
         str,
         typer.Option(
-            parser=one_of(methods), metavar="NAME", help="dp_sgd, doppler, disk, dp_adam.", rich_help_panel=METHOD
+            parser=one_of(methods),
+            metavar="NAME",
+            help="dp_sgd, doppler, disk, pmlf, inner_outer, memf, srg_memf, accelerated_srgd, dp_adam, dp_adagrad.",
+            rich_help_panel=METHOD,
         ),
     ] = "dp_sgd",
     epochs: shared.Epochs = 10,
@@ -63,53 +55,34 @@ def train(
     lr: Annotated[
         float | None, typer.Option(parser=real, metavar="RATE", help="Learning rate.", rich_help_panel=METHOD)
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            parser=one_of(_bases),
-            metavar="NAME",
-            help="Update beneath dp_sgd, doppler, disk: sgd, momentum, adam, adamw.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    momentum: Annotated[
-        float | None, typer.Option(parser=real, metavar="M", help="For --base momentum.", rich_help_panel=METHOD)
-    ] = None,
-    betas: Annotated[
-        Any,
-        typer.Option(
-            parser=reals, metavar="B1,B2", help="For adam and adamw, such as 0.9,0.999.", rich_help_panel=METHOD
-        ),
-    ] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(parser=real, metavar="W", help="Weight decay.", rich_help_panel=METHOD)
-    ] = None,
-    kappa: Annotated[
-        float | None,
-        typer.Option(parser=real, metavar="K", help="disk: weight of the new gradient.", rich_help_panel=METHOD),
-    ] = None,
-    gamma: Annotated[
-        float | None,
-        typer.Option(
-            parser=real, metavar="G", help="disk: how far along the last step to look.", rich_help_panel=METHOD
-        ),
-    ] = None,
-    filter_name: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            parser=one_of(_filters),
-            metavar="NAME",
-            help="doppler: such as 'first-order v1'.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    filter_b: Annotated[
-        Any, typer.Option(parser=reals, metavar="B0,B1,...", help="doppler: own coefficients.", rich_help_panel=METHOD)
-    ] = None,
-    filter_a: Annotated[
-        Any, typer.Option(parser=reals, metavar="A1,A2,...", help="doppler: own coefficients.", rich_help_panel=METHOD)
-    ] = None,
+    base: own.Base = None,
+    momentum: own.Momentum = None,
+    betas: own.Betas = None,
+    eps: own.Eps = None,
+    weight_decay: own.WeightDecay = None,
+    radius: own.Radius = None,
+    schedule: own.Schedule = None,
+    warmup_steps: own.WarmupSteps = None,
+    ema: own.Ema = None,
+    kappa: own.Kappa = None,
+    gamma: own.Gamma = None,
+    filter: own.Filter = None,  # noqa: A002 (the option's name)
+    filter_b: own.FilterB = None,
+    filter_a: own.FilterA = None,
+    bias_corrected: own.BiasCorrected = None,
+    window: own.Window = None,
+    beta: own.Beta = None,
+    outer_momentum: own.OuterMomentum = None,
+    variant: own.Variant = None,
+    scale_eps: own.ScaleEps = None,
+    max_scaled_norm: own.MaxScaledNorm = None,
+    unscaled_steps: own.UnscaledSteps = None,
+    scaled_steps: own.ScaledSteps = None,
+    joint_scale: own.JointScale = None,
+    allow_nonprivate: own.AllowNonprivate = None,
+    strategy: own.Strategy = None,
+    bands: own.Bands = None,
+    decay: own.Decay = None,
     backend: shared.Backend = None,
     out: Annotated[
         Path | None,
@@ -118,7 +91,7 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar=" ", help="Replace the run in that folder.", rich_help_panel=RUN)
     ] = False,
-    config: Annotated[  # noqa: ARG001 (its callback has made it the defaults of the others)
+    config: Annotated[
         Path | None,
         typer.Option(
             is_eager=True,
@@ -132,39 +105,16 @@ def train(
         bool, typer.Option("--tensorboard", metavar=" ", help="Also write TensorBoard events.", rich_help_panel=RUN)
     ] = False,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+    debug: options.Debug = False,
 ) -> None:
     """Train a model with a stated privacy guarantee."""
+    # First of all: the arguments are the settings, by the same names.
+    given = dict(locals())
     from dpcore.config import get_backend
 
-    settings = Settings(
-        data=data,
-        data_dir=None if data_dir is None else str(data_dir),
-        model=model,
-        method=method,
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        base=base,
-        momentum=momentum,
-        betas=betas,
-        weight_decay=weight_decay,
-        max_grad_norm=max_grad_norm,
-        clipping=clipping,
-        clipping_groups=clipping_groups,
-        kappa=kappa,
-        gamma=gamma,
-        filter=filter_name,
-        filter_b=filter_b,
-        filter_a=filter_a,
-        sampling=sampling,
-        backend=backend or get_backend(),
-        seed=seed,
-        tensorboard=tensorboard,
-    )
+    given = {name: value for name, value in given.items() if name in SETTINGS}
+    given["data_dir"] = None if data_dir is None else str(data_dir)
+    settings = Settings(**{**given, "backend": backend or get_backend()})
     status = run(settings, out, overwrite, as_json)
     if status:
         raise typer.Exit(status)

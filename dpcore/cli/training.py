@@ -34,9 +34,12 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: the model, its evaluations, and the statement for the steps it took."""
+    """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
 
-    model: torch.nn.Module
+    `parameters` are the method's answer, which with an average over time are not those that training ended at.
+    """
+
+    parameters: dict[str, Any]
     evaluations: tuple[EpochReleased, ...]
     statement: Statement
 
@@ -103,6 +106,13 @@ class Training:
             note=note,
         )
 
+    def answer(self) -> dict[str, torch.Tensor]:
+        """Return the method's answer by name: an average over time, y of the accelerated method, or the parameters."""
+        working, mechanism = self.private._engine.working, self.private._engine.mechanism
+        outputs = zip(working.names, working.parameters, mechanism.output(working.arrays()), strict=True)
+        # Sums with zero are copies: the mechanism goes on writing to its own arrays.
+        return {name: working.to_tensor(array + 0).to(parameter.dtype) for name, parameter, array in outputs}
+
     def run(
         self,
         callbacks: Sequence[Callback],
@@ -145,15 +155,22 @@ class Training:
             state(statement)
         for callback in callbacks:
             callback.on_end(statement)
-        return Outcome(self.model, tuple(evaluations), statement)
+        return Outcome(self._parameters(), tuple(evaluations), statement)
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return the answer and what was not trained, as arrays; nothing of the optimizer, the keys or the sampler."""
+        named = {**dict(self.model.named_parameters()), **self.answer()}
+        return {name: parameter.detach().cpu().numpy() for name, parameter in named.items()}
 
     @torch.no_grad()
     def _evaluate(self, taken: int) -> EpochReleased:
         self.model.eval()
+        answer = self.answer()
         correct, loss = 0, 0.0
         for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
             targets = self._test_targets[start : start + _EVALUATION_BATCH]
-            logits = self.model(self._test_inputs[start : start + _EVALUATION_BATCH])
+            inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
+            logits = torch.func.functional_call(self.model, answer, (inputs,))
             correct += int((logits.argmax(dim=1) == targets).sum())
             loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
         self.model.train()
@@ -166,11 +183,6 @@ class Training:
             test_loss=loss / len(self._test_targets),
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
-
-
-def parameters(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the model's parameters as arrays; nothing of the optimizer, the keys or the sampler."""
-    return {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
 
 
 def _accountant(settings: Settings, examples: int) -> str:

@@ -61,9 +61,12 @@ ClippingGroups = Annotated[
     ),
 ]
 Sampling = Annotated[
-    str,
+    str | None,
     typer.Option(
-        parser=one_of(options.SAMPLINGS), metavar="NAME", help="poisson or fixed-order.", rich_help_panel=PRIVACY
+        parser=one_of(options.SAMPLINGS),
+        metavar="NAME",
+        help="poisson or fixed-order; if not given: fixed-order where the method needs it, else poisson.",
+        rich_help_panel=PRIVACY,
     ),
 ]
 Epochs = Annotated[int, typer.Option(parser=count, metavar="N", help="Passes over the data.", rich_help_panel=METHOD)]
