@@ -199,7 +199,7 @@ def _stable_words(moduli: list[float]) -> str:
 def _cutoff_words(cutoff: float | None) -> tuple[str, str]:
     if cutoff is None:
         return "none", "no frequency loses half of its power"
-    said = f"half the power passes: a period of {1 / cutoff:.3g} steps, {2 * cutoff:.3g} of the highest"
+    said = f"half the power passes: a period of {1 / cutoff:.3g} steps; {2 * cutoff:.3g} as --cutoff"
     return f"{_number(cutoff)} cycles/step", said
 
 

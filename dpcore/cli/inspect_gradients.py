@@ -117,8 +117,8 @@ def _tell(gradients: Gradients, numbers: dict[str, Any]) -> None:
         write_line(f"{name:<28}{value}")
     if numbers["signal_to_noise"]["before"]:
         write_line(
-            "\nSignal is all that is not the mechanism's noise, also the randomness of the batches. The ratios are over "
-            "the\nsecond half of the run."
+            "\nSignal is all that is not the mechanism's noise, also the randomness of the batches. The ratios are over"
+            "\nthe second half of the run."
         )
 
 
