@@ -34,7 +34,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     import numpy as np
 
     from dpcore.config import load_backend
-    from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
+    from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 
     ops = load_backend("numpy")
     slots, first = [], 0
@@ -48,7 +48,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     def step() -> None:
         noise = NoiseRow(key, row=state["row"], stream=0, scale=NOISE_MULTIPLIER * MAX_GRAD_NORM)
         state["row"] += 1
-        ops.step(slots, noise, BATCH_SIZE, FilterCoefficients(b=(1.0,), a=()), "adam", settings, state["row"])
+        ops.step(slots, noise, BATCH_SIZE, (), "adam", settings, state["row"])
 
     return step
 

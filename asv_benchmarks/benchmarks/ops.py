@@ -129,7 +129,7 @@ class Step(_Operation):
 
     def run(self, size: int) -> None:
         noise = NoiseRow(KEY, row=0, stream=0, scale=1.1)
-        self.ops.step(self.slots, noise, 256.0, SECOND_ORDER, "adam", [ADAM] * 4, 1)
+        self.ops.step(self.slots, noise, 256.0, (SECOND_ORDER,), "adam", [ADAM] * 4, 1)
 
     def time_step(self, backend: str, size: int) -> None:
         self.run(size)

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from dpcore.spec.agreement import AGREEMENT
-from dpcore.spec.ops import FilterCoefficients, UpdateSettings
+from dpcore.spec.ops import SECOND_MOMENT, FilterCoefficients, UpdateSettings
 
 # Triton's interpreter takes up to a second for an example. The nightly profile still runs hundreds.
 few = settings(max_examples=max(5, settings().max_examples // 2))
@@ -45,13 +45,20 @@ def filters(draw: st.DrawFn, order: int) -> FilterCoefficients:
     return FilterCoefficients(tuple(b), tuple(a), draw(st.sampled_from([1.0, 0.7, 3.0])))
 
 
+chains = st.lists(st.integers(0, 2).flatmap(filters), max_size=3)
+correlations = st.none() | st.integers(0, 2).flatmap(filters)
+
 rates = st.builds(
     UpdateSettings,
     learning_rate=st.sampled_from([1e-3, 0.1, 1.0]),
     weight_decay=st.sampled_from([0.0, 0.01]),
     beta1=st.sampled_from([0.0, 0.9]),
     beta2=st.sampled_from([0.9, 0.999]),
-    eps=st.sampled_from([1e-8, 1e-3]),
+    eps=st.sampled_from([1e-8, 1e-3, 0.0]),
+    bias=st.sampled_from([0.0, 0.0, 0.02]),
+    floor=st.sampled_from([0.0, 0.0, 0.1]),
+    weight=st.sampled_from([1.0, 3.0]),
+    coupling=st.sampled_from([0.0, 0.25]),
 )
 
 
@@ -143,23 +150,54 @@ def update_terms(
     moments: Sequence[np.ndarray],
     settings: UpdateSettings,
     step_number: int,
+    square: np.ndarray | None = None,
+    square_terms: np.ndarray | None = None,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Terms of the parameter and of each moment, all inputs as they were before the step."""
-    rate, decay, beta1, beta2, eps = settings
+    rate, decay, beta1, beta2, *_, weight, coupling = settings
     x = np.abs(parameter).astype(np.float64)
     with np.errstate(all="ignore"):
         total, signed = np.abs(direction_terms).astype(np.float64), direction.astype(np.float64)
-        if rule != "adamw" and decay:
+        if rule not in ("adamw", "accelerated") and decay:
             total, signed = total + decay * x, signed + decay * parameter.astype(np.float64)
         if rule == "sgd":
             return x + rate * total, []
-        m = beta1 * np.abs(moments[0]) + (1 if rule == "momentum" else 1 - beta1) * total
         if rule == "momentum":
+            m = beta1 * np.abs(moments[0]) + total
             return x + rate * m, [m]
-        # Cancellation in g reaches the step through v as well: d(v) / v = 2 (1 - beta2) g d(g) / v.
-        v_before = beta2 * moments[1].astype(np.float64)
-        v = v_before + (1 - beta2) * signed**2
-        v_terms = v_before + (1 - beta2) * total * np.abs(signed)
-        denominator = np.sqrt(v / (1 - beta2**step_number)) + eps
-        step = rate / (1 - beta1**step_number) * m / denominator * (1 + np.where(v > 0, v_terms / v, 0))
-        return x + step, [m, v_before + (1 - beta2) * total**2]
+        if rule == "accelerated":
+            z, y = np.abs(moments[0]) + rate * total, x + rate / weight * total
+            return (1 - coupling) * y + coupling * z, [z, y]
+        kept, added, unbias1, unbias2 = 1.0, 1.0, 1.0, 1.0
+        if rule != "adagrad":
+            kept, added, unbias1, unbias2 = beta2, 1 - beta2, 1 - beta1**step_number, 1 - beta2**step_number
+        if square is None:
+            # Cancellation in g reaches the step through v as well: d(g^2) = 2 g d(g) + d(g)^2.
+            h, h_terms, h_error = signed**2, total**2, SLACK * total * np.abs(signed) + (SLACK * total) ** 2
+        else:
+            h, h_terms, h_error = square.astype(np.float64), square_terms, SLACK * np.asarray(square_terms)
+        v = kept * moments[SECOND_MOMENT[rule]].astype(np.float64)
+        v_terms, v_error = np.abs(v) + added * h_terms, SLACK * np.abs(v) + added * h_error
+        m = total if rule == "adagrad" else beta1 * np.abs(moments[0]) + (1 - beta1) * total
+        u, u_error = (v + added * h) / unbias2, v_error / unbias2
+        step = quotient_terms(rate / unbias1 * m, u, u_error, settings)
+        return x + step, [v_terms] if rule == "adagrad" else [m, v_terms]
+
+
+# Relative error allowed in u, the argument of a denominator, before it is taken through the square root.
+SLACK = 16 * 2.0**-23
+
+
+def quotient_terms(
+    numerator: np.ndarray, u: np.ndarray, u_error: np.ndarray, settings: UpdateSettings
+) -> np.ndarray:
+    """Terms of numerator / D(u), with what the error of u does to D; infinite where nobody can say whether D is 0."""
+
+    def denominator(u: np.ndarray) -> np.ndarray:
+        return np.sqrt(np.maximum(u - settings.bias, settings.floor**2)) + settings.eps
+
+    error = u_error + SLACK * (np.abs(u) * (settings.bias != 0) + settings.bias)
+    error = error + np.where(error > 0, 4 * 2.0**-149, 0)
+    least, most = denominator(u - error), denominator(u + error)
+    # Both sides hold the same 0, and the coordinate does not move.
+    return np.where(most == 0, 0.0, numerator / denominator(u) + numerator * (1 / least - 1 / most) / (8 * 2.0**-23))

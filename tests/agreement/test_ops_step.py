@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import (
     assert_agree,
+    chains,
+    correlations,
     few,
     filters,
     floats,
@@ -30,7 +32,8 @@ from strategies import (
 import dpcore_numpy as reference
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.check import order_of
+from dpcore.spec.ops import SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 
 pytest.importorskip("triton")
 
@@ -46,8 +49,12 @@ def poisoned() -> Iterator[None]:
 
 
 def moments_of(rng: np.random.Generator, rule: str, size: int, special: bool) -> tuple[np.ndarray, ...]:
-    vectors = [floats(rng, size, special=special) for _ in range(UPDATE_RULES[rule])]
-    return tuple(writable(np.abs(vector) if index == 1 else vector) for index, vector in enumerate(vectors))
+    """State of an update rule. One in ten second moments is negative: "separate" squares make them so."""
+    vectors = [writable(floats(rng, size, special=special)) for _ in range(UPDATE_RULES[rule])]
+    if rule in SECOND_MOMENT:
+        second = vectors[SECOND_MOMENT[rule]]
+        second[...] = np.where(rng.random(size) < 0.9, np.abs(second), second)
+    return tuple(vectors)
 
 
 @few
@@ -68,23 +75,45 @@ def test_recurrences_agree(data: st.DataObject, seed: int, order: int, size: int
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("rule", sorted(UPDATE_RULES))
 @few
-@given(seeds, rates, step_numbers, small_sizes, st.booleans())
+@given(seeds, rates, step_numbers, small_sizes, st.booleans(), st.booleans())
 def test_updates_agree(
-    rule: str, weight_decay: float, seed: int, settings: UpdateSettings, number: int, size: int, special: bool
-) -> None:
+    rule: str, weight_decay: float, seed: int, settings: UpdateSettings, number: int, size: int, special: bool,
+    squared: bool,
+) -> None:  # fmt: skip
     backend, rng = load_backend("triton"), np.random.default_rng(seed)
     settings = settings._replace(weight_decay=weight_decay)
     x, g = writable(floats(rng, size, special=special)), floats(rng, size, special=special)
     moments = moments_of(rng, rule, size, special)
+    square = floats(rng, size, special=special) if squared and rule in SECOND_MOMENT else None
     sent, direction, sent_moments = backend.from_numpy(x), backend.from_numpy(g), list(map(backend.from_numpy, moments))
-    x_terms, moment_terms = update_terms(rule, x, g, g, moments, settings, number)
+    sent_square = None if square is None else backend.from_numpy(square)
+    square_terms = None if square is None else np.abs(square).astype(np.float64)
+    x_terms, moment_terms = update_terms(rule, x, g, g, moments, settings, number, square, square_terms)
     with np.errstate(all="ignore"):
-        reference.update(rule, x, g, moments, settings, number)
-    backend.update(rule, sent, direction, sent_moments, settings, number)
+        reference.update(rule, x, g, moments, settings, number, square)
+    backend.update(rule, sent, direction, sent_moments, settings, number, sent_square)
     assert_agree("update", backend.to_numpy(sent), x, x_terms)
     for got, expected, terms in zip(sent_moments, moments, moment_terms, strict=True):
         assert_agree("update", backend.to_numpy(got), expected, terms)
     np.testing.assert_array_equal(backend.to_numpy(direction), g)
+    if square is not None:
+        np.testing.assert_array_equal(backend.to_numpy(sent_square), square)
+
+
+@pytest.mark.parametrize("settings", [UpdateSettings(1.0), UpdateSettings(1.0, bias=4.0), UpdateSettings(1.0, eps=1e-60)])
+@pytest.mark.parametrize("rule", sorted(SECOND_MOMENT))
+def test_a_denominator_of_zero_moves_nothing(rule: str, settings: UpdateSettings) -> None:
+    """Also where eps is 0 in float32 only; a NaN still shows, in both."""
+    backend = load_backend("triton")
+    x = np.float32([1, 2, 3, 4])
+    square = np.float32([0, settings.bias / 2, -1, np.nan])
+    moments = [np.zeros(4, np.float32) for _ in range(UPDATE_RULES[rule])]
+    sent, sent_moments = backend.from_numpy(x), list(map(backend.from_numpy, moments))
+    ones = np.ones(4, np.float32)
+    backend.update(rule, sent, backend.from_numpy(ones), sent_moments, settings, 1, backend.from_numpy(square))
+    reference.update(rule, x, ones, moments, settings, 1, square)
+    for result in (x, backend.to_numpy(sent)):
+        np.testing.assert_array_equal(result, np.float32([1, 2, 3, np.nan]))
 
 
 def test_plain_operations_take_views() -> None:
@@ -107,8 +136,9 @@ def test_plain_operations_take_views() -> None:
 
 
 def slots_of(
-    rng: np.random.Generator, sizes: list[int], order: int, rule: str, displaced: bool, special: bool
-) -> list[Slot[np.ndarray]]:
+    rng: np.random.Generator, sizes: list[int], order: int, rule: str, displaced: bool, special: bool,
+    noise_order: int = 0, scaled: bool = False, squared: bool = False,
+) -> list[Slot[np.ndarray]]:  # fmt: skip
     """Tensors laid out as a run would; the last one is a shard that begins inside a tile."""
     slots, first = [], 0
     for index, size in enumerate(sizes):
@@ -121,6 +151,9 @@ def slots_of(
                 filter_state=tuple(writable(floats(rng, size)) for _ in range(order)),
                 moments=moments_of(rng, rule, size, False),
                 displacement=np.full(size, np.nan, dtype=np.float32) if displaced else None,
+                noise_state=tuple(writable(floats(rng, size)) for _ in range(noise_order)),
+                scale=np.abs(floats(rng, size)) + np.float32(0.01) if scaled else None,
+                square=floats(rng, size, special=special) if squared else None,
             )
         )
         first += 4096 * (2 + (size + shard) // 4096)
@@ -128,101 +161,206 @@ def slots_of(
 
 
 def mapped(slot: Slot[Any], change: Callable[[Any], Any]) -> Slot[Any]:
+    def optional(array: Any) -> Any:
+        return None if array is None else change(array)
+
     return replace(
         slot,
         parameter=change(slot.parameter),
         total=change(slot.total),
         filter_state=tuple(map(change, slot.filter_state)),
         moments=tuple(map(change, slot.moments)),
-        displacement=None if slot.displacement is None else change(slot.displacement),
+        displacement=optional(slot.displacement),
+        noise_state=tuple(map(change, slot.noise_state)),
+        scale=optional(slot.scale),
+        square=optional(slot.square),
+    )
+
+
+def exact_normals(slot: Slot[np.ndarray], noise: NoiseRow | None) -> np.ndarray:
+    """Normals times their scale, in float64; zeros where none are drawn."""
+    if noise is None or not noise.scale:
+        return np.zeros(slot.total.shape)
+    return noise.scale * reference.normal(
+        noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype="float64", rng=noise.rng
     )
 
 
 def step_terms(
-    slot: Slot[np.ndarray], noise: NoiseRow, batch: float, coefficients: FilterCoefficients, rule: str,
-    settings: UpdateSettings, number: int,
+    slot: Slot[np.ndarray], noise: NoiseRow, batch: float, filters: Sequence[FilterCoefficients], rule: str,
+    settings: UpdateSettings, number: int, correlation: FilterCoefficients | None = None, square: str = "filtered",
+    square_noise: NoiseRow | None = None,
 ) -> Slot[Any]:  # fmt: skip
     """Terms of every array that a step changes, composed as the step is."""
-    z = np.zeros(slot.total.shape)
-    if noise.scale:
-        z = reference.normal(
-            noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype="float64", rng=noise.rng
-        )
+
+    def advanced(
+        x: np.ndarray, x_terms: np.ndarray, state: Sequence[np.ndarray], coefficients: FilterCoefficients
+    ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        y_terms, state_terms = recurrence_terms(x_terms, state, coefficients)
+        return reference.recurrence(x, [v.astype(np.float64) for v in state], coefficients), y_terms, state_terms
+
     with np.errstate(all="ignore"):
-        g_terms = (np.abs(slot.total) + noise.scale * np.abs(z)) / batch
-        y_terms, state_terms = recurrence_terms(g_terms, slot.filter_state, coefficients)
-        state = [writable(vector).astype(np.float64) for vector in slot.filter_state]
-        y = reference.recurrence((slot.total + noise.scale * z) / batch, state, coefficients)
-    x_terms, moment_terms = update_terms(rule, slot.parameter, y, y_terms, slot.moments, settings, number)
+        n = exact_normals(slot, noise)
+        n_terms, noise_terms = np.abs(n), list(slot.noise_state)
+        if correlation is not None and noise.scale:
+            # The recurrence is linear, and its state is that of the normals without their scale.
+            n, n_terms, noise_terms = advanced(
+                n / noise.scale, n_terms / noise.scale, slot.noise_state, correlation
+            )  # fmt: skip
+            n, n_terms = noise.scale * n, noise.scale * n_terms
+        divisor = batch if slot.scale is None else batch * slot.scale.astype(np.float64)
+        g, g_terms = (slot.total + n) / divisor, (np.abs(slot.total) + n_terms) / divisor
+        y, y_terms, state_terms = g, g_terms, []
+        for coefficients in filters:
+            done = len(state_terms)
+            y, y_terms, terms = advanced(
+                y, y_terms, slot.filter_state[done : done + order_of(coefficients)], coefficients
+            )  # fmt: skip
+            state_terms += terms
+        z, q = exact_normals(slot, square_noise), slot.total / divisor
+        h, h_terms = {
+            "filtered": lambda: (None, None),
+            "released": lambda: (g**2, g_terms**2),
+            "separate": lambda: (q**2 + z, q**2 + np.abs(z)),
+            "given": lambda: (slot.square, np.abs(slot.square).astype(np.float64)),
+        }[square]()
+    x_terms, moment_terms = update_terms(
+        rule, slot.parameter, y, y_terms, slot.moments, settings, number, h, h_terms
+    )  # fmt: skip
     return replace(
         slot,
         parameter=x_terms,
         filter_state=tuple(state_terms),
         moments=tuple(moment_terms),
         displacement=None if slot.displacement is None else x_terms,
+        noise_state=tuple(np.abs(vector).astype(np.float64) for vector in noise_terms),
     )
 
 
 def changed(slot: Slot[Any]) -> list[Any]:
-    return [
-        slot.parameter, *slot.filter_state, *slot.moments, *(() if slot.displacement is None else (slot.displacement,))
-    ]  # fmt: skip
+    displacement = () if slot.displacement is None else (slot.displacement,)
+    return [slot.parameter, *slot.filter_state, *slot.moments, *slot.noise_state, *displacement]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a step is made of, besides its numbers."""
+
+    rule: str
+    filters: tuple[FilterCoefficients, ...]
+    correlation: FilterCoefficients | None
+    square: str
+    square_noise: NoiseRow | None
+    longer: bool
+    scaled: bool
+    displaced: bool
+
+    def slots(self, rng: np.random.Generator, sizes: list[int], special: bool) -> list[Slot[np.ndarray]]:
+        noise_order = 0 if self.correlation is None else order_of(self.correlation) + self.longer
+        order = sum(map(order_of, self.filters))
+        return slots_of(
+            rng, sizes, order, self.rule, self.displaced, special, noise_order, self.scaled, self.square == "given"
+        )
+
+    def options(self) -> dict[str, Any]:
+        return {"correlation": self.correlation, "square": self.square, "square_noise": self.square_noise}
+
+
+@st.composite
+def kinds(draw: st.DrawFn, square: str, scale: float) -> Kind:
+    rule = draw(rules if square == "filtered" else st.sampled_from(sorted(SECOND_MOMENT)))
+    square_noise = None
+    if square == "separate" and draw(st.integers(0, 3)):
+        square_noise = NoiseRow(draw(keys), draw(noise_rows), 2, draw(st.sampled_from([scale, scale, 0.0])), draw(rngs))
+    filters, correlation = tuple(draw(chains)), draw(correlations)
+    return Kind(rule, filters, correlation, square, square_noise, *(draw(st.booleans()) for _ in range(3)))
+
+
+@pytest.mark.parametrize("square", SQUARES)
 @few
 @given(
     st.data(),
     seeds,
     st.lists(st.sampled_from([0, 1, 17, 4096, 5000]), min_size=1, max_size=3),
-    orders,
-    rules,
-    st.sampled_from([0.0, 3.0]),
+    st.sampled_from([0.0, 3.0, 3.0]),
     noise_rows,
     keys,
     rngs,
     step_numbers,
     st.booleans(),
-    st.booleans(),
 )
 def test_steps_agree(
-    data: st.DataObject, seed: int, sizes: list[int], order: int, rule: str, scale: float, row: int, key: bytes,
-    rng: str, number: int, displaced: bool, special: bool,
+    square: str, data: st.DataObject, seed: int, sizes: list[int], scale: float, row: int, key: bytes, rng: str,
+    number: int, special: bool,
 ) -> None:  # fmt: skip
-    backend, coefficients = load_backend("triton"), data.draw(filters(order))
+    backend, kind = load_backend("triton"), data.draw(kinds(square, 0.7))
     settings = data.draw(st.lists(rates, min_size=len(sizes), max_size=len(sizes)))
-    slots = slots_of(np.random.default_rng(seed), sizes, order, rule, displaced, special)
+    slots = kind.slots(np.random.default_rng(seed), sizes, special)
     noise = NoiseRow(key, row, 0, scale, rng)
+    arguments = (noise, 7.0, kind.filters, kind.rule)
     terms = [
-        step_terms(slot, noise, 7.0, coefficients, rule, numbers, number)
+        step_terms(slot, *arguments, numbers, number, **kind.options())
         for slot, numbers in zip(slots, settings, strict=True)
     ]
     sent = [mapped(slot, backend.from_numpy) for slot in slots]
     with np.errstate(all="ignore"):
-        reference.step(slots, noise, 7.0, coefficients, rule, settings, number)
-    backend.step(sent, noise, 7.0, coefficients, rule, settings, number)
+        reference.step(slots, *arguments, settings, number, **kind.options())
+    backend.step(sent, *arguments, settings, number, **kind.options())
     for got, expected, allowed in zip(sent, slots, terms, strict=True):
         for ours, theirs, bound in zip(changed(got), changed(expected), changed(allowed), strict=True):
             assert_agree("step", backend.to_numpy(ours), theirs, bound)
-        np.testing.assert_array_equal(backend.to_numpy(got.total), expected.total)
+        for read in ("total", "scale", "square"):
+            if getattr(got, read) is not None:
+                np.testing.assert_array_equal(backend.to_numpy(getattr(got, read)), getattr(expected, read))
 
 
+@pytest.mark.parametrize("square", SQUARES)
 @few
-@given(st.data(), seeds, orders, rules, noise_rows, st.booleans())
+@given(st.data(), seeds, noise_rows)
 def test_a_step_is_the_composition_of_the_plain_operations(
-    data: st.DataObject, seed: int, order: int, rule: str, row: int, displaced: bool
+    square: str, data: st.DataObject, seed: int, row: int
 ) -> None:
-    """Bit for bit: the same functions on the same numbers. (Scale and batch size are powers of two, torch's own.)"""
-    backend, coefficients, numbers = load_backend("triton"), data.draw(filters(order)), data.draw(rates)
-    (slot,) = slots_of(np.random.default_rng(seed), [4100], order, rule, displaced, False)
+    check_composition(data.draw(kinds(square, 0.5)), data.draw(rates), seed, row)
+
+
+@pytest.mark.parametrize("rng", ["chacha20", "philox"])
+def test_a_step_of_everything_is_its_composition(rng: str) -> None:
+    first_order, fir = FilterCoefficients((0.2, 0.3), (-0.5,), 0.7), FilterCoefficients((0.5, 0.25, 0.125), ())
+    square_noise = NoiseRow(bytes(range(1, 33)), 3, 2, 0.25, rng)
+    settings = UpdateSettings(0.1, 0.01, 0.9, 0.99, 0.0, 0.02, 0.1)
+    for rule in SECOND_MOMENT:
+        kind = Kind(rule, (first_order, fir), first_order, "separate", square_noise, True, True, True)
+        check_composition(kind, settings, 1, 2**32 - 1)
+
+
+def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) -> None:
+    """Bit for bit: the same functions on the same numbers. (Scales and batch size are powers of two, torch's own.)"""
+    backend = load_backend("triton")
+    (slot,) = kind.slots(np.random.default_rng(seed), [4100], False)
     fused, plain = mapped(slot, backend.from_numpy), mapped(slot, backend.from_numpy)
     noise = NoiseRow(bytes(range(32)), row, 1, 2.0)
-    backend.step([fused], noise, 8.0, coefficients, rule, [numbers], 3)
+    backend.step([fused], noise, 8.0, kind.filters, kind.rule, [numbers], 3, **kind.options())
 
-    z = backend.normal(noise.key, row, 1, slot.first, 4100)
+    def scaled(average: Any) -> Any:
+        return average if plain.scale is None else average / plain.scale
+
+    n = backend.normal(noise.key, row, 1, slot.first, 4100)
+    if kind.correlation is not None:
+        n = backend.recurrence(n, plain.noise_state, kind.correlation)
+    g = scaled((plain.total + 2.0 * n) / 8.0)
+    y, states = g, list(plain.filter_state)
+    for coefficients in kind.filters:
+        own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
+        y = backend.recurrence(y, own, coefficients)
+    h = {"filtered": None, "released": g * g, "given": plain.square}.get(kind.square)
+    if kind.square == "separate":
+        h = scaled(plain.total / 8.0) ** 2
+        if kind.square_noise is not None and kind.square_noise.scale:
+            key, other, stream, scale, rng = kind.square_noise
+            h = h + scale * backend.normal(key, other, stream, slot.first, 4100, rng=rng)
     before = plain.parameter.clone()
-    y = backend.recurrence((plain.total + 2.0 * z) / 8.0, plain.filter_state, coefficients)
-    backend.update(rule, plain.parameter, y, plain.moments, numbers, 3)
-    if displaced:
+    backend.update(kind.rule, plain.parameter, y, plain.moments, numbers, 3, h)
+    if kind.displaced:
         plain.displacement.copy_(plain.parameter - before)
     for ours, theirs in zip(changed(fused), changed(plain), strict=True):
         np.testing.assert_array_equal(backend.to_numpy(ours), backend.to_numpy(theirs))
@@ -231,9 +369,9 @@ def test_a_step_is_the_composition_of_the_plain_operations(
 def test_nothing_around_the_tensors_is_touched() -> None:
     """All arrays of all slots are cut out of one buffer; whatever lies between them keeps its value."""
     backend, rng = load_backend("triton"), np.random.default_rng(5)
-    slots = slots_of(rng, [1, 4097, 0, 300], 1, "adam", True, False)
-    buffer = backend.from_numpy(np.full(40000, 77.0, dtype=np.float32))
-    taken = np.zeros(40000, dtype=bool)
+    slots = slots_of(rng, [1, 4097, 0, 300], 2, "adam", True, False, noise_order=1, scaled=True, squared=True)
+    buffer = backend.from_numpy(np.full(60000, 77.0, dtype=np.float32))
+    taken = np.zeros(60000, dtype=bool)
     place = 5
 
     def cut(array: np.ndarray) -> Any:
@@ -247,7 +385,10 @@ def test_nothing_around_the_tensors_is_touched() -> None:
     sent = [mapped(slot, cut) for slot in slots]
     totals = [backend.to_numpy(slot.total) for slot in sent]
     noise, coefficients = NoiseRow(bytes(32), 0, 0, 1.0), FilterCoefficients((1.0, 0.5), (0.5,))
-    backend.step(sent, noise, 2.0, coefficients, "adam", [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-8)] * 4, 1)
+    settings = [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-8)] * 4
+    backend.step(
+        sent, noise, 2.0, (coefficients, coefficients), "adam", settings, 1, correlation=coefficients, square="given"
+    )
     assert (backend.to_numpy(buffer)[~taken] == 77).all()
     for slot, total in zip(sent, totals, strict=True):
         np.testing.assert_array_equal(backend.to_numpy(slot.total), total)
@@ -255,25 +396,76 @@ def test_nothing_around_the_tensors_is_touched() -> None:
 
 
 def test_slots_of_different_kinds_take_part_in_one_step() -> None:
-    """A tensor with a longer filter state, one with a displacement, one with neither."""
+    """Tensors with a scale, with a displacement, with a longer noise state, and with none of them."""
     backend, rng = load_backend("triton"), np.random.default_rng(6)
-    kinds = [(2, False), (1, True), (1, False)]
-    slots = [slots_of(rng, [50], order, "sgd", displaced, False)[0] for order, displaced in kinds]
+    kinds = [(2, False, True), (1, True, False), (1, False, False), (1, True, True)]
+    slots = [slots_of(rng, [50], 1, "adam", moved, False, order, scaled)[0] for order, moved, scaled in kinds]
     slots = [replace(slot, first=4096 * index) for index, slot in enumerate(slots)]
     sent = [mapped(slot, backend.from_numpy) for slot in slots]
-    arguments = (NoiseRow(bytes(32), 9, 0, 1.5), 4.0, FilterCoefficients((0.5, 0.5), (-0.25,)), "sgd")
-    settings = [UpdateSettings(0.1), UpdateSettings(0.1), UpdateSettings(0.3, 0.01)]
-    reference.step(slots, *arguments, settings, 1)
-    backend.step(sent, *arguments, settings, 1)
-    for got, expected in zip(sent, slots, strict=True):
-        for ours, theirs in zip(changed(got), changed(expected), strict=True):
-            np.testing.assert_allclose(backend.to_numpy(ours), theirs, rtol=1e-4, atol=1e-5)
+    filters = (FilterCoefficients((0.5, 0.5), (-0.25,)),)
+    arguments = (NoiseRow(bytes(32), 9, 0, 1.5), 4.0, filters, "adam")
+    options = {"correlation": FilterCoefficients((1.0, -0.5), ()), "square": "released"}
+    settings = [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-3), UpdateSettings(0.3, 0.01, 0.5, 0.9, 1e-2)] * 2
+    terms = [
+        step_terms(slot, *arguments, numbers, 1, **options) for slot, numbers in zip(slots, settings, strict=True)
+    ]
+    reference.step(slots, *arguments, settings, 1, **options)
+    backend.step(sent, *arguments, settings, 1, **options)
+    for got, expected, allowed in zip(sent, slots, terms, strict=True):
+        for ours, theirs, bound in zip(changed(got), changed(expected), changed(allowed), strict=True):
+            assert_agree("step", backend.to_numpy(ours), theirs, bound)
+
+
+@pytest.mark.parametrize("place", ["total", "scale", "square", "noise_state", "filter_state", "moments"])
+def test_a_moved_array_is_found_again(place: str) -> None:
+    """As a moved parameter: each array of a slot has its part in the table's key."""
+    backend, rng = load_backend("triton"), np.random.default_rng(7)
+    (slot,) = slots_of(rng, [10], 1, "adagrad", False, False, noise_order=1, scaled=True, squared=True)
+    arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (FilterCoefficients((1.0, 0.5), ()),), "adagrad")
+    options = {"correlation": FilterCoefficients((1.0, 0.5), ()), "square": "given"}
+    sent = mapped(slot, backend.from_numpy)
+    backend.step([sent], *arguments, [UpdateSettings(1.0, eps=1.0)], 1, **options)
+    slot = mapped(sent, backend.to_numpy)
+    found = getattr(slot, place)
+    array, moved = (found[0], getattr(sent, place)[0]) if isinstance(found, tuple) else (found, getattr(sent, place))
+    array += 3
+    old, moved.data = moved.data, backend.from_numpy(array)
+    kept = backend.to_numpy(old)
+    reference.step([slot], *arguments, [UpdateSettings(1.0, eps=1.0)], 2, **options)
+    backend.step([sent], *arguments, [UpdateSettings(1.0, eps=1.0)], 2, **options)
+    for ours, theirs in zip(changed(sent), changed(slot), strict=True):
+        np.testing.assert_allclose(backend.to_numpy(ours), theirs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(backend.to_numpy(old), kept)
+
+
+def test_what_was_checked_is_checked_again_in_another_role() -> None:
+    """The same tensors, first without a correlation or a given square, then with: they are not there."""
+    backend = load_backend("triton")
+    ones = np.ones(10, dtype=np.float32)
+    slot = Slot(backend.from_numpy(ones), backend.from_numpy(ones), 0, moments=(backend.from_numpy(ones),))
+    arguments = ([slot], NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "adagrad", [UpdateSettings(1.0, eps=1.0)], 1)
+    backend.step(*arguments)
+    before = backend.to_numpy(slot.parameter)
+    for options, text in (
+        ({"correlation": FilterCoefficients((1.0, 0.5), ())}, "state"),
+        ({"square": "given"}, "square=None"),
+        ({"square": "separate", "square_noise": arguments[1]}, "another row or stream"),
+        ({"square": "separate", "square_noise": NoiseRow(bytes(32), 0, 2**32, 1.0)}, "stream"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            backend.step(*arguments, **options)
+        with pytest.raises(ArgumentError, match=text):
+            reference.step([mapped(slot, backend.to_numpy)], *arguments[1:], **options)
+    longer = replace(slot, filter_state=(backend.from_numpy(ones),))
+    with pytest.raises(ArgumentError, match="filter_state"):
+        backend.step([longer], *arguments[1:])
+    np.testing.assert_array_equal(backend.to_numpy(slot.parameter), before)
 
 
 def test_a_moved_tensor_is_found_again() -> None:
     """Tables of addresses are kept from step to step: swapping a parameter's memory must not go unnoticed."""
     backend = load_backend("triton")
-    arguments = (NoiseRow(bytes(32), 0, 0, 0.0), 1.0, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(1.0)], 1)
+    arguments = (NoiseRow(bytes(32), 0, 0, 0.0), 1.0, (), "sgd", [UpdateSettings(1.0)], 1)
     ones = np.ones(10, dtype=np.float32)
     parameter, total = backend.from_numpy(ones), backend.from_numpy(ones)
     slot = Slot(parameter, total, 0)
@@ -288,7 +480,7 @@ def test_a_bad_slot_changes_nothing() -> None:
     backend = load_backend("triton")
     ones = np.ones((4, 4), dtype=np.float32)
     good = Slot(backend.from_numpy(ones), backend.from_numpy(ones), 0)
-    arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(1.0)] * 2)
+    arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "sgd", [UpdateSettings(1.0)] * 2)
     for bad, error, text in (
         (Slot(backend.from_numpy(ones).T, backend.from_numpy(ones), 4096), ArgumentTypeError, "not contiguous"),
         (Slot(*[backend.from_numpy(ones.astype(np.float64))] * 2, 4096), ArgumentTypeError, "set_backend"),
@@ -308,13 +500,16 @@ def test_a_bad_slot_changes_nothing() -> None:
 def test_millions_of_elements_agree() -> None:
     """Enough programs to run side by side: a race would show here, the interpreter runs them one after the other."""
     backend, rng = load_backend("triton"), np.random.default_rng(8)
-    slots = slots_of(rng, [3_000_001, 77, 1_000_000], 1, "adamw", True, False)
+    slots = slots_of(rng, [3_000_001, 77, 1_000_000], 2, "adamw", True, False, noise_order=1, scaled=True)
     sent = [mapped(slot, backend.from_numpy) for slot in slots]
-    noise, coefficients = NoiseRow(bytes(range(32)), 2**32 - 1, 0, 2.0), FilterCoefficients((0.5, 0.5), (-0.25,))
+    first_order = FilterCoefficients((0.5, 0.5), (-0.25,))
+    arguments = (NoiseRow(bytes(range(32)), 2**32 - 1, 0, 2.0), 7.0, (first_order, first_order), "adamw")
+    square_noise = NoiseRow(bytes(range(32)), 2**32 - 1, 2, 2.0)
+    options = {"correlation": first_order, "square": "separate", "square_noise": square_noise}
     settings = [UpdateSettings(0.1, 0.01, 0.9, 0.999, 1e-8)] * 3
-    terms = [step_terms(slot, noise, 7.0, coefficients, "adamw", settings[0], 2) for slot in slots]
-    reference.step(slots, noise, 7.0, coefficients, "adamw", settings, 2)
-    backend.step(sent, noise, 7.0, coefficients, "adamw", settings, 2)
+    terms = [step_terms(slot, *arguments, settings[0], 2, **options) for slot in slots]
+    reference.step(slots, *arguments, settings, 2, **options)
+    backend.step(sent, *arguments, settings, 2, **options)
     for got, expected, allowed in zip(sent, slots, terms, strict=True):
         for ours, theirs, bound in zip(changed(got), changed(expected), changed(allowed), strict=True):
             assert_agree("step", backend.to_numpy(ours), theirs, bound)
@@ -328,7 +523,7 @@ def test_steps_wait_for_nothing() -> None:
     backend, rng = load_backend("triton"), np.random.default_rng(9)
     rows = [backend.from_numpy(floats(rng, 32, 1000))]
     slot = mapped(slots_of(rng, [1000], 0, "sgd", False, False)[0], backend.from_numpy)
-    arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 32.0, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(0.1)])
+    arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 32.0, (), "sgd", [UpdateSettings(0.1)])
 
     def privatized_step(number: int) -> None:
         (factors,) = backend.clip_factors([backend.row_norms(rows)], "standard", [1.0], [1000], "float32")

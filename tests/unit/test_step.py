@@ -2,72 +2,133 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dpcore_numpy as backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.check import order_of
+from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 
 KEY = bytes(range(32))
-SETTINGS = UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-6)
+SETTINGS = UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-6, 0.02, 0.1, 3.0, 0.25)
 FIRST_ORDER = FilterCoefficients((0.2, 0.3), (-0.5,), 0.7)
 
 
-def make_slots(sizes: list[int], dtype: str, rule: str, order: int, displacement: bool) -> list[Slot]:
+def make_slots(
+    sizes: list[int], dtype: str, rule: str, order: int, displacement: bool, noise_order: int = 0, scaled: bool = False,
+) -> list[Slot]:  # fmt: skip
     rng = np.random.default_rng(sum(sizes))
     slots, first = [], 0
     for size in sizes:
-        draw = [rng.normal(size=size).astype(dtype) for _ in range(2 + order + UPDATE_RULES[rule])]
-        moments = tuple(np.abs(m) for m in draw[2 + order :])
-        moved = np.full(size, np.nan, dtype) if displacement else None
-        slots.append(Slot(draw[0], draw[1], first, tuple(draw[2 : 2 + order]), moments, moved))
+        draw = [rng.normal(size=size).astype(dtype) for _ in range(4 + order + UPDATE_RULES[rule] + noise_order)]
+        moments = tuple(np.abs(m) for m in draw[4 + order : 4 + order + UPDATE_RULES[rule]])
+        slots.append(
+            Slot(
+                parameter=draw[0],
+                total=draw[1],
+                first=first,
+                filter_state=tuple(draw[4 : 4 + order]),
+                moments=moments,
+                displacement=np.full(size, np.nan, dtype) if displacement else None,
+                noise_state=tuple(draw[4 + order + UPDATE_RULES[rule] :]),
+                scale=np.abs(draw[2]) + np.asarray(0.1, dtype) if scaled else None,
+                square=draw[3] if rule in SECOND_MOMENT else None,
+            )
+        )
         first += -(-max(size, 1) // 4096) * 4096
     return slots
 
 
-def copied(slots: list[Slot]) -> list[Slot]:
-    def copy(value):
-        return tuple(v.copy() for v in value) if isinstance(value, tuple) else None if value is None else value.copy()
+def compose(
+    slots: list[Slot], noise: NoiseRow, filters: Sequence[FilterCoefficients], rule: str, number: int,
+    correlation: FilterCoefficients | None = None, square: str = "filtered", square_noise: NoiseRow | None = None,
+) -> None:  # fmt: skip
+    """`Backend.step` as its docstring has it, on whole arrays."""
 
-    return [
-        Slot(copy(s.parameter), copy(s.total), s.first, copy(s.filter_state), copy(s.moments), copy(s.displacement))
-        for s in slots
-    ]
+    def normals(slot: Slot, noise: NoiseRow) -> np.ndarray:
+        kind = slot.total.dtype.name
+        return backend.normal(
+            noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=kind, rng=noise.rng
+        )  # fmt: skip
 
-
-def compose(slots: list[Slot], noise: NoiseRow, coefficients: FilterCoefficients, rule: str, number: int) -> None:
     for slot in slots:
-        z = backend.normal(KEY, noise.row, noise.stream, slot.first, slot.total.size, dtype=slot.total.dtype.name)
-        y = backend.recurrence((slot.total + noise.scale * z) / 32, slot.filter_state, coefficients)
+        n = normals(slot, noise)
+        if correlation is not None:
+            n = backend.recurrence(n, slot.noise_state, correlation)
+        divided = 1 if slot.scale is None else slot.scale
+        g = (slot.total + noise.scale * n) / 32 / divided
+        y, states = g, list(slot.filter_state)
+        for coefficients in filters:
+            own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
+            y = backend.recurrence(y, own, coefficients)
+        h = {"filtered": None, "released": g**2, "given": slot.square}.get(square)
+        if square == "separate":
+            h = (slot.total / 32 / divided) ** 2
+            if square_noise is not None:
+                h = h + square_noise.scale * normals(slot, square_noise)
         before = slot.parameter.copy()
-        backend.update(rule, slot.parameter, y, slot.moments, SETTINGS, number)
+        backend.update(rule, slot.parameter, y, slot.moments, SETTINGS, number, h)
         if slot.displacement is not None:
             slot.displacement[...] = slot.parameter - before
 
 
+SIZES = [1, 0, 4095, 4097, 64 * 4096 + 5, 2 * 64 * 4096]
+FIR = FilterCoefficients((0.5, 0.25, 0.125), ())
+SEPARATE = NoiseRow(bytes(range(1, 33)), 6, 3, 0.5, "philox")
+PLAIN = [(rule, (FIRST_ORDER,), {}) for rule in UPDATE_RULES]
+EXTENDED = [
+    ("sgd", (), {}),
+    ("sgd", (FIR, FIRST_ORDER), {"correlation": FIRST_ORDER}),
+    ("accelerated", (FIRST_ORDER,), {"correlation": FIR}),
+    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": FIR}),
+    ("adamw", (FIR,), {"square": "given"}),
+    ("adam", (), {"square": "separate"}),
+    ("adagrad", (FIRST_ORDER,), {"square": "separate", "square_noise": SEPARATE}),
+    ("adam", (FIR, FIR), {"square": "separate", "square_noise": SEPARATE, "correlation": FIRST_ORDER}),
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", UPDATE_RULES)
-def test_step_is_its_composition(dtype: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [1, 0, 4095, 4097, 64 * 4096 + 5, 2 * 64 * 4096]
+@pytest.mark.parametrize(("rule", "filters", "options"), [*PLAIN, *EXTENDED])
+def test_step_is_its_composition(
+    dtype: str, rule: str, filters: tuple, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noise = NoiseRow(KEY, 6, 0, 2.5)
-    expected = make_slots(sizes, dtype, rule, 1, displacement=True)
-    runs = [copied(expected) for _ in range(2)]
-    compose(expected, noise, FIRST_ORDER, rule, 3)
+    noise_order = order_of(options["correlation"]) if "correlation" in options else 0
+    order = sum(map(order_of, filters))
+    scaled = bool(options)
+    expected = make_slots(SIZES, dtype, rule, order, True, noise_order, scaled)
+    # Slots with and without a scale take part in one step.
+    expected[::2] = [replace(slot, scale=None) for slot in expected[::2]]
+    runs = [copy.deepcopy(expected) for _ in range(2)]
+    compose(expected, noise, filters, rule, 3, **options)
     for threads, slots in zip((1, 2), runs, strict=True):
         monkeypatch.setattr(sys.modules["dpcore_numpy.step"], "THREADS", threads)
-        totals = [slot.total.copy() for slot in slots]
+        read = [(slot.total.copy(), copy.copy(slot.scale), copy.copy(slot.square)) for slot in slots]
         for slot in slots:
             slot.total.flags.writeable = False
-        backend.step(slots, noise, 32, FIRST_ORDER, rule, [SETTINGS] * len(sizes), 3)
-        for got, wanted, total in zip(slots, expected, totals, strict=True):
+        backend.step(slots, noise, 32, filters, rule, [SETTINGS] * len(SIZES), 3, **options)
+        for got, wanted, before in zip(slots, expected, read, strict=True):
             assert got.parameter.tobytes() == wanted.parameter.tobytes()
             assert got.displacement.tobytes() == wanted.displacement.tobytes()
-            for mine, theirs in zip((*got.filter_state, *got.moments), (*wanted.filter_state, *wanted.moments)):
-                assert mine.tobytes() == theirs.tobytes()
-            assert got.total.tobytes() == total.tobytes()
+            for name in ("filter_state", "moments", "noise_state"):
+                for mine, theirs in zip(getattr(got, name), getattr(wanted, name), strict=True):
+                    assert mine.tobytes() == theirs.tobytes(), name
+            for mine, old in zip((got.total, got.scale, got.square), before, strict=True):
+                assert (mine is old is None) or mine.tobytes() == old.tobytes()
+
+
+def test_the_noise_state_rests_where_no_noise_is_drawn() -> None:
+    (slot,) = make_slots([10], "float32", "sgd", 0, displacement=False, noise_order=1)
+    before = slot.noise_state[0].copy()
+    backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 1, (), "sgd", [SETTINGS], 1, correlation=FIRST_ORDER)
+    np.testing.assert_array_equal(slot.noise_state[0], before)
 
 
 def test_the_injected_noise_has_the_right_scale() -> None:
@@ -75,7 +136,7 @@ def test_the_injected_noise_has_the_right_scale() -> None:
     size, scale, batch_size = 200_000, 3.0, 50.0
     slot = Slot(np.zeros(size, np.float32), np.zeros(size, np.float32), 0)
     backend.step(
-        [slot], NoiseRow(KEY, 0, 0, scale), batch_size, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(1.0)], 1
+        [slot], NoiseRow(KEY, 0, 0, scale), batch_size, (), "sgd", [UpdateSettings(1.0)], 1
     )
     relative = slot.parameter.std() / (scale / batch_size)
     assert abs(relative - 1) < 5 / np.sqrt(2 * size)
@@ -83,7 +144,7 @@ def test_the_injected_noise_has_the_right_scale() -> None:
 
 def test_no_noise_is_drawn_at_scale_zero() -> None:
     slot = Slot(np.zeros(10), np.ones(10), 0)
-    backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 2, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(1.0)], 1)
+    backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 2, (), "sgd", [UpdateSettings(1.0)], 1)
     assert (slot.parameter == -0.5).all()
 
 
@@ -92,7 +153,7 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     bad = Slot(bad.parameter, bad.total.astype(np.float64), 4096, bad.filter_state, bad.moments)
     before = good.parameter.copy()
     with pytest.raises(ArgumentTypeError, match="dtype"):
-        backend.step([good, bad], NoiseRow(KEY, 0, 0, 1.0), 1, FIRST_ORDER, "adam", [SETTINGS] * 2, 1)
+        backend.step([good, bad], NoiseRow(KEY, 0, 0, 1.0), 1, (FIRST_ORDER,), "adam", [SETTINGS] * 2, 1)
     assert (good.parameter == before).all()
 
 
@@ -105,6 +166,12 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
         ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"),
         ({"settings": []}, "len(settings)=0"),
         ({"step_number": 0}, "step_number=0"),
+        ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
+        ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
+        ({"correlation": FIRST_ORDER}, "len(state)=0"),
+        ({"square": "squared"}, "square='squared'"),
+        ({"square": "released"}, "square='released': must be 'filtered' for rule='sgd'"),
+        ({"square_noise": NoiseRow(KEY, 1, 0, 1.0)}, "square_noise: must be None for square='filtered'"),
     ],
 )
 def test_bad_calls(change: dict, words: str) -> None:
@@ -112,7 +179,7 @@ def test_bad_calls(change: dict, words: str) -> None:
         "slots": make_slots([4], "float32", "sgd", 1, displacement=False),
         "noise": NoiseRow(KEY, 0, 0, 1.0),
         "batch_size": 4,
-        "coefficients": FIRST_ORDER,
+        "filters": (FIRST_ORDER,),
         "rule": "sgd",
         "settings": [SETTINGS],
         "step_number": 1,
@@ -125,4 +192,4 @@ def test_bad_calls(change: dict, words: str) -> None:
 def test_arrays_changed_in_place_must_be_contiguous() -> None:
     slot = Slot(np.zeros(20, np.float32)[::2], np.zeros(10, np.float32), 0)
     with pytest.raises(ArgumentTypeError, match="contiguous"):
-        backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, FilterCoefficients((1.0,), ()), "sgd", [SETTINGS], 1)
+        backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, (), "sgd", [SETTINGS], 1)

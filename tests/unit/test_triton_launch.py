@@ -113,13 +113,17 @@ def test_a_second_step_on_the_same_tensors_sends_nothing(monkeypatch: pytest.Mon
 
     backend = load_backend("triton")
     ones = np.ones(20, dtype=np.float32)
-    slots = [Slot(backend.from_numpy(ones), backend.from_numpy(ones), 0)]
-    arguments = (2.0, FilterCoefficients((1.0,), ()), "sgd", [UpdateSettings(0.1)])
-    backend.step(slots, NoiseRow(bytes(32), 0, 0, 1.0), *arguments, 1)
+    x, total, filtered, v, n, scale = (backend.from_numpy(ones) for _ in range(6))
+    slots = [Slot(x, total, 0, filter_state=(filtered,), moments=(v,), noise_state=(n,), scale=scale)]
+    first_order = FilterCoefficients((1.0, 0.5), ())
+    arguments = (2.0, (first_order,), "adagrad", [UpdateSettings(0.1)])
+    options = {"correlation": first_order, "square": "separate"}
+    noises = [(NoiseRow(bytes(32), row, 0, 1.0), NoiseRow(bytes(32), row, 1, 1.0)) for row in range(2)]
+    backend.step(slots, noises[0][0], *arguments, 1, square_noise=noises[0][1], **options)
 
     def refuse(*args: object) -> None:
         raise AssertionError(f"called with {args}")
 
     monkeypatch.setattr("dpcore_triton.launch.upload", refuse)
     monkeypatch.setattr(sys.modules["dpcore_triton.step"], "common_device", refuse)
-    backend.step(slots, NoiseRow(bytes(32), 1, 0, 1.0), *arguments, 2)
+    backend.step(slots, noises[1][0], *arguments, 2, square_noise=noises[1][1], **options)
