@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
 from dpcore.torch.per_example import PerExampleGradient
 from dpcore.torch.randomness import step_seed
+from dpcore.torch.recorder import Recorder
 from dpcore.torch.working import Working
 
 
@@ -27,6 +29,13 @@ class Engine:
     working : Working
     microbatch_size : int
         Examples differentiated at once. Changes the order of summation, and which example gets which dropout mask.
+
+    Attributes
+    ----------
+    recorder : Recorder or None
+        Keeps coordinates of what is released.
+    diagnostics : list of float or None
+        ``clipped_mean_norm`` of each step where somebody asked for it. **Secret.**
     """
 
     def __init__(
@@ -40,8 +49,12 @@ class Engine:
         self.mechanism = mechanism
         self.working = working
         self.microbatch_size = microbatch_size
+        self.recorder: Recorder | None = None
+        self.diagnostics: list[float] | None = None
+        self._public: list[Any] | None = None
+        self._swapped = False
 
-    def accumulate(self, batch: Tree) -> None:
+    def accumulate(self, batch: Tree, public: Tree | None = None) -> None:
         """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
 
         After an exception the same batch may be tried once more: the noise of a step depends on its number only, and
@@ -49,6 +62,7 @@ class Engine:
         """
         self._check_parameters()
         self.working.refresh()
+        self._public = None if public is None else self._public_gradient(public)
         # An attempt that failed midway left a part of its sum; on top of it an example would count twice.
         self.mechanism.discard()
         points = self.mechanism.points()
@@ -63,10 +77,88 @@ class Engine:
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""
+        norm = None if self.diagnostics is None else self.mechanism.clipped_mean_norm()
+        number = self.mechanism.step
+        seen: list[Any] = []
         try:
-            self.mechanism.release(self.working.arrays(), settings)
+            self.mechanism.release(
+                self.working.arrays(),
+                settings,
+                public=self._public,
+                observe=None if self.recorder is None else lambda *both: seen.extend(map(self._picked, both)),
+            )
         finally:
+            self._public = None
             self.working.store()
+            if norm is not None and self.diagnostics is not None and self.mechanism.step > number:
+                self.diagnostics.append(norm)
+        if self.recorder is not None:
+            released, filtered = seen
+            self.recorder.keep(released, filtered, self.mechanism.negative_share())
+
+    def _picked(self, arrays: Sequence[Any]) -> Any:
+        assert self.recorder is not None
+        return self.recorder.pick([self.working.to_tensor(array) for array in arrays])
+
+    def check_public(self, public: Tree | None) -> None:
+        """Refuse a public batch that is missing, not wanted, or empty."""
+        wanted = self.mechanism.plan.method.update.second_moment == "public"
+        if wanted and public is None:
+            raise ArgumentError(
+                "public=None: must be a batch of public data, since the method's second moment is made of its gradient"
+            )
+        if not wanted and public is not None:
+            raise ArgumentError(
+                "public: must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
+                "'side_information') uses public data"
+            )
+        if public is not None and batches.size(public) == 0:
+            raise ArgumentError("public: must have at least one example")
+
+    def _public_gradient(self, public: Tree) -> list[Any]:
+        """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
+        values = self._point(self.working.arrays())
+        device, count = values[0].device, batches.size(public)
+        total = [torch.zeros_like(tensor) for tensor in self.working.tensors()]
+        for start in range(0, count, self.microbatch_size):
+            micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size].to(device), public)  # noqa: B023
+            # Masks of their own: those of the private batch's places stay unknown.
+            seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
+            for sum_so_far, rows in zip(total, self.gradient(values, micro, seed, synthetic=True), strict=True):
+                sum_so_far.add_(rows.to(self.working.dtype).sum(0))
+        return [self.working.to_array(tensor.div_(count)) for tensor in total]
+
+    def check_not_swapped(self, call: str) -> None:
+        """Refuse what needs the training values while `averaged` shows others."""
+        if self._swapped:
+            raise PrivacyError(
+                f"{call}: the model holds its averaged values, not those it is trained at; leave private.averaged() "
+                "first"
+            )
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the method's output into the model's parameters for the length of the block."""
+        method = self.mechanism.plan.method
+        if self._swapped or (method.averaging is None and method.update.rule != "accelerated"):
+            yield
+            return
+        self._check_parameters()
+        self.working.refresh()
+        output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
+        kept = [parameter.detach().clone() for parameter in self.working.parameters]
+        self._swapped = True
+        try:
+            self._put(output)
+            yield
+        finally:
+            self._put(kept)
+            self._swapped = False
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.working.parameters, values, strict=True):
+                parameter.copy_(value)
 
     def _add(self, micro: Tree, weights: list[float], values: list[list[torch.Tensor]], seed: bytes) -> None:
         rows: list[torch.Tensor] | None = None

@@ -24,19 +24,42 @@ PRIVACY_SETTINGS = frozenset(
         "kappa",
         "gamma",
         "filter",
+        "strategy",
+        "window",
+        "beta",
+        "decay",
+        "scale_eps",
+        "max_scaled_norm",
+        "unscaled_steps",
+        "scaled_steps",
+        "second_moment",
+        "denominator",
+        "bias_corrected",
+        "joint_scale",
+        "allow_nonprivate",
+        "variant",
+        "schedule",
+        "averaging",
+        "galore",
+        "radius",
     }
 )
-"""Properties of the whole run. A group with its own would change what one example can do to the sum unseen."""
+"""Properties of the whole run. A group with its own would change what one example can do to the sum, or what the sum
+becomes, unseen."""
 
 
 def defaults(update: Update) -> dict[str, Any]:
     """Return the settings of an update under torch's names, as a group's defaults."""
     numbers = update.settings()
-    own: dict[str, Any] = {"lr": numbers.learning_rate, "weight_decay": numbers.weight_decay}
+    own: dict[str, Any] = {"lr": numbers.learning_rate}
+    if update.rule != "accelerated":
+        own["weight_decay"] = numbers.weight_decay
     if update.rule == "momentum":
         own["momentum"] = numbers.beta1
     elif update.rule in ("adam", "adamw"):
         own |= {"betas": (numbers.beta1, numbers.beta2), "eps": numbers.eps}
+    elif update.rule == "adagrad":
+        own["eps"] = numbers.eps
     return own
 
 
@@ -62,17 +85,19 @@ def refuse_privacy_settings(group: Mapping[str, Any]) -> None:
     if found:
         raise PrivacyError(
             f"{found[0]}={group[found[0]]!r} in a parameter group: it belongs to the method, one for the whole run "
-            "(use clipping_groups for clip norms by layer); groups carry learning rate, weight decay and betas"
+            "(use clipping_groups for clip norms by layer); groups carry learning rate, weight decay, betas and eps"
         )
 
 
 def settings(group: Mapping[str, Any], update: Update) -> UpdateSettings:
-    """Return a group's present settings, checked: schedulers and users may have changed them since the last step."""
+    """Return a group's present settings, checked: schedulers and users may have changed them since the last step.
+
+    The factor of the method's own schedule is not in them: the mechanism multiplies every group's rate by it.
+    """
     refuse_privacy_settings(group)
-    numbers = {
-        "learning_rate": validate.non_negative(lr=_float(group["lr"])),
-        "weight_decay": validate.non_negative(weight_decay=_float(group["weight_decay"])),
-    }
+    numbers = {"learning_rate": validate.non_negative(lr=_float(group["lr"]))}
+    if update.rule != "accelerated":
+        numbers["weight_decay"] = validate.non_negative(weight_decay=_float(group["weight_decay"]))
     if update.rule == "momentum":
         numbers["beta1"] = validate.decay(momentum=_float(group["momentum"]))
     elif update.rule in ("adam", "adamw"):
@@ -82,6 +107,9 @@ def settings(group: Mapping[str, Any], update: Update) -> UpdateSettings:
         numbers["beta1"] = validate.decay(beta1=_float(betas[0]))
         numbers["beta2"] = validate.decay(beta2=_float(betas[1]))
         numbers["eps"] = validate.positive(eps=_float(group["eps"]))
+    elif update.rule == "adagrad":
+        least = validate.positive if getattr(update, "denominator", "") == "floored" else validate.non_negative
+        numbers["eps"] = least(eps=_float(group["eps"]))
     return UpdateSettings(**numbers)
 
 

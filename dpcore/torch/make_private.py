@@ -10,7 +10,7 @@ from torch import nn
 
 from dpcore import validate
 from dpcore.config import load_backend
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.method import Method
@@ -38,6 +38,8 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "fixed_order": FixedOrderSampler,
 }
 
+PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
+
 
 def make_private(
     model: nn.Module,
@@ -59,6 +61,7 @@ def make_private(
     num_workers: int = 0,
     key: bytes | None = None,
     exact_key: bool = False,
+    private_diagnostics: bool = False,
 ) -> PrivateRun:
     """Make a private run that trains `model` on `data` by `method`.
 
@@ -79,12 +82,13 @@ def make_private(
     loss : callable
         ``loss(output, *targets)`` of a batch.
     sampling : {"poisson", "fixed_size", "fixed_order"} or Sampler
-        What draws the batches, and what is accounted.
+        What draws the batches, and what is accounted. Correlated noise and separately released second moments need
+        "fixed_order".
     accountant : str
         Used to calibrate; must cover the run in any case.
     params : iterable, optional
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
-        default one group of all trained parameters.
+        default one group of all trained parameters. The method's schedule multiplies every group's lr.
     max_memory : int or str
         Cap on per-example gradients and activations, in bytes or as "1 GiB".
     microbatch_size : int, optional
@@ -99,6 +103,9 @@ def make_private(
         Threads that read examples of a dataset.
     key : bytes, optional
         32 secret bytes; by default from the operating system. See `dpcore.keys.RunKeys.new`, also for `exact_key`.
+    private_diagnostics : bool
+        Keep the norm of each step's clipped average, in memory and in the secret part of the state. It is **private**:
+        the statement says that publishing it voids the guarantee.
 
     Returns
     -------
@@ -141,16 +148,28 @@ def make_private(
     mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if size is None:
-        points = max(len(plan.method.query.points(step)) for step in range(min(plan.steps, 8)))
         one = batches.synthetic(inputs, 1)
         size = fitting_microbatch_size(
-            max_memory, layout.dimension, working.dtype.itemsize, points, activation_bytes(model, one), device
+            max_memory, layout.dimension, working.dtype.itemsize, _points(plan), activation_bytes(model, one), device
         )
     engine = Engine(gradient, mechanism, working, size)
+    engine.diagnostics = [] if private_diagnostics else None
     loader = PrivateLoader(source, mechanism)
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
-    caveats = (CAVEAT,) if draws or source.tensors is None else ()
-    return PrivateRun(model, optimizer, loader, engine, frozen, target_delta, caveats)
+    return PrivateRun(
+        model, optimizer, loader, engine, frozen, target_delta, _caveats(plan, draws or source.tensors is None)
+    )
+
+
+def _caveats(plan: Plan, torch_draws: bool) -> tuple[str, ...]:
+    public = plan.method.update.second_moment == "public"
+    return (*([CAVEAT] if torch_draws else []), *([PUBLIC_DATA] if public else []))
+
+
+def _points(plan: Plan) -> int:
+    """The most parameter points of a step. Windows fill up in the first steps; later the number changes little."""
+    first = range(min(plan.steps, plan.method.query.lags + 8))
+    return max(len(plan.method.query.points(step)) for step in first)
 
 
 def _plan(
@@ -178,7 +197,12 @@ def _plan(
         raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
     if steps is None:
         steps = validate.integer(minimum=1, epochs=epochs) * sampler.steps_per_epoch
-    return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
+    try:
+        return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
+    except PrivacyError as cause:
+        if isinstance(sampling, str) and "FixedOrderSampler" in str(cause):
+            raise PrivacyError(f'sampling={sampling!r}: must be "fixed_order" for this method: {cause}') from None
+        raise
 
 
 def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str) -> Plan:

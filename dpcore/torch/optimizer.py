@@ -9,6 +9,7 @@ import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.torch import checkpoint, groups
+from dpcore.torch.check_state import check
 from dpcore.torch.engine import Engine
 from dpcore.torch.loader import PrivateLoader
 
@@ -84,12 +85,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._ready = False
         self._engine.release([settings[group] for group in self._group_of])
 
-    def take(self, batch: Any) -> None:
+    def take(self, batch: Any, public: Any = None) -> None:
         """Sum one drawn batch and step: what ``private.step`` calls."""
+        self._engine.check_not_swapped("private.step")
+        self._engine.check_public(public)
         self._loader.consume(batch)
         for group in self.param_groups:
             groups.settings(group, self._update)  # refused before the sum is paid for
-        self._engine.accumulate(batch)
+        self._engine.accumulate(batch, public)
         number = self._engine.mechanism.step
         self._ready = True
         try:
@@ -108,9 +111,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
 
-        The secret part holds the keys of noise and sampling and the cursor. Keep it as safe as the data: whoever has
-        it can subtract the noise. `dpcore.torch.public_state` returns a copy without it.
+        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, the
+        cursor, and private diagnostics where they are taken. Keep it as safe as the data: whoever has it can subtract
+        the noise. `dpcore.torch.public_state` returns a copy without it.
         """
+        self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, fork: bool = True) -> None:
@@ -136,7 +141,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """
         if "dpcore" not in state_dict:
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
-        checkpoint.check(self._engine, state_dict["dpcore"], fork=fork)
+        self._engine.check_not_swapped("optimizer.load_state_dict")
+        check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine), fork=fork)
         for group in state_dict["param_groups"]:
             lacking = next((key for key in self.defaults if key not in group), None)
             if lacking is not None:

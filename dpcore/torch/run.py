@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from dpcore import accounting
+from dpcore import accounting, validate
 from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.minimize import PRIVATE_DIAGNOSTICS
 from dpcore.plan import Plan
 from dpcore.report.statement import Statement
 from dpcore.torch.batches import Tree
@@ -17,6 +23,7 @@ from dpcore.torch.check_module import check_still_frozen
 from dpcore.torch.engine import Engine
 from dpcore.torch.loader import PrivateLoader
 from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.recorder import Recorder
 
 
 class PrivateRun:
@@ -65,7 +72,7 @@ class PrivateRun:
         """Examples differentiated at once."""
         return self._engine.microbatch_size
 
-    def step(self, batch: Tree) -> None:
+    def step(self, batch: Tree, public: Tree | None = None) -> None:
         """Take one private step on a batch from the loader.
 
         Per-example gradients, clip, sum, noise, filter, update. The loss is not computed: it is a private diagnostic.
@@ -74,6 +81,10 @@ class PrivateRun:
         ----------
         batch : tree of torch.Tensor
             The batch just drawn, whole; its values may have been changed (augmented) example by example.
+        public : tree of torch.Tensor, optional
+            A batch of **public** data in the form of `batch`, of any number of examples, where the method's second
+            moment is made of its mean gradient (`second_moment="public"`); for no other method. It is taken as it is:
+            no clip, no noise, no guarantee.
 
         Raises
         ------
@@ -81,10 +92,70 @@ class PrivateRun:
             If the batch is not the one drawn: none was, it was stepped already, or it has another number of examples;
             also beyond the plan's last step.
         ArgumentError
-            If the model changed so that it no longer is the one that was checked.
+            If the model changed so that it no longer is the one that was checked; if `public` is missing or not wanted.
         """
         check_still_frozen(self.model, self._frozen)
-        self.optimizer.take(batch)
+        self.optimizer.take(batch, public)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the method's output into the model for the length of the block, and the training values back after it.
+
+        The output is the average of the parameters where the method keeps one, and y of the accelerated method; for
+        other methods the block changes nothing. It is a function of released vectors and costs no privacy. Steps,
+        saving and loading are refused inside; whatever else is written to the trained parameters there is lost.
+        """
+        with self._engine.averaged():
+            yield
+
+    def output_state_dict(self) -> dict[str, Any]:
+        """Return a copy of the model's state dict with the method's output in it: what to evaluate and to export."""
+        with self.averaged():
+            return copy.deepcopy(self.model.state_dict())
+
+    def negative_share(self) -> float:
+        """Return the share of coordinates whose debiased second moment is negative; NaN without one."""
+        return self._engine.mechanism.negative_share()
+
+    def record_gradients(self, coordinates: int) -> None:
+        """Keep, from the next step on, some coordinates of what is released: a public record, see `recorded`.
+
+        Steps then run as separate operations, which is slower. Calling it again with the same number changes nothing,
+        also after a state was loaded, whose record goes on; with another number a new record begins.
+
+        Parameters
+        ----------
+        coordinates : int
+            At most so many, evenly spaced over all parameters.
+        """
+        recorder = Recorder(self._engine.mechanism.layout, validate.integer(minimum=1, coordinates=coordinates))
+        present = self._engine.recorder
+        if present is None or present.coordinates != recorder.coordinates:
+            self._engine.recorder = recorder
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What was recorded, as keywords of `dpcore.report.gradients.save_gradients`.
+
+        Released averages and filter outputs, (T, m) float32; the negative share of the second moments, (T,); the number
+        of parameters; the standard deviation of the seed noise on the average; and whether the noise is that in every
+        step and coordinate.
+        """
+        recorder, plan = self._engine.recorder, self.plan
+        if recorder is None:
+            raise ArgumentError("recorded: nothing was; call private.record_gradients(coordinates) before the steps")
+        return {
+            **recorder.arrays(),
+            "dimension": self._engine.mechanism.layout.dimension,
+            "noise_std": plan.noise_standard_deviation() / plan.batch_size,
+            "white_noise": plan.method.noise.strategy is None and plan.method.preconditioning is None,
+        }
+
+    @property
+    def private_diagnostics(self) -> dict[str, NDArray[np.float64]] | None:
+        """The norm of each step's clipped average over the clip norm, where it was asked for. **Private**."""
+        taken = self._engine.diagnostics
+        return None if taken is None else {"clipped_mean_norm": np.array(taken, dtype=np.float64)}
 
     def epsilon(self, delta: float | None = None, *, accountant: str | None = None) -> float:
         """Return the epsilon spent by all that was released so far, abandoned steps included.
@@ -106,8 +177,9 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for all that was released so far."""
+        taken = () if self._engine.diagnostics is None else (PRIVATE_DIAGNOSTICS,)
         return self._engine.mechanism.statement(
-            self._delta(delta), caveats=self._caveats, note=note, software={"torch": torch.__version__}
+            self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
         )
 
     def __reduce__(self) -> NoReturn:
