@@ -172,7 +172,7 @@ def _rows(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
         ]
     for step in _STEPS:
         said = "share of the noise's variance in the output" if step == _STEPS[0] else ""
-        rows.append((f"noise at step {step}", _number(factors[str(step)]), said))
+        rows.append((f"noise after {step:,} step{'s' if step > 1 else ''}", _number(factors[str(step)]), said))
     if limit is not None and limit > 1:
         said = "more noise than without a filter"
     elif limit:
@@ -210,7 +210,7 @@ def _tell_all(as_json: bool) -> None:
         return
     table = Table(title="named filters", title_justify="left", box=None, pad_edge=False)
     table.add_column("filter", style="bold", no_wrap=True)
-    for column in ("gain", "largest pole", "delay", "half-life", "cutoff", "noise, step 10", "noise, long run"):
+    for column in ("gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run"):
         table.add_column(column, justify="right")
     for item in every:
         modulus = max((pole["modulus"] for pole in item["poles"]), default=None)

@@ -39,7 +39,7 @@ def filter_picture(
     path : path
         The file to write; its ending decides the format.
     impulse_response, normalizers, noise_factor : arrays, shape (T,)
-        kappa by age; c_t by step; share of white noise's variance in the output by step.
+        kappa by age; c_t, and the share of white noise's variance in the output, after each step.
     frequencies, power : arrays, shape (F,)
         Positive frequencies in cycles per step, and |H|^2 at each.
     cutoff : float, optional
@@ -82,16 +82,16 @@ def filter_picture(
         _label(memory, "Impulse response: the weight of each gradient", "age of the gradient (steps)", "weight")
         start.plot(steps + 1, ones, color=COLORS[2], linewidth=1.8)
         start.axhline(1, color=_GRAY, linewidth=0.8, linestyle=":")
-        _label(start, "Normalizer: the weights so far, added up", "step", "divisor of the output")
+        _label(start, "Normalizer: the weights so far, added up", "steps taken", "divisor of the output")
         if np.isfinite(ones).all() and ones.min() >= 0:
             start.set_ylim(0, 1.08 * max(1.0, ones.max()))
         noise.plot(steps + 1, left, color=COLORS[1], linewidth=1.8)
-        _label(noise, "Noise left in the output", "step", "share of the variance")
+        _label(noise, "Noise left in the output", "steps taken", "share of the variance")
         if np.isfinite(limiting_noise_factor):
             noise.axhline(limiting_noise_factor, color=_GRAY, linewidth=0.8, linestyle=":")
             _beside(noise, f"in the long run {limiting_noise_factor:.3g}", limiting_noise_factor)
-        if np.isfinite(left).all():
-            noise.set_ylim(0, 1.08 * max(left.max(), 1e-3))
+        if np.isfinite(left).any():
+            noise.set_ylim(0, 1.12 * max(left[np.isfinite(left)].max(), 1e-3))
         _response(spectrum, x, passed, cutoff)
         figure.suptitle(title, x=0.012, ha="left", fontsize=11)
     return Path(path)
@@ -164,7 +164,7 @@ def gradient_picture(
             panels[1].plot(np.arange(1, len(share) + 1), 100 * share, color=COLORS[3], linewidth=1.4)
             panels[1].set_ylim(0, max(55.0, min(100.0, 110 * float(np.nanmax(share)))))
             panels[1].axhline(50, color=_GRAY, linewidth=0.8, linestyle=":")
-            _label(panels[1], "Second moments below zero", "step", "share of coordinates (%)")
+            _label(panels[1], "Second moments below zero", "steps taken", "share of coordinates (%)")
         figure.suptitle(title, x=0.012, ha="left", fontsize=11)
     return Path(path)
 
@@ -178,7 +178,7 @@ def _response(axes: Axes, x: npt.NDArray[np.float64], passed: npt.NDArray[np.flo
     _plain_ticks(axes)
     finite = shown[np.isfinite(shown)]
     if finite.size:
-        axes.set_ylim(max(_LEAST_POWER, 0.5 * finite.min()), 3 * max(1.0, finite.max()))
+        axes.set_ylim(max(_LEAST_POWER, min(0.05, 0.5 * finite.min())), 3 * max(1.0, finite.max()))
     else:
         axes.set_ylim(_LEAST_POWER, 3)
         axes.text(0.5, 0.5, "none: the filter is unstable", transform=axes.transAxes, ha="center", color=_GRAY)
