@@ -155,8 +155,9 @@ def gradient_picture(
         axes.set_yscale("log")
         axes.set_xlim(x.min(), x.max())
         _plain_ticks(axes)
+        shown = np.concatenate([raw[raw > 0], filtered[filtered > 0], [floor] if floor > 0 else []])
+        low, high = (0.7 * shown.min(), 1.4 * shown.max()) if shown.size else (0.1, 1.0)
         # Room for the legend above the curves, in a scale of powers of ten.
-        high, low = axes.get_ylim()[1], axes.get_ylim()[0]
         axes.set_ylim(low, high * max(3.0, (high / low) ** 0.45))
         axes.legend(loc="upper right", fontsize=9)
         _label(axes, "Power spectral density of the gradients", "frequency (cycles per step)", "power per coordinate")
