@@ -200,7 +200,7 @@ def test_square_root_times_itself_is_all_ones(steps: int) -> None:
     closed = np.abs(special.binom(-0.5, np.arange(steps)))
     norm = np.linalg.norm(closed)
     assert matrix[:, 0] == pytest.approx(closed / norm, rel=1e-9)
-    assert matrix @ matrix * norm**2 == pytest.approx(np.tril(np.ones((steps, steps))), abs=1e-10)
+    assert np.abs(matrix @ matrix * norm**2 - np.tril(np.ones((steps, steps)))).max() < 1e-10
     # Columns only lose entries at their lower end: the first is the longest, and each has the norm of its head.
     heads = np.sqrt(np.cumsum(closed**2))[::-1] / norm
     assert np.linalg.norm(matrix, axis=0) == pytest.approx(heads, rel=1e-9)
@@ -287,6 +287,24 @@ def test_injected_noise_has_the_claimed_scale_and_correlation(chosen: Strategy) 
     if np.count_nonzero(matrix) > T:  # independent noise of the same variances is not this noise
         alone = np.sqrt(chosen.inverse_row_norms(T))[:, None] * sigma * np.array(draws, np.float64)
         assert scale_and_correlation_pvalue(alone, matrix, sigma) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["banded-toeplitz", "banded", "inverse"])
+def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind: str) -> None:
+    # C times the noise that was added is what the analysis calls Z: rounding must not pile up in the recurrence.
+    steps, root = 2000, SquareRoot(2000).first_column(8)
+    chosen: Strategy = banded_inverse_square_root(8, steps)
+    if kind != "inverse":
+        chosen = BandedToeplitz(tuple(root.tolist()))
+    if kind == "banded":
+        chosen = from_matrix(chosen.matrix(steps))
+        assert isinstance(chosen, Banded)
+    seeds = np.random.default_rng(3).standard_normal((steps, 4)).astype(np.float32)
+    backend = load_backend("numpy")
+    state = [np.zeros(4, np.float32) for _ in range(chosen.order)]
+    noise = [np.array(backend.recurrence(z.copy(), state, chosen.coefficients(t))) for t, z in enumerate(seeds)]
+    assert noise[-1].dtype == np.float32
+    assert np.abs(chosen.matrix(steps) @ np.array(noise, np.float64) - seeds).max() < 1e-5
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -25,6 +25,7 @@ from dpcore.strategies import (
     banded_inverse_square_root,
     rmse,
     sensitivity,
+    strategy,
     workloads,
 )
 from dpcore.strategies.sensitivity import _squared
@@ -192,6 +193,22 @@ def test_error_is_that_of_the_noise_at_mu_one() -> None:
     assert workloads.max_error(chosen, wanted, T, patterns) == pytest.approx(worst, rel=0.01)
     with pytest.raises(ArgumentError, match=r"workload.shape=\(11, 11\): must be \(12, 12\)"):
         rmse(chosen, workloads.ones(11), T, patterns)
+
+
+def test_figures_of_the_page() -> None:
+    steps, wanted = 1000, workloads.momentum(1000, 0.9)
+    once = [[step] for step in range(steps)]
+    ten = FixedOrderSampler(dataset_size=50_000, batch_size=500).patterns(steps)
+    page = {
+        "tree": (7.03, 52.2, 3.225, 22.66, 168.4),
+        "tree-optimal": (3.89, 31.3, 3.755, 14.62, 117.3),
+        "square-root": (3.10, 24.1, 5.066, 15.72, 121.9),
+    }
+    for name, figures in page.items():
+        chosen = strategy(name, steps)
+        errors = [rmse(chosen, a, steps, p) for p in (once, ten) for a in (workloads.ones(steps), wanted)]
+        found = (errors[0], errors[1], sensitivity(chosen, ten, steps), errors[2], errors[3])
+        assert found == pytest.approx(figures, rel=2e-3)
 
 
 def test_correlated_noise_beats_independent_noise_on_prefix_sums_in_the_known_order() -> None:
