@@ -7,7 +7,20 @@ import math
 import numpy as np
 import pytest
 from loops import (
-    BATCHES, FULL, SIZE, START, STRATEGIES, D, N, T, assert_same, given, gradient, loop, of, run,
+    BATCHES,
+    FULL,
+    SIZE,
+    START,
+    STRATEGIES,
+    D,
+    N,
+    T,
+    assert_same,
+    given,
+    gradient,
+    loop,
+    of,
+    run,
 )  # fmt: skip
 
 import dpcore
@@ -153,7 +166,7 @@ def quadratic_run(lr: float, steps: int, hessian: np.ndarray, start: np.ndarray)
 
 
 def test_accelerated_srgd_without_noise_is_nesterovs_method() -> None:
-    """The three sequences of Nesterov's method as Allen-Zhu and Orecchia write them, with steps 1/beta and eta_t/beta."""
+    """Nesterov's three sequences as Allen-Zhu and Orecchia write them, with steps 1/beta and eta_t / beta."""
     lr = 0.02
     method = methods.accelerated_srgd(lr=lr, max_grad_norm=1e9, noise_multiplier=0.0)
     y = z = START.copy()

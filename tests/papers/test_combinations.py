@@ -1,0 +1,274 @@
+"""Stages of different papers together, and what stands around them: schedules, averages, weight decay, balls."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from loops import (
+    BATCHES,
+    KEY,
+    SIZE,
+    START,
+    STRATEGIES,
+    D,
+    T,
+    assert_same,
+    given,
+    gradient,
+    loop,
+    low_pass,
+    of,
+    run,
+)  # fmt: skip
+
+import dpcore
+from dpcore import methods, queries
+from dpcore.averaging import ExponentialAverage, UniformAverage
+from dpcore.filters import NAMED_FILTERS, Accumulation, Averaging, Chain, named_filter
+from dpcore.noise import CorrelatedGaussian, IndependentGaussian
+from dpcore.schedules import WarmupCosine
+from dpcore.strategies import from_matrix
+from dpcore.updates import SGD, Adam
+
+COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
+
+
+def composed(query, filter, update, strategy=None) -> dpcore.Method:  # noqa: A002
+    noise = IndependentGaussian(0.5) if strategy is None else CorrelatedGaussian(0.5, from_matrix(strategy))
+    return dpcore.Method(
+        query=query, filter=filter, update=update, noise=noise, clip=dpcore.clipping.Clip(0.7), batch_size=SIZE
+    )
+
+
+def window_of(inner, k: int, beta: float):
+    def query(t, points, i):
+        count = min(k, t + 1)
+        c = sum(beta**j for j in range(count))
+        return sum(beta**j / c * inner(t - j, points[: t - j + 1], i) for j in range(count))
+
+    return query
+
+
+def disk_points(kappa: float, gamma: float):
+    def query(t, points, i):
+        w = (1 - kappa) / (kappa * gamma) if t else 0.0
+        d = points[t] - points[t - 1] if t else 0.0
+        return w * of(points[t] + gamma * d, i) + (1 - w) * of(points[t], i)
+
+    return query
+
+
+def difference_of(inner, c: float):
+    def query(t, points, i):
+        return inner(t, points, i) - (c * inner(t - 1, points[:t], i) if t else 0.0)
+
+    return query
+
+
+def plain(t, points, i):
+    return of(points[t], i)
+
+
+def averaging(kappa: float):
+    kept: list[np.ndarray] = []
+
+    def smooth(t, g):
+        kept.append(g if t == 0 else (1 - kappa) * kept[-1] + kappa * g)
+        return kept[-1]
+
+    return smooth
+
+
+def accumulation(c: float):
+    kept = np.zeros(D)
+
+    def smooth(t, g):
+        nonlocal kept
+        kept = c * kept + g if t else g
+        return kept
+
+    return smooth
+
+
+class AdamLoop:
+    def __init__(self, lr: float, eps: float) -> None:
+        self.m, self.v, self.nuhat, self.lr, self.eps = np.zeros(D), np.zeros(D), np.zeros(D), lr, eps
+
+    def __call__(self, t, x, g, y, clean):
+        self.m, self.v = 0.8 * self.m + 0.2 * y, 0.9 * self.v + 0.1 * y**2
+        self.nuhat = self.v / (1 - 0.9 ** (t + 1))
+        return x - self.lr * self.m / (1 - 0.8 ** (t + 1)) / (np.sqrt(self.nuhat) + self.eps)
+
+
+ADAM = Adam(0.1, (0.8, 0.9), 1e-3)
+
+
+def test_a_window_of_preconditioned_gradients() -> None:
+    b, a = NAMED_FILTERS["pmlf-cifar"]
+    method = composed(
+        queries.Preconditioned(queries.ParameterWindow(3, 0.4), scale_eps=0.1), named_filter("pmlf-cifar"), ADAM
+    )
+    move = AdamLoop(0.1, 1e-3)
+    expected = loop(window_of(plain, 3, 0.4), low_pass(b, a), move, scale=lambda t: 1 / (np.sqrt(move.nuhat) + 0.1))
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize("gamma", [0.5, -1.0])
+@pytest.mark.parametrize("k", [2, 4])
+def test_pmlf_over_disk_points(gamma: float, k: int) -> None:
+    method = composed(queries.ParameterWindow(k, 0.6, query=queries.TwoPoint(0.7, gamma)), Averaging(0.7), SGD(0.2))
+    expected = loop(window_of(disk_points(0.7, gamma), k, 0.6), averaging(0.7), lambda t, x, g, y, clean: x - 0.2 * y)
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize("name", ["tree", "banded"])
+def test_srg_with_adam_under_correlated_noise(name: str) -> None:
+    method = methods.srg_memf(
+        lr=0.1, decay=0.6, base="adam", betas=(0.8, 0.9), eps=1e-3, strategy=given(name), **COMMON
+    )
+    expected = loop(difference_of(plain, 0.6), accumulation(0.6), AdamLoop(0.1, 1e-3), strategy=STRATEGIES[name])
+    assert_same(run(method), expected)
+
+
+def test_srg_over_disk_points_through_a_chain_of_filters() -> None:
+    b, a = NAMED_FILTERS["second-order"]
+    method = composed(
+        queries.RecursiveDifference(0.6, queries.TwoPoint(0.7, 0.5)),
+        Chain(Accumulation(0.6), Averaging(0.7), named_filter("second-order")),
+        SGD(0.2),
+        STRATEGIES["banded"],
+    )
+    first, second, third = accumulation(0.6), averaging(0.7), low_pass(b, a)
+    expected = loop(
+        difference_of(disk_points(0.7, 0.5), 0.6),
+        lambda t, g: third(t, second(t, first(t, g))),
+        lambda t, x, g, y, clean: x - 0.2 * y,
+        strategy=STRATEGIES["banded"],
+    )
+    assert_same(run(method), expected)
+
+
+def test_srg_over_a_window() -> None:
+    method = composed(queries.RecursiveDifference(0.5, queries.ParameterWindow(2, 0.3)), Accumulation(0.5), SGD(0.2))
+    expected = loop(
+        difference_of(window_of(plain, 2, 0.3), 0.5), accumulation(0.5), lambda t, x, g, y, clean: x - 0.2 * y
+    )
+    assert_same(run(method), expected)
+
+
+def test_disk_over_scaled_gradients_under_correlated_noise() -> None:
+    method = composed(
+        queries.Preconditioned(queries.TwoPoint(0.7, 0.5), 0.1, 1.5, 2, 3), Averaging(0.7), ADAM, STRATEGIES["dense"]
+    )
+    move, frozen = AdamLoop(0.1, 1e-3), np.ones(D)
+
+    def scale(t):
+        nonlocal frozen
+        if t % 5 == 2:
+            frozen = 1 / (np.sqrt(move.nuhat) + 0.1)
+        return np.ones(D) if t % 5 < 2 else frozen
+
+    expected = loop(
+        disk_points(0.7, 0.5), averaging(0.7), move, scale=scale,
+        clip=lambda t: 0.7 if t % 5 < 2 else 1.5, strategy=STRATEGIES["dense"],
+    )  # fmt: skip
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize("schedule", [WarmupCosine(), WarmupCosine(4, 0.1), WarmupCosine(T - 1)], ids=str)
+def test_schedules_multiply_the_learning_rate(schedule: WarmupCosine) -> None:
+    warm, final = schedule.warmup_steps, schedule.final
+
+    def factor(t):
+        if t < warm:
+            return (t + 1) / warm
+        share = (t - warm) / max(T - 1 - warm, 1)
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * share))
+
+    method = methods.doppler(lr=0.3, schedule=schedule, filter="f1", **COMMON)
+    b, a = NAMED_FILTERS["f1"]
+    expected = loop(smooth=low_pass(b, a), move=lambda t, x, g, y, clean: x - 0.3 * factor(t) * y)
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize(
+    "average", [ExponentialAverage(0.7), ExponentialAverage(0.0), UniformAverage(), UniformAverage(4)], ids=str
+)
+@pytest.mark.parametrize("name", ["dp_sgd", "disk", "accelerated"])
+def test_averages_are_of_all_parameters_so_far(average, name: str) -> None:
+    make = {
+        "dp_sgd": lambda **k: methods.dp_sgd(lr=0.3, **k),
+        "disk": lambda **k: methods.disk(lr=0.3, **k),
+        "accelerated": lambda **k: methods.accelerated_srgd(lr=0.03, **k),
+    }[name]
+    arguments = {"key": KEY, "exact_key": True, "record": True}
+    result = dpcore.minimize(gradient, START, BATCHES, make(averaging=average, **COMMON), **arguments)
+    points = list(result.path[1:])
+    if name == "accelerated":
+        # Of y_{t+1} = x_t - S_t / (eta_t beta), from the released differences.
+        released = dpcore.minimize(gradient, START, BATCHES, make(**COMMON), **arguments, record_gradients=True)
+        sums = np.cumsum(released.gradients, axis=0)
+        points = [x - 0.03 * s / (t + 1) for t, (x, s) in enumerate(zip(released.path, sums, strict=False))]
+    if isinstance(average, ExponentialAverage):
+        weights = average.decay ** np.arange(T - 1, -1, -1.0)
+    else:
+        weights = (np.arange(T) >= average.start).astype(float)
+    expected = (weights / weights.sum()) @ np.stack(points)
+    np.testing.assert_allclose(result.x, expected, rtol=1e-9)
+
+
+def test_averaging_does_not_change_the_run() -> None:
+    plain_run, averaged = methods.dp_sgd(lr=0.3, **COMMON), methods.dp_sgd(lr=0.3, averaging=UniformAverage(), **COMMON)
+    assert run(plain_run).tobytes() == run(averaged).tobytes()
+
+
+@pytest.mark.parametrize("base", ["sgd", "momentum", "adam", "adamw", "adagrad"])
+def test_weight_decay_of_every_base(base: str) -> None:
+    state: dict[str, np.ndarray] = {"m": np.zeros(D), "v": np.zeros(D)}
+
+    def move(t, x, g, y, clean):
+        lr, wd = 0.1, 0.3
+        if base == "adamw":
+            x = x - lr * wd * x
+        else:
+            y = y + wd * x
+        if base == "sgd":
+            return x - lr * y
+        if base == "momentum":
+            state["m"] = 0.9 * state["m"] + y
+            return x - lr * state["m"]
+        if base == "adagrad":
+            state["v"] = state["v"] + y**2
+            return x - lr * y / np.sqrt(state["v"])
+        state["m"], state["v"] = 0.9 * state["m"] + 0.1 * y, 0.999 * state["v"] + 0.001 * y**2
+        return x - lr * state["m"] / (1 - 0.9 ** (t + 1)) / (np.sqrt(state["v"] / (1 - 0.999 ** (t + 1))) + 1e-8)
+
+    assert_same(run(methods.dp_sgd(lr=0.1, base=base, weight_decay=0.3, **COMMON)), loop(move=move))
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "disk"])
+def test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became(name: str) -> None:
+    radius = 1.2
+
+    def move(t, x, g, y, clean):
+        moved = x - 0.3 * y
+        norm = np.linalg.norm(moved)
+        return moved if norm <= radius else moved * radius / norm
+
+    if name == "dp_sgd":
+        method, expected = methods.dp_sgd(lr=0.3, radius=radius, **COMMON), loop(move=move)
+    else:
+        method = methods.disk(lr=0.3, radius=radius, clipping="standard", **COMMON)
+        expected = loop(disk_points(0.7, 0.5), averaging(0.7), move)
+    assert np.linalg.norm(expected[1:], axis=1).max() > 0.999 * radius
+    assert_same(run(method), expected)
+
+
+def test_observing_and_supplying_the_noise_change_nothing() -> None:
+    """The composed step is the fused one: same released averages, same end."""
+    for make in (methods.disk, methods.pmlf, methods.dp_adam):
+        method = make(lr=0.1, **COMMON)
+        watched = run(method, record_gradients=True)
+        np.testing.assert_allclose(watched, run(method), rtol=1e-12, atol=1e-14)

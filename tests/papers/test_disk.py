@@ -1,0 +1,175 @@
+"""DiSK (algorithms.md 4) against loops over every base, and its identities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loops import (
+    FULL,
+    SIZE,
+    START,
+    D,
+    N,
+    T,
+    assert_same,
+    gradient,
+    loop,
+    low_pass,
+    of,
+    quadratic_gradient,
+    rng,
+    run,
+)  # fmt: skip
+
+import dpcore
+from dpcore import methods
+from dpcore.filters import NAMED_FILTERS, ScalarKalman
+
+COMMON = {"noise_multiplier": 0.5, "batch_size": SIZE}
+
+
+def two_points(gains, gamma: float):
+    """v = w grad(x + gamma d) + (1 - w) grad(x), w = (1 - k) / (k gamma), the plain gradient at first."""
+
+    def query(t, points, i):
+        k, x = gains(t), points[t]
+        d = points[t] - points[t - 1] if t else np.zeros(D)
+        w = (1 - k) / (k * gamma) if t else 0.0
+        return w * of(x + gamma * d, i) + (1 - w) * of(x, i)
+
+    return query
+
+
+def average(gains, then=lambda t, y: y):
+    kept: list[np.ndarray] = []
+
+    def smooth(t, g):
+        k = gains(t)
+        kept.append(g if t == 0 else (1 - k) * kept[-1] + k * g)
+        return then(t, kept[-1])
+
+    return smooth
+
+
+def bases(name: str, lr: float):
+    """The base optimizers on the filtered gradient, as their papers print them."""
+    m, v = np.zeros(D), np.zeros(D)
+
+    def move(t, x, g, y, clean):
+        nonlocal m, v
+        if name == "sgd":
+            return x - lr * y
+        if name == "momentum":
+            m = 0.9 * m + y
+            return x - lr * m
+        m, v = 0.8 * m + 0.2 * y, 0.95 * v + 0.05 * y**2
+        step = m / (1 - 0.8 ** (t + 1)) / (np.sqrt(v / (1 - 0.95 ** (t + 1))) + 1e-3)
+        return x - lr * step - (lr * 0.2 * x if name == "adamw" else 0.0)
+
+    return move
+
+
+SETTINGS = {
+    "sgd": {},
+    "momentum": {},
+    "adam": {"betas": (0.8, 0.95), "eps": 1e-3},
+    "adamw": {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2},
+}
+
+
+@pytest.mark.parametrize(("kappa", "gamma"), [(0.7, 0.5), (0.3, 1.0), (0.5, 1.0), (0.6, -1.0), (1.0, 0.5)])
+@pytest.mark.parametrize("base", SETTINGS)
+def test_disk_is_its_loop(kappa: float, gamma: float, base: str) -> None:
+    method = methods.disk(lr=0.1, kappa=kappa, gamma=gamma, base=base, **SETTINGS[base], **COMMON)
+    expected = loop(
+        two_points(lambda t: kappa, gamma), average(lambda t: kappa), bases(base, 0.1), clip=1.0, rule="automatic"
+    )
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize("name", ["first-order v1", "second-order"])
+def test_disk_under_doppler_is_its_loop(name: str) -> None:
+    b, a = NAMED_FILTERS[name]
+    method = methods.disk(lr=0.1, filter=name, base="adam", **SETTINGS["adam"], **COMMON)
+    expected = loop(
+        two_points(lambda t: 0.7, 0.5), average(lambda t: 0.7, low_pass(b, a)), bases("adam", 0.1),
+        clip=1.0, rule="automatic",
+    )  # fmt: skip
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize("base", ["sgd", "adam"])
+def test_disk_with_the_scalar_kalman_gain_is_its_loop(base: str) -> None:
+    """k_t = (p + sH + sv) / (p + sw + sv), p <- (1 - k_t)(p + sH + sv), from p = sw."""
+    sH, sv, sw = 0.1**2, 0.2**2, 0.7**2
+    gains, p = [], sw
+    for _ in range(T):
+        k = (p + sH + sv) / (p + sw + sv)
+        p = (1 - k) * (p + sH + sv)
+        gains.append(k)
+    assert max(np.abs(np.diff(gains[:5]))) > 1e-3
+    kalman = ScalarKalman(sigma_H=0.1, sigma_v=0.2, sigma_w=0.7)
+    method = methods.disk(lr=0.1, kappa=kalman, gamma=0.5, base=base, **SETTINGS[base], **COMMON)
+    expected = loop(
+        two_points(gains.__getitem__, 0.5), average(gains.__getitem__), bases(base, 0.1), clip=1.0, rule="automatic"
+    )
+    assert_same(run(method), expected)
+
+
+def test_disk_at_gamma_minus_one_is_storm() -> None:
+    """g~_t = grad(x_t; B_t) + (1 - alpha)(g~_{t-1} - grad(x_{t-1}; B_t)), alpha = kappa (Cutkosky and Orabona 2019)."""
+    kappa, lr, size = 0.4, 0.05, 8
+    batches = [np.sort(rng.choice(N, size=size, replace=False)) for _ in range(T)]
+    method = methods.disk(lr=lr, kappa=kappa, gamma=-1.0, clipping="standard", max_grad_norm=1e6, noise_multiplier=0.0)
+    x, previous, estimate, path = START.copy(), None, None, [START.copy()]
+    for batch in batches:
+        now = gradient(x, batch).mean(axis=0)
+        if estimate is None:
+            estimate = now
+        else:
+            estimate = now + (1 - kappa) * (estimate - gradient(previous, batch).mean(axis=0))
+        previous, x = x, x - lr * estimate
+        path.append(x.copy())
+    np.testing.assert_allclose(run(method, batches), np.stack(path), rtol=1e-9, atol=1e-12)
+
+
+@given(st.floats(0.05, 1.0), st.floats(-2, 2).filter(lambda g: abs(g) > 0.05))
+@settings(max_examples=15)
+def test_disk_on_a_full_batch_quadratic_is_gradient_descent(kappa: float, gamma: float) -> None:
+    method = methods.disk(
+        lr=0.02, kappa=kappa, gamma=gamma, clipping="standard", max_grad_norm=1e9, noise_multiplier=0.0
+    )
+    x, path = START.copy(), [START.copy()]
+    for _ in range(T):
+        x = x - 0.02 * quadratic_gradient(x, np.arange(N)).mean(axis=0)
+        path.append(x.copy())
+    np.testing.assert_allclose(run(method, FULL, quadratic_gradient), np.stack(path), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("base", ["sgd", "momentum", "adam", "adamw", "adagrad", "accelerated"])
+def test_disk_at_kappa_one_is_its_base(base: str) -> None:
+    chosen = {"base": dpcore.updates.Accelerated(0.1)} if base == "accelerated" else {"base": base, "lr": 0.1}
+    common = {**chosen, "clipping": "automatic", **COMMON}
+    disk, plain = methods.disk(kappa=1.0, gamma=0.3, **common), methods.dp_sgd(**common)
+    assert run(disk).tobytes() == run(plain).tobytes()
+
+
+@pytest.mark.parametrize("name", ["f6", "p3"])
+def test_disk_at_kappa_one_under_a_filter_is_doppler(name: str) -> None:
+    common = {"lr": 0.1, "filter": name, "clipping": "automatic", **COMMON}
+    np.testing.assert_allclose(run(methods.disk(kappa=1.0, **common)), run(methods.doppler(**common)), rtol=1e-13)
+
+
+def test_one_point_disk_is_doppler_apart_from_the_start() -> None:
+    """Averaging differs from the low-pass filter a = -(1-kappa), b = kappa in how it starts, and in nothing else."""
+    kappa = 0.7
+    signal = gradient(START, np.arange(N))
+    smooth, low_pass_sum, weight = average(lambda t: kappa), np.zeros(D), 0.0
+    for t, g in enumerate(signal):
+        kept, low_pass_sum = smooth(t, g), (1 - kappa) * low_pass_sum + kappa * g
+        weight = (1 - kappa) * weight + kappa
+    np.testing.assert_allclose(kept - low_pass_sum, (1 - weight) * signal[0], atol=1e-12)
+    (low_pass_coefficients,) = dpcore.filters.LowPass(b=[kappa], a=[kappa - 1]).coefficients(5)
+    assert dpcore.filters.Averaging(kappa).coefficients(5) == (low_pass_coefficients._replace(normalizer=1.0),)
