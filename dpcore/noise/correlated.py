@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dpcore.errors import ArgumentTypeError
 from dpcore.strategies import NamedStrategy, Strategy
 from dpcore.validate import non_negative
 
@@ -27,6 +28,11 @@ class CorrelatedGaussian:
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None:
             non_negative(noise_multiplier=self.noise_multiplier)
+        if not hasattr(self.strategy, "describe"):
+            raise ArgumentTypeError(
+                f"strategy={self.strategy!r}: must be a strategy of dpcore.strategies; "
+                "names and arrays become one by dpcore.strategies.strategy(name, steps)"
+            )
 
     def with_noise_multiplier(self, noise_multiplier: float) -> CorrelatedGaussian:
         """Return the same noise at another multiplier."""
