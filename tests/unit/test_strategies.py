@@ -354,7 +354,7 @@ def test_refuses_other_bad_settings() -> None:
             kind(0)
     with pytest.raises(ArgumentError, match="noise_multiplier=-1"):
         CorrelatedGaussian(-1.0, Identity())
-    with pytest.raises(ArgumentTypeError, match=r"strategy='tree': must be a strategy .* strategy\(name, steps\)"):
+    with pytest.raises(ArgumentTypeError, match=r"strategy='tree': must be a strategy .*strategy\(name, steps\)"):
         CorrelatedGaussian(1.0, "tree")  # type: ignore[arg-type]
 
 
