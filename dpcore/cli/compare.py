@@ -161,7 +161,7 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
     # After the quick checks: torch takes a second to import.
     from dpcore.cli import compare_report as report
     from dpcore.cli.compare_log import Log, locked
-    from dpcore.cli.compare_runs import Display, make_runs, preview
+    from dpcore.cli.compare_runs import Display, accuracies, make_runs, preview
     from dpcore.cli.training import check_delta
     from dpcore.plan import versions
 
@@ -183,7 +183,7 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
             raise Stopped(
                 f"{stop}; what was spent is at most what {out / 'results.json'} states", stop.status
             ) from stop
-        if comparison.due(report.accuracies(log)):
+        if comparison.due(accuracies(log)):
             words = report.stopped_words(log, comparison, interruption.name)
             _write_statements(log, [words], comparison, [])
             if as_json:

@@ -52,9 +52,12 @@ class Log:
         Raises
         ------
         DataError
-            Where the folder holds something else, or a comparison with other settings.
+            Where the folder holds something else, or a comparison with other settings, or is in use.
         """
         settings = json.loads(json.dumps(plain(comparison.to_dict())))
+        if (path / "config.json").is_file():
+            with locked(path):
+                pass
         held = None if overwrite else _held(path)
         if held is None:
             folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)

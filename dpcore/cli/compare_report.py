@@ -73,7 +73,7 @@ class Tuning:
     searched: int
     epsilon: dict[str, float] | None
     delta: float
-    adjacency: str
+    adjacency: str = ""
 
     @property
     def words(self) -> str:
@@ -116,10 +116,11 @@ def together(events: Sequence[accounting.Event], delta: float) -> dict[str, floa
 def tuning(comparison: Comparison, log: Log) -> Tuning:
     """Return what is said about all runs so far."""
     events = log.events()
-    epsilon = together(events, comparison.delta) if comparison.account_for_tuning else None
     searched = sum(record["role"] != FINAL for record in log.records)
+    if not comparison.account_for_tuning:
+        return Tuning(len(events), searched, None, comparison.delta)
     adjacency = str(accounting.Composed(tuple(events)).adjacency)
-    return Tuning(len(events), searched, epsilon, comparison.delta, adjacency)
+    return Tuning(len(events), searched, together(events, comparison.delta), comparison.delta, adjacency)
 
 
 def rows(comparison: Comparison, log: Log, plans: Plans) -> list[Row]:
@@ -183,6 +184,9 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: Tuning) -> list[s
     """Return the sentences beneath the table."""
     lines = ["± is the half width of the 95 % interval over seeds (Student's t)."] if comparison.seeds > 1 else []
     lines[-1:] = [" ".join([*lines, "gradients: per example and step."])]
+    sizes = sorted({row.statement.sampler["expected_batch_size"] for row in made})
+    expected = ", ".join(format_number(size) for size in sizes)
+    lines.append(f"The same for all: {comparison.words()}. Expected batch size: {expected}.")
     grids = {row.grid for row in made}
     for grid in sorted(grids):
         names = sorted({row.contestant for row in made if row.grid == grid}, key=[r.contestant for r in made].index)
@@ -228,9 +232,9 @@ def _panel(panel: Sequence[Row]) -> str:
     if len(ranked) == 1:
         return f"{ranked[0].contestant} stands alone, so there is nothing to tell apart."
     if len(ranked[0].accuracy) == 1:
-        gap = 100 * (ranked[0].interval.center - ranked[1].interval.center)
+        points = 100 * (ranked[0].interval.center - ranked[1].interval.center)
         return (
-            f"{ranked[0].contestant} came out {gap:.2f} points above {ranked[1].contestant}, and one seed cannot tell "
+            f"{ranked[0].contestant} came out {points:.2f} points above {ranked[1].contestant}, and one seed cannot tell "
             "luck from merit."
         )
     pairs = [(a, b, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)]

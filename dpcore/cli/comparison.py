@@ -185,13 +185,13 @@ class Comparison:
         tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
         return {**content, "contestants": tables}
 
-    def words(self, contestant: str) -> str:
-        """Return the settings that are not the same for all contestants, without method and learning rate."""
+    def words(self, contestant: str | None = None) -> str:
+        """Return the settings of a contestant that differ among them, or those that all share; no learning rates."""
         known = {item.name: self._settings(item, self.epsilon[0], None, 0) for item in self.contestants}
-        keys = [
-            key for key in OWN_SETTINGS if key != "method" and len({repr(getattr(s, key)) for s in known.values()}) > 1
-        ]
-        values = {key: getattr(known[contestant], key) for key in keys}
+        differs = {key: len({repr(getattr(s, key)) for s in known.values()}) > 1 for key in OWN_SETTINGS}
+        shown = known[contestant or self.contestants[0].name]
+        keys = [key for key in OWN_SETTINGS if key != "method" and differs[key] == (contestant is not None)]
+        values = {key: getattr(shown, key) for key in keys}
         return ", ".join(
             f"{key.replace('_', ' ')} {_said(value)}" for key, value in values.items() if value is not None
         )
@@ -201,7 +201,12 @@ class Comparison:
         return str(self._named[contestant].settings["method"])
 
     def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
-        common = {"data": self.data, "data_dir": self.data_dir, "model": self.model, "delta": self.delta}
+        common: dict[str, Any] = {
+            "data": self.data,
+            "data_dir": self.data_dir,
+            "model": self.model,
+            "delta": self.delta,
+        }
         try:
             return Settings(**common, **contestant.settings, epsilon=epsilon, lr=lr, seed=seed, backend=self.backend)
         except ArgumentError as error:

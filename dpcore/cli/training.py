@@ -78,7 +78,7 @@ class Training:
                 target_delta=settings.delta,
                 epochs=settings.epochs,
                 loss=torch.nn.functional.cross_entropy,
-                sampling=settings.sampling.replace("-", "_"),
+                sampling=str(settings.sampling).replace("-", "_"),
                 accountant=_accountant(settings, len(dataset)),
             )
         self.plan = self.private.plan
@@ -188,7 +188,7 @@ class Training:
 def _accountant(settings: Settings, examples: int) -> str:
     """Return the tightest accountant that covers the run, so that no more noise is added than the target needs."""
     batch_size = settings.batch_size_for(examples)
-    planned = ask(settings.sampling, None, examples, batch_size, None, settings.epochs)
+    planned = ask(str(settings.sampling), None, examples, batch_size, None, settings.epochs)
     return chosen_accountant(planned.make_event(1.0), settings.delta, None)
 
 

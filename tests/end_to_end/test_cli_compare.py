@@ -1,0 +1,190 @@
+"""`dpcore compare`: what it leaves, that it goes on where it stopped, and what it says about tuning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+from dpcore import accounting
+from dpcore.cli import compare_runs, main
+from dpcore.cli.comparison import FINAL, SEARCH
+from dpcore.report import Statement
+from dpcore.torch import PrivateRun
+
+FILES = {
+    *("config.json", "results.json", "timing.json", "table.txt", "statement.txt", "statement.json", "comparison.png")
+}
+SHORT = ("--epochs", "1", "--batch-size", "256")
+
+
+def compare(out: Path, *arguments: str) -> int:
+    return main(["compare", "--out", str(out), *SHORT, *arguments])
+
+
+def results(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "results.json").read_text()))
+
+
+def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "comparison"
+    command = ("--methods", "dp_sgd,DiSK", "--epsilon", "1,8", "--lr", "0.1,0.5", "--seeds", "2")
+    assert compare(out, *command) == 0
+    printed = capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == FILES
+    left = results(out)
+    assert len(left["runs"]) == 2 * 2 * (2 + 2)
+    assert {run["status"] for run in left["runs"]} == {"complete"}
+    for row in left["summary"]["rows"]:
+        own = [r for r in left["runs"] if (r["contestant"], r["epsilon"]) == (row["contestant"], row["target_epsilon"])]
+        search = {r["lr"]: r["test_accuracy"][-1] for r in own if r["role"] == SEARCH}
+        assert search[row["lr"]] == max(search.values())
+        final = [r["test_accuracy"][-1] for r in own if r["role"] == FINAL]
+        assert {r["lr"] for r in own if r["role"] == FINAL} == {row["lr"]}
+        assert row["test_accuracy"] == final
+        assert row["mean"] == pytest.approx(np.mean(final))
+        # Two values: the interval's half width is t(1) times half of their distance.
+        assert row["half_width_95"] == pytest.approx(12.7062047 * abs(final[0] - final[1]) / 2)
+        assert 0.99 * row["target_epsilon"] < row["epsilon"] <= row["target_epsilon"]
+    assert [row["gradients_per_example_and_step"] for row in left["summary"]["rows"]] == pytest.approx([1, 11 / 6] * 2)
+    # Nothing of a duration in what may be published, and it is said that tuning is not counted.
+    assert "seconds" not in (out / "results.json").read_text() + (out / "table.txt").read_text()
+    for text in (printed, (out / "table.txt").read_text(), (out / "statement.txt").read_text()):
+        assert "Tuning is NOT accounted for" in text
+    stated = json.loads((out / "statement.json").read_text())
+    assert stated["tuning"]["accounted_for"] is False
+    for statement in stated["each_run"].values():
+        assert Statement.from_dict(statement).steps_taken == 6
+    assert (out / "comparison.png").stat().st_size > 10_000
+
+    # The same command again makes no run; another one is refused, and leaves the folder as it was.
+    assert compare(out, *command, "--json") == 0
+    told = capsys.readouterr()
+    assert "16 of 16 runs were made before and are kept" in told.err
+    assert json.loads(told.out)["rows"] == left["summary"]["rows"]
+    assert results(out) == left
+    assert compare(out, *command, "--delta", "1e-6") == 2
+    assert "holds a comparison with other settings (delta: 1e-05 there, 1e-06 here)" in capsys.readouterr().err
+    assert main(["train", "--epsilon", "3", "--out", str(out), "--overwrite"]) == 2
+    assert results(out) == left
+
+
+def test_a_file_names_contestants_and_tuning_is_accounted_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "comparison", tmp_path / "compare.toml"
+    file.write_text(
+        "epsilon = 2\nseeds = 1\naccount-for-tuning = true\nlr = [0.2, 0.4]\n"
+        '[contestants.plain]\nmethod = "dp-sgd"\n'
+        '[contestants."fixed order"]\nmethod = "memf"\nlr = 0.3\n'
+    )
+    assert compare(out, "--config", str(file)) == 0
+    printed = capsys.readouterr()
+    left = results(out)
+    assert [run["contestant"] for run in left["runs"]] == ["plain"] * 3 + ["fixed order"]
+    events = tuple(accounting.Event.from_dict(run["event"]) for run in left["runs"])
+    epsilon = accounting.epsilon(accounting.Composed(events), 1e-5, "rdp")
+    together = left["summary"]["tuning"]["together"]
+    assert together["epsilon"] == {"rdp": epsilon}
+    assert together["adjacency"] == "zero-out"
+    assert epsilon > max(run["epsilon"] for run in left["runs"])
+    assert "All of them together will spend epsilon" in printed.err
+    assert "Tuning is accounted for: all 4 runs" in printed.out
+    assert "Neighbors differ" in printed.out
+    # config.json repeats the comparison; its contestants and --methods exclude each other.
+    assert compare(out, "--config", str(out / "config.json"), "--json") == 0
+    assert "4 of 4 runs were made before" in capsys.readouterr().err
+    assert compare(out, "--config", str(file), "--methods", "disk") == 2
+    assert "must not be given beside the contestants" in capsys.readouterr().err
+
+
+def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, taken, step = tmp_path / "comparison", [], PrivateRun.step
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2", "--account-for-tuning")
+
+    def stopping(run: PrivateRun, batch: object) -> None:
+        step(run, batch)
+        taken.append(1)
+        if len(taken) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(PrivateRun, "step", stopping)
+    assert compare(out, *command) == 130
+    told = capsys.readouterr().out
+    assert "Stopped by Ctrl-C: 1 of 2 runs are complete" in told
+    assert "in 3 of 6 steps" in told
+    assert told.split("All of them")[1][:40] in (out / "statement.txt").read_text()
+    assert [run["status"] for run in results(out)["runs"]] == ["complete", "stopped"]
+    assert compare(out, *command) == 0
+    runs = results(out)["runs"]
+    assert [(run["seed"], run["status"]) for run in runs] == [(0, "complete"), (1, "stopped"), (1, "complete")]
+    # The steps that were thrown away were released too: they stay in the composition.
+    events = [accounting.Event.from_dict(run["event"]) for run in runs]
+    assert [event.steps for event in events] == [6, 3, 6]  # type: ignore[attr-defined]
+    told_epsilon = results(out)["summary"]["tuning"]["together"]["epsilon"]["rdp"]
+    assert told_epsilon == accounting.epsilon(accounting.Composed(tuple(events)), 1e-5, "rdp")
+    capsys.readouterr()
+    assert compare(out, *command, "--overwrite") == 0
+    assert len(results(out)["runs"]) == 2
+
+
+def test_a_run_that_never_ended_counts_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "comparison"
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1")
+
+    def dies(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compare_runs, "train_once", dies)
+        assert compare(out, *command) == 2
+    (begun,) = results(out)["runs"]
+    assert begun["status"] == "begun"
+    assert accounting.epsilon(accounting.Event.from_dict(begun["event"]), 1e-5, "rdp") == pytest.approx(3, rel=1e-3)
+    assert compare(out, *command) == 0
+    assert [run["status"] for run in results(out)["runs"]] == ["lost", "complete"]
+    assert results(out)["runs"][0]["event"] == begun["event"]
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_give_the_same_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "comparison"
+    assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2", "--jobs", "2") == 0
+    runs = results(out)["runs"]
+    assert sorted((run["seed"], run["status"]) for run in runs) == [(0, "complete"), (1, "complete")]
+    assert len(json.loads((out / "timing.json").read_text())["seconds"]) == 2
+    assert "2 of 2 runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--methods", "dp_sgd"), "give at least one, such as --epsilon 1,8"),
+        (("--epsilon", "1"), "name at least one method"),
+        (("--epsilon", "1", "--methods", "disc"), "did you mean disk"),
+        (("--epsilon", "1", "--methods", "disk,disk"), "same name"),
+        (("--epsilon", "1", "--methods", "disk", "--jobs", "0"), "jobs=0: must be at least 1"),
+        (("--epsilon", "1", "--methods", "memf", "--sampling", "poisson"), "use --sampling fixed-order"),
+        (("--epsilon", "1", "--methods", "disk", "--batch-size", "100k"), "contestant 'disk': batch_size=100000"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_run(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(tmp_path / "comparison", *arguments) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert words in last
+    assert not (tmp_path / "comparison").exists()
