@@ -1,4 +1,4 @@
-"""DOPPLER (algorithms.md 3) against loops: over SGD, Adam, Adam with bias correction, in GaLore's subspaces, optimal FIR."""
+"""DOPPLER (algorithms.md 3) against loops: over SGD and Adam, bias-corrected, in GaLore's subspaces, optimal FIR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-SGD against an explicit loop written from algorithms.md, and what holds for every method: denominator and noise."""
+"""DP-SGD against its loop in algorithms.md, and what holds for every method: denominator and noise."""
 
 from __future__ import annotations
 
