@@ -6,6 +6,7 @@ import copy
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,13 +15,111 @@ from torch.optim import lr_scheduler
 import dpcore
 import dpcore.torch
 from dpcore import accounting
+from dpcore.averaging import ExponentialAverage, UniformAverage
+from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, PrivacyError
-from tests.unit.torch_runs import DATA, KEY, as_text, finish, model, saved, sgd, start, values
+from dpcore.galore import GaLore
+from dpcore.noise import CorrelatedGaussian, IndependentGaussian
+from dpcore.queries import ParameterWindow, Plain
+from dpcore.sampling import FixedBatches
+from dpcore.schedules import WarmupCosine
+from dpcore.spec.stream import Stream
+from dpcore.strategies import NamedStrategy, from_matrix
+from dpcore.updates import Adam
+from tests.unit.torch_runs import DATA, KEY, METHODS, as_text, finish, model, saved, sgd, start, values
 
 PLAIN = {
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8),
     "disk adam": lambda: dpcore.methods.disk(lr=0.03, base="adam", noise_multiplier=1.0, batch_size=8),
 }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_goes_on_bit_for_bit(name: str) -> None:
+    """Through recurrences of noise and filter, rows of noise drawn again, cycles of a scale, averages, subspaces."""
+
+    def fresh(key: bytes = KEY) -> dpcore.torch.PrivateRun:
+        return start(model(), METHODS[name](8), sampling="fixed_order", steps=8, epochs=None, key=key)
+
+    run = fresh()
+    end, output, want = finish(run), run.output_state_dict(), run._engine.mechanism.state_dict()
+    for stop in (1, 4):
+        again = fresh()
+        finish(again, stop=stop)
+        state = saved(again)
+        again = fresh(bytes(32))
+        again.model.load_state_dict(state["model"])
+        again.optimizer.load_state_dict(state["optimizer"], fork=False)
+        assert torch.equal(finish(again), end)
+        assert all(torch.equal(again.output_state_dict()[key], value) for key, value in output.items())
+        got = again._engine.mechanism.state_dict()
+        for part in ("public", "secret"):
+            for key, value in want[part]["arrays"].items():
+                assert np.array_equal(got[part]["arrays"][key], value), key
+        assert got["public"]["statistics"] == want["public"]["statistics"]
+    forked = fresh(bytes(32))
+    forked.model.load_state_dict(state["model"])
+    forked.optimizer.load_state_dict(state["optimizer"])
+    assert not torch.equal(finish(forked), end)
+
+
+STRATEGIES = {
+    "tree": "tree",
+    "optimal tree": "tree-optimal",
+    "square root": "square-root",
+    "banded": NamedStrategy("banded-inverse-square-root", 3),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_fork_under_correlated_noise_keeps_the_rows_it_has_drawn(name: str) -> None:
+    """Batches without examples, so that a step is noise alone: row t of C^{-1} Z, rows of Z by their branches' keys."""
+    steps = 12
+    method = dpcore.methods.memf(lr=1.0, strategy=STRATEGIES[name], noise_multiplier=1.5, batch_size=1)
+    sampler = FixedBatches([[]] * (steps - 1) + [[0]], dataset_size=30, batch_size=1)
+    data = (DATA[0].double(), DATA[1])
+
+    def fresh() -> dpcore.torch.PrivateRun:
+        return start(model().double(), method, data=data, sampling=sampler, steps=steps, epochs=None)
+
+    run, keys = fresh(), []
+    for stop in (3, 6, 11):
+        while run.steps_taken < stop:
+            step, before = run.steps_taken, values(run.model)
+            finish(run, stop=step + 1)
+            keys.append(run._engine.mechanism.keys.noise)
+            noise = sum(
+                weight * normals(run, keys[row], row) for row, weight in run.plan.method.noise.strategy.rows(step)
+            )
+            torch.testing.assert_close(before - values(run.model), 1.5 * noise, rtol=1e-9, atol=1e-9)
+        state = saved(run)
+        run = fresh()
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+    assert len(set(keys)) == 3
+    assert [row for row, _ in run._engine.mechanism.keys.earlier] == [3, 6, 11]
+
+
+def normals(run: dpcore.torch.PrivateRun, key: bytes, row: int) -> torch.Tensor:
+    draw = load_backend("numpy").normal
+    entries = run._engine.mechanism.layout.entries
+    drawn = [draw(key, row, Stream.GRADIENT, e.first, e.size, dtype="float64") for e in entries]
+    return torch.from_numpy(np.concatenate(drawn))
+
+
+def test_a_branch_of_correlated_noise_is_charged_as_a_run() -> None:
+    method = METHODS["memf tree"](8)
+    run = start(model(), method, sampling="fixed_order")
+    finish(run, stop=2)
+    state = saved(run)
+    finish(run, stop=3)
+    run.optimizer.load_state_dict(state["optimizer"])
+    finish(run, stop=4)
+    event = run.plan.event_after(4, 1)
+    assert isinstance(event, accounting.Composed)
+    assert run.epsilon() == min(accounting.epsilon(event, 1e-5, name) for name in accounting.accountants_for(event))
+    assert run.epsilon() > run.plan.epsilon(1e-5)
+    assert run.statement().event == event.to_dict()
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -151,13 +250,85 @@ def test_public_state_holds_no_secret() -> None:
         run.optimizer.load_state_dict(public)
 
 
+@pytest.mark.parametrize("name", ["memf banded", "adam independent banded", "memf tree"])
+def test_the_file_of_a_public_state_has_no_byte_of_the_secret_part(name: str) -> None:
+    run = start(model(), METHODS[name](8), sampling="fixed_order", private_diagnostics=True)
+    finish(run, stop=2)
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    finish(run, stop=5)
+    state = run.optimizer.state_dict()
+    secret = state["dpcore"]["secret"]
+    needles = [bytes.fromhex(secret[key]) for key in ("noise_key", "sampling_key")]
+    needles += [bytes.fromhex(key) for _, key in secret["earlier_keys"]]
+    needles += [needle.hex().encode() for needle in needles]
+    needles += [tensor.numpy().tobytes() for tensor in secret["arrays"].values()]
+    needles += [np.float64(norm).tobytes()[::-1] for norm in secret["diagnostics"]]  # pickle writes floats big-endian
+    assert len(secret["earlier_keys"]) == 1
+    assert len(secret["diagnostics"]) == 5
+    assert bool(secret["arrays"]) == (name != "memf tree")
+
+    def written(what: dict[str, Any]) -> bytes:
+        file = io.BytesIO()
+        torch.save(what, file)
+        return file.getvalue()
+
+    whole, public = written(state), written(dpcore.torch.public_state(state))
+    assert [needle in whole for needle in needles].count(True) >= len(needles) - 3  # keys stand there in one form
+    assert not any(needle in public for needle in needles)
+
+
 OTHER_RUNS = {
     "noise": (lambda: {"method": sgd(noise_multiplier=2.0)}, "noise_multiplier"),
     "clip": (lambda: {"method": sgd(max_grad_norm=2.0)}, "max_grad_norm"),
     "sampler": (lambda: {"sampling": "fixed_order"}, "sampler"),
     "length": (lambda: {"epochs": 4}, "steps is 12, this run's is 16"),
     "update": (lambda: {"method": sgd(base="momentum")}, "update"),
+    "schedule": (lambda: {"method": sgd(schedule=WarmupCosine(2))}, "schedule"),
+    "average": (lambda: {"method": sgd(averaging=UniformAverage())}, "averaging"),
+    "subspaces": (lambda: {"method": sgd(galore=GaLore(2))}, "galore"),
+    "radius": (lambda: {"method": sgd(radius=2.0)}, "radius"),
 }
+OTHER_SETTINGS = {
+    "strategy": ({"strategy": "tree"}, {"strategy": "square-root"}, "strategy"),
+    "given strategy": (
+        {"strategy": from_matrix(np.tril(np.ones((12, 12))))},
+        {"strategy": from_matrix(np.tril(np.ones((12, 12))) + np.eye(12))},
+        "strategy",
+    ),
+    "window": ({"query": ParameterWindow(2, 0.5)}, {"query": ParameterWindow(3, 0.5)}, "window"),
+    "second moment": ({"second_moment": "released"}, {}, "second_moment"),
+    "denominator": ({"denominator": "floored"}, {}, "denominator"),
+    "bias": ({"denominator": "floored", "bias_corrected": True}, {"denominator": "floored"}, "bias_corrected"),
+    "average's decay": ({"averaging": ExponentialAverage(0.9)}, {"averaging": ExponentialAverage(0.8)}, "averaging"),
+}
+
+
+def combined(settings: dict[str, Any], **numbers: Any) -> dpcore.Method:
+    moments = {name: settings[name] for name in ("second_moment", "denominator", "bias_corrected") if name in settings}
+    strategy = settings.get("strategy")
+    if isinstance(strategy, str):
+        strategy = NamedStrategy(strategy)
+    return dpcore.Method(
+        update=Adam(**{"lr": 0.1, **numbers}, **moments),
+        query=settings.get("query", Plain()),
+        noise=IndependentGaussian(1.0) if strategy is None else CorrelatedGaussian(1.0, strategy),
+        averaging=settings.get("averaging"),
+        batch_size=8,
+    )
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_what_shapes_the_release_or_its_use_must_be_the_same(name: str) -> None:
+    mine, theirs, words = OTHER_SETTINGS[name]
+    run = start(model(), combined(mine), sampling="fixed_order")
+    finish(run, stop=2)
+    other = start(model(), combined(theirs), sampling="fixed_order")
+    before = as_text(other)
+    with pytest.raises(ArgumentError, match=words):
+        other.optimizer.load_state_dict(saved(run)["optimizer"])
+    assert as_text(other) == before
+    numbers = start(model(), combined(mine, betas=(0.5, 0.5), eps=0.1, weight_decay=0.1), sampling="fixed_order")
+    numbers.optimizer.load_state_dict(saved(run)["optimizer"])
 
 
 @pytest.mark.parametrize("name", OTHER_RUNS)
@@ -186,7 +357,7 @@ def damaged(state: dict[str, Any], path: str, value: Any) -> None:
 
 
 DAMAGE = {
-    "format": ("dpcore.format", 2, "its format is 2"),
+    "format": ("dpcore.format", 1, "its format is 1"),
     "no arrays": ("dpcore.public.arrays", None, "lacks 'arrays'"),
     "layout": ("dpcore.public.layout", [["0.weight", [7, 5], 0]], "its layout"),
     "an array": ("dpcore.public.arrays/0.weight/filter/0", None, "its arrays"),
@@ -196,6 +367,24 @@ DAMAGE = {
     "step": ("dpcore.public.step", 13, "its step 13"),
     "a key": ("dpcore.secret.sampling_key", "abc", "'sampling_key'.*64 hexadecimal"),
     "no key": ("dpcore.secret.noise_key", None, "lacks 'noise_key'"),
+    "no earlier keys": ("dpcore.secret.earlier_keys", None, "lacks 'earlier_keys'"),
+    "earlier keys": ("dpcore.secret.earlier_keys", [[1, "ab" * 31]], "'earlier_keys'.*64 hexadecimal"),
+    "keys without rows": ("dpcore.secret.earlier_keys", ["ab" * 32], "pairs of a row and a key"),
+    "keys of no rows": ("dpcore.secret.earlier_keys", [[0, "ab" * 32]], "pairs of a row and a key"),
+    "keys of later rows": ("dpcore.secret.earlier_keys", [[3, "ab" * 32]], "pairs of a row and a key"),
+    "keys of one row": ("dpcore.secret.earlier_keys", [[1, "ab" * 32], [1, "cd" * 32]], "pairs of a row and a key"),
+    "no secret arrays": ("dpcore.secret.arrays", None, "lacks 'arrays'"),
+    "a secret array": ("dpcore.secret.arrays/0.weight/noise/0", None, "arrays must be those of this run"),
+    "a secret array's shape": ("dpcore.secret.arrays/2.bias/noise/0", torch.zeros(4), "arrays must be those"),
+    "secret numbers": ("dpcore.secret.arrays", 4.0, "arrays must be those of this run"),
+    "origin": ("dpcore.secret.origin", 3, "origin, forks or cursor"),
+    "forks": ("dpcore.secret.forks", -1, "origin, forks or cursor"),
+    "cursor": ("dpcore.secret.cursor", 1, "origin, forks or cursor"),
+    "diagnostics": ("dpcore.secret.diagnostics", [0.5], "one number for each step"),
+    "releases": ("dpcore.public.releases", 1, "releases 1 must be at least its 2 steps"),
+    "statistics": ("dpcore.public.statistics", [1.0], "its statistics must be 0 finite numbers"),
+    "corrections": ("dpcore.public.corrections", [1.0, float("nan"), 1.0, 1.0], "its corrections must be 4 finite"),
+    "record": ("dpcore.public.recorded", {"coordinates": 3}, "recorded gradients do not fit"),
     "groups": ("param_groups", [], "parameter groups"),
     "a group's setting": ("param_groups", [{"params": [0, 1, 2, 3], "weight_decay": 0.0}], "lacks 'lr'"),
     "a group's value": ("param_groups", [{"params": [0, 1, 2, 3], "weight_decay": -1.0, "lr": 1.0}], "weight_decay="),
@@ -205,15 +394,22 @@ DAMAGE = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_state_changes_nothing(name: str) -> None:
     path, value, words = DAMAGE[name]
-    run = start(model(), PLAIN["doppler"]())
+
+    def fresh(**options: Any) -> dpcore.torch.PrivateRun:
+        strategy = NamedStrategy("banded-inverse-square-root", 3)
+        method = dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8, strategy=strategy)
+        return start(model(), method, sampling="fixed_order", **options)
+
+    run = fresh()
     finish(run, stop=2)
     state = saved(run)["optimizer"]
     damaged(state, path, value)
-    other = start(model(), PLAIN["doppler"](), key=bytes(32))
+    other = fresh(key=bytes(32))
     finish(other, stop=1)
     before = as_text(other)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as caught:
         other.optimizer.load_state_dict(state)
+    assert not any(key in str(caught.value) for key in ("ab" * 8, KEY.hex()[:16]))
     assert as_text(other) == before
 
 

@@ -85,6 +85,7 @@ def as_text(run: dpcore.torch.PrivateRun) -> str:
         torch.set_printoptions(profile="default")
 
 
+BANDED = NamedStrategy("banded-inverse-square-root", 4)
 _AT = {"noise_multiplier": 0.7, "max_grad_norm": 0.5}
 _ADAM = {**_AT, "lr": 0.05}
 
@@ -107,18 +108,14 @@ METHODS: dict[str, Callable[[float], dpcore.Method]] = {
     "memf": lambda b: memf(lr=0.3, batch_size=b, **_AT),
     "memf tree": lambda b: memf(lr=0.3, strategy="tree", batch_size=b, **_AT),
     "memf tree-optimal": lambda b: memf(lr=0.3, strategy="tree-optimal", batch_size=b, **_AT),
-    "memf banded": lambda b: memf(
-        lr=0.3, strategy=NamedStrategy("banded-inverse-square-root", 4), base="adam", batch_size=b, **_AT
-    ),
+    "memf banded": lambda b: memf(lr=0.3, strategy=BANDED, base="adam", batch_size=b, **_AT),
     "srg_memf": lambda b: srg_memf(lr=0.1, decay=0.5, batch_size=b, **_AT),
     "accelerated_srgd": lambda b: accelerated_srgd(lr=0.01, radius=3.0, batch_size=b, **_AT),
     "accelerated independent": lambda b: accelerated_srgd(lr=0.01, variant="independent", batch_size=b, **_AT),
     "adam": lambda b: dp_adam(batch_size=b, **_ADAM),
     "adam independent": lambda b: dp_adam(variant="independent_moments", batch_size=b, **_ADAM),
     "adam independent tree": lambda b: dp_adam(variant="independent_moments", strategy="tree", batch_size=b, **_ADAM),
-    "adam independent banded": lambda b: dp_adam(
-        variant="independent_moments", strategy="square-root", batch_size=b, **_ADAM
-    ),
+    "adam independent banded": lambda b: dp_adam(variant="independent_moments", strategy=BANDED, batch_size=b, **_ADAM),
     "adam joint": lambda b: dp_adam(variant="joint_moments", batch_size=1, **_ADAM),
     "adam bias corrected": lambda b: dp_adam(variant="bias_corrected", batch_size=b, **_ADAM),
     "adam scaled": lambda b: dp_adam(variant="scale_then_privatize", max_scaled_norm=2.0, batch_size=b, **_ADAM),
