@@ -10,7 +10,9 @@ from torch import nn
 
 import dpcore
 import dpcore.torch
+from dpcore.averaging import ExponentialAverage
 from dpcore.errors import BackendError
+from dpcore.strategies import NamedStrategy
 
 pytest.importorskip("triton")
 
@@ -21,7 +23,27 @@ METHODS: dict[str, Callable[[], dpcore.Method]] = {
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", **COMMON),
     "disk": lambda: dpcore.methods.disk(lr=0.3, base="momentum", **COMMON),
     "dp_adam": lambda: dpcore.methods.dp_adam(lr=0.05, **COMMON),
+    "pmlf": lambda: dpcore.methods.pmlf(lr=0.3, window=3, beta=0.5, **COMMON),
+    "memf": lambda: dpcore.methods.memf(
+        lr=0.3, strategy=NamedStrategy("banded-inverse-square-root", 3), base="momentum", **COMMON
+    ),
+    "memf tree": lambda: dpcore.methods.memf(lr=0.3, strategy="tree", **COMMON),
+    "srg_memf": lambda: dpcore.methods.srg_memf(
+        lr=0.1, decay=0.5, strategy=NamedStrategy("banded-inverse-square-root", 3), **COMMON
+    ),
+    "accelerated_srgd": lambda: dpcore.methods.accelerated_srgd(lr=0.1, radius=1.5, **COMMON),
+    # Denominators of the gradient's size: with a tiny eps, Adam makes steps of any size out of rounding.
+    "scale_then_privatize": lambda: dpcore.methods.dp_adam(
+        lr=0.05, variant="scale_then_privatize", scale_eps=0.1, max_scaled_norm=1.0, eps=0.01, **COMMON
+    ),
+    "independent_moments": lambda: dpcore.methods.dp_adam(lr=0.05, variant="independent_moments", eps=0.01, **COMMON),
+    "adagrad": lambda: dpcore.methods.dp_adagrad(lr=0.05, eps=0.01, averaging=ExponentialAverage(0.5), **COMMON),
 }
+
+
+def sampling(method: dpcore.Method) -> str:
+    fixed = method.noise.strategy is not None or method.update.second_moment == "independent"
+    return "fixed_order" if fixed else "poisson"
 
 
 def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -31,13 +53,14 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
     model.to(device)
     with dpcore.use_backend(backend):
         run = dpcore.torch.make_private(
-            model, data, method, steps=3, microbatch_size=3, key=KEY, exact_key=True, target_delta=1e-5
-        )
+            model, data, method, sampling=sampling(method), steps=3, microbatch_size=3, key=KEY, exact_key=True,
+            target_delta=1e-5,
+        )  # fmt: skip
     for batch in run.loader:
         assert batch[0].device.type == torch.device(device).type
         run.step(batch)
     assert run.statement().software["backend"] == backend
-    return [p.detach().cpu() for p in model.parameters()]
+    return [value.cpu() for value in run.output_state_dict().values()]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -13,7 +13,7 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler
-from tests.unit.torch_runs import DATA, KEY, finish, model, sgd, start
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, sgd, start
 
 
 class Rows(Dataset):
@@ -151,6 +151,22 @@ ARGUMENTS_REFUSED = {
     "no batch size": (lambda: {"method": sgd(batch_size=None)}, "batch_size=None"),
     "batch too large": (lambda: {"method": sgd(batch_size=31)}, "batch_size=31"),
     "sampling": (lambda: {"sampling": "poison"}, "did you mean 'poisson'"),
+    "correlated noise": (
+        lambda: {"method": dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8)},
+        "sampling='poisson': must be \"fixed_order\".*correlated noise",
+    ),
+    "independent moments": (
+        lambda: {"method": METHODS["adam independent"](8)},
+        "sampling='poisson': must be \"fixed_order\"",
+    ),
+    "joint moments": (
+        lambda: {"method": METHODS["adam joint"](8), "sampling": "fixed_size"},
+        "sampling='fixed_size': must be \"fixed_order\"",
+    ),
+    "correlated noise with a sampler": (
+        lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},
+        "sampler=PoissonSampler",
+    ),
     "sampler of other data": (
         lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)},
         "must be 30",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,9 @@ from torch.optim import lr_scheduler
 
 import dpcore
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
-from tests.unit.torch_runs import model, sgd, start, values
+from dpcore.schedules import WarmupCosine
+from dpcore.torch.groups import PRIVACY_SETTINGS
+from tests.unit.torch_runs import METHODS, finish, model, sgd, start, values
 
 
 def test_is_a_torch_optimizer_with_the_methods_settings() -> None:
@@ -95,7 +100,67 @@ def test_groups_have_their_own_learning_rates() -> None:
     assert not torch.equal(values(twin[0]), values(one[0]))
 
 
-@pytest.mark.parametrize("key", ["max_grad_norm", "noise_multiplier", "clipping_groups"])
+def test_groups_of_every_update() -> None:
+    adagrad = start(model(), dpcore.methods.dp_adagrad(lr=0.1, eps=0.5, noise_multiplier=1.0, batch_size=8))
+    assert adagrad.optimizer.defaults == {"lr": 0.1, "weight_decay": 0.0, "eps": 0.5}
+    accelerated = start(
+        model(), dpcore.methods.accelerated_srgd(lr=0.1, noise_multiplier=1.0, batch_size=8), sampling="fixed_order"
+    )
+    assert accelerated.optimizer.defaults == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "changes"),
+    [
+        ("adagrad", "eps", 0.5, True),
+        ("adagrad", "eps", 0.0, True),
+        ("adagrad", "weight_decay", 0.5, True),
+        ("adagrad corrected", "eps", 0.0, None),
+        ("adagrad corrected", "eps", 0.5, True),
+        ("accelerated_srgd", "lr", 0.1, True),
+        ("adam bias corrected", "eps", 0.5, True),
+        ("adam bias corrected", "betas", (0.5, 1.0), None),
+    ],
+)
+def test_a_groups_numbers_reach_the_update(name: str, key: str, value: Any, changes: bool | None) -> None:
+    """As the method's own numbers would; None stands for a refusal."""
+    method = METHODS[name](8)
+    run = start(model(), replace(method, update=replace(method.update, **{key: 0.25})) if changes else method,
+                sampling="fixed_order")  # fmt: skip
+    run.optimizer.param_groups[0][key] = value
+    if changes is None:
+        with pytest.raises(ArgumentError, match=key.removesuffix("s") if key == "betas" else key):
+            finish(run)
+        assert run.steps_taken == 0
+        return
+    own = start(model(), replace(method, update=replace(method.update, **{key: value})), sampling="fixed_order")
+    assert torch.equal(finish(run), finish(own))
+    other = start(model(), replace(method, update=replace(method.update, **{key: 0.25})), sampling="fixed_order")
+    assert not torch.equal(values(own.model), finish(other))
+
+
+def test_the_methods_schedule_multiplies_the_rate_of_every_group() -> None:
+    """By hand: the factor of each step on each group's rate, and a torch scheduler beside it."""
+    schedule = WarmupCosine(3, 0.1)
+
+    def groups(net: nn.Module) -> list[dict[str, Any]]:
+        return [{"params": net[0].parameters(), "lr": 0.2}, {"params": net[2].parameters()}]
+
+    first, second = model(), model()
+    run = start(first, sgd(schedule=schedule), params=groups(first))
+    by_hand = start(second, sgd(), params=groups(second))
+    scheduler = lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+    for step in range(12):
+        factor = schedule.factor(step, 12) * 0.9**step
+        by_hand.optimizer.param_groups[0]["lr"], by_hand.optimizer.param_groups[1]["lr"] = 0.2 * factor, 0.3 * factor
+        run.step(next(iter(run.loader)))
+        scheduler.step()
+        by_hand.step(next(iter(by_hand.loader)))
+        assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * 0.9 ** (step + 1))
+    torch.testing.assert_close(values(first), values(second))
+
+
+@pytest.mark.parametrize("key", sorted(PRIVACY_SETTINGS))
 def test_privacy_settings_in_a_group_are_refused(key: str) -> None:
     net = model()
     with pytest.raises(PrivacyError, match=f"{key}=2.0 in a parameter group"):
@@ -110,6 +175,7 @@ def test_privacy_settings_in_a_group_are_refused(key: str) -> None:
 
 
 GROUPS_REFUSED = {
+    "outer momentum": (lambda n: [{"params": n.parameters(), "outer_momentum": 0.9}], "outer_momentum"),
     "unknown setting": (lambda n: [{"params": n.parameters(), "weight_decy": 0.1}], "did you mean 'weight_decay'"),
     "setting of another update": (lambda n: [{"params": n.parameters(), "betas": (0.9, 0.99)}], "betas"),
     "left out": (lambda n: n[0].parameters(), "'2.weight' requires gradients and is in no group"),
@@ -124,6 +190,13 @@ def test_groups_refused(name: str) -> None:
     net = model()
     with pytest.raises(DpcoreError, match=words):
         start(net, params=make(net))
+
+
+def test_the_accelerated_method_has_no_weight_decay() -> None:
+    net = model()
+    method = METHODS["accelerated_srgd"](8)
+    with pytest.raises(ArgumentError, match="weight_decay"):
+        start(net, method, sampling="fixed_order", params=[{"params": net.parameters(), "weight_decay": 0.1}])
 
 
 def test_no_group_can_be_added_later() -> None:

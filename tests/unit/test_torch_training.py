@@ -398,7 +398,8 @@ def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
     run = start(model, data, METHODS["disk"][0]())
     public = dpcore.torch.public_state(run.optimizer.state_dict())["dpcore"]["public"]
     assert set(public) == {
-        "step", "releases", "run", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings"
+        "step", "releases", "run", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings",
+        "statistics", "corrections", "recorded",
     }  # fmt: skip
 
 

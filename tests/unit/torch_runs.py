@@ -94,7 +94,7 @@ METHODS: dict[str, Callable[[float], dpcore.Method]] = {
     "dp_sgd": lambda b: dp_sgd(lr=0.3, batch_size=b, **_AT),
     "per layer": lambda b: dp_sgd(lr=0.3, clipping_groups="per_tensor", batch_size=b, **_AT),
     "doppler": lambda b: doppler(lr=0.3, filter="f5", batch_size=b, **_AT),
-    "doppler adam": lambda b: doppler(base="adam", bias_corrected=True, batch_size=b, **_ADAM),
+    "doppler adam": lambda b: doppler(base="adam", bias_corrected=True, eps=0.01, batch_size=b, **_ADAM),
     "optimal fir": lambda b: doppler(lr=0.3, filter=OptimalFIR(3), batch_size=b, **_AT),
     "galore": lambda b: doppler(lr=0.3, galore=GaLore(2, every=3), batch_size=b, **_AT),
     "galore adam": lambda b: dp_adam(galore=GaLore(2, every=3), batch_size=b, weight_decay=0.01, **_ADAM),
