@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -200,16 +200,22 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: Tuning) -> list[s
         lines.append(f"Learning rate{whose}: best of {values} by mean held-out accuracy over {seeds}.")
     if any(row.at_edge for row in made):
         lines.append("* at the edge of its grid: a better one may lie outside.")
-    kinds = {row.statement.adjacency for row in made}
-    if len(kinds) > 1:
-        said = "; ".join(
-            f"{kind} for {', '.join(dict.fromkeys(r.contestant for r in made if r.statement.adjacency == kind))}"
-            for kind in sorted(kinds)
-        )
-        lines.append(f"Neighbors differ ({said}): the same epsilon does not mean the same protection across them.")
+    rules = _differing(made, lambda row: row.statement.clip["rule"])
+    if rules:
+        lines.append(f"Clip rules differ, by the methods' defaults or as given ({rules}).")
+    kinds = _differing(made, lambda row: row.statement.adjacency)
+    if kinds:
+        lines.append(f"Neighbors differ ({kinds}): the same epsilon does not mean the same protection across them.")
     if tuned.searched:
         lines.append(_SAME_SET)
     return [*lines, tuned.words]
+
+
+def _differing(made: Sequence[Row], read: Callable[[Row], str]) -> str:
+    """Return who has which value; empty where all have the same."""
+    values = sorted({read(row) for row in made})
+    who = {value: dict.fromkeys(row.contestant for row in made if read(row) == value) for value in values}
+    return "; ".join(f"{value}: {', '.join(names)}" for value, names in who.items()) if len(values) > 1 else ""
 
 
 def verdict(made: Sequence[Row]) -> str:
@@ -232,10 +238,11 @@ def _panel(panel: Sequence[Row]) -> str:
     if len(ranked) == 1:
         return f"{ranked[0].contestant} stands alone, so there is nothing to tell apart."
     if len(ranked[0].accuracy) == 1:
-        points = 100 * (ranked[0].interval.center - ranked[1].interval.center)
+        first, second = ranked[:2]
+        points = 100 * (first.interval.center - second.interval.center)
         return (
-            f"{ranked[0].contestant} came out {points:.2f} points above {ranked[1].contestant}, and one seed cannot tell "
-            "luck from merit."
+            f"{first.contestant} came out {points:.2f} points above {second.contestant}, and one seed cannot tell luck "
+            "from merit."
         )
     pairs = [(a, b, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)]
     clear = [(a, b, gap) for a, b, gap in pairs if gap.excludes_zero]

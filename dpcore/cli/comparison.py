@@ -16,7 +16,10 @@ SEARCH, FINAL = "search", "final"
 # Seeds of the search for learning rates start here, so that no final run begins where a search run began.
 FIRST_SEARCH_SEED = 1000
 # Common to all contestants, or decided by the comparison itself.
-_NOT_OWN = {"data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "lr", "backend", "seed", "tensorboard"}
+_NOT_OWN = {
+    *("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "lr", "backend", "seed", "tensorboard"),
+    "record_gradients",
+}
 OWN_SETTINGS = tuple(item.name for item in fields(Settings) if item.name not in _NOT_OWN)
 
 

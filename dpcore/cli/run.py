@@ -62,6 +62,10 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
 
     metadata = {"made by": "dpcore", "settings": outcome.statement.settings_hash}
     folder.write("model.safetensors", encode(outcome.parameters, metadata))
+    if outcome.recorded is not None:
+        from dpcore.report.gradients import save_gradients
+
+        save_gradients(folder.path, **outcome.recorded)
     evaluations = outcome.evaluations
     plots.learning_curve(
         folder.path / "learning-curve.png",

@@ -31,6 +31,7 @@ NAMES = (
     "timing.json",
     "table.txt",
     "model.safetensors",
+    "gradients.npz",
 )
 FOLDERS = ("tensorboard",)
 

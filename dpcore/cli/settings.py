@@ -12,7 +12,7 @@ from dpcore.method import Method
 from dpcore.methods import METHODS
 from dpcore.schedules import WarmupCosine
 from dpcore.strategies import NamedStrategy
-from dpcore.validate import choice, decay
+from dpcore.validate import choice, decay, integer
 
 _SCALED = ("dp_adam", "dp_adagrad")
 # Which methods take which of the options that not every method takes.
@@ -113,6 +113,7 @@ class Settings:
     backend: str = "numpy"
     seed: int = 0
     tensorboard: bool = False
+    record_gradients: int | None = None
 
     def __post_init__(self) -> None:
         choice(METHODS, method=self.method)
@@ -138,6 +139,8 @@ class Settings:
                 )
         if self.ema is not None:
             decay(ema=self.ema)
+        if self.record_gradients is not None:
+            integer(1, record_gradients=self.record_gradients)
         if self.bands is not None and self.strategy is None:
             raise ArgumentError(f"bands={self.bands!r}: is only for --strategy banded-inverse-square-root")
         if self.warmup_steps is not None and self.schedule is None:

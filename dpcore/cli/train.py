@@ -13,7 +13,7 @@ from dpcore.cli import training_options as shared
 from dpcore.cli.run import run
 from dpcore.cli.settings import SETTINGS, Settings
 from dpcore.cli.training_options import DATA, METHOD, PRIVACY, RUN, methods
-from dpcore.cli.values import one_of, real, whole
+from dpcore.cli.values import count, one_of, real, whole
 
 
 def train(
@@ -104,6 +104,15 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", metavar=" ", help="Also write TensorBoard events.", rich_help_panel=RUN)
     ] = False,
+    record_gradients: Annotated[
+        int | None,
+        typer.Option(
+            parser=count,
+            metavar="N",
+            help="Keep N coordinates of each released gradient, for dpcore inspect gradients.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

@@ -36,12 +36,14 @@ _RESERVED = (
 class Outcome:
     """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
 
-    `parameters` are the method's answer, which with an average over time are not those that training ended at.
+    `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
+    the keywords of `dpcore.report.gradients.save_gradients`, where a record was asked for.
     """
 
     parameters: dict[str, Any]
     evaluations: tuple[EpochReleased, ...]
     statement: Statement
+    recorded: dict[str, Any] | None = None
 
 
 class Training:
@@ -81,6 +83,8 @@ class Training:
                 sampling=str(settings.sampling).replace("-", "_"),
                 accountant=_accountant(settings, len(dataset)),
             )
+        if settings.record_gradients is not None:
+            self.private.record_gradients(settings.record_gradients)
         self.plan = self.private.plan
         self.steps_per_epoch = len(self.private.loader)
 
@@ -105,13 +109,6 @@ class Training:
             caveats=(*now.caveats, HELD_OUT),
             note=note,
         )
-
-    def answer(self) -> dict[str, torch.Tensor]:
-        """Return the method's answer by name: an average over time, y of the accelerated method, or the parameters."""
-        working, mechanism = self.private._engine.working, self.private._engine.mechanism
-        outputs = zip(working.names, working.parameters, mechanism.output(working.arrays()), strict=True)
-        # Sums with zero are copies: the mechanism goes on writing to its own arrays.
-        return {name: working.to_tensor(array + 0).to(parameter.dtype) for name, parameter, array in outputs}
 
     def run(
         self,
@@ -155,24 +152,25 @@ class Training:
             state(statement)
         for callback in callbacks:
             callback.on_end(statement)
-        return Outcome(self._parameters(), tuple(evaluations), statement)
+        recorded = None if self.settings.record_gradients is None else self.private.recorded
+        return Outcome(self._parameters(), tuple(evaluations), statement, recorded)
 
     def _parameters(self) -> dict[str, Any]:
-        """Return the answer and what was not trained, as arrays; nothing of the optimizer, the keys or the sampler."""
-        named = {**dict(self.model.named_parameters()), **self.answer()}
-        return {name: parameter.detach().cpu().numpy() for name, parameter in named.items()}
+        """Return the method's output and what was not trained, as arrays; nothing of the optimizer, keys or sampler."""
+        with self.private.averaged():
+            return {name: p.detach().cpu().numpy().copy() for name, p in self.model.named_parameters()}
 
     @torch.no_grad()
     def _evaluate(self, taken: int) -> EpochReleased:
         self.model.eval()
-        answer = self.answer()
         correct, loss = 0, 0.0
-        for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
-            targets = self._test_targets[start : start + _EVALUATION_BATCH]
-            inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
-            logits = torch.func.functional_call(self.model, answer, (inputs,))
-            correct += int((logits.argmax(dim=1) == targets).sum())
-            loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        with self.private.averaged():
+            for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
+                targets = self._test_targets[start : start + _EVALUATION_BATCH]
+                inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
+                logits = self.model(inputs)
+                correct += int((logits.argmax(dim=1) == targets).sum())
+                loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
         self.model.train()
         return EpochReleased(
             epoch=round(taken / self.steps_per_epoch, 6),

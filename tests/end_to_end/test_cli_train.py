@@ -20,6 +20,7 @@ from dpcore.cli import main
 from dpcore.datasets import load
 from dpcore.keys import RunKeys
 from dpcore.report import Statement
+from dpcore.report.gradients import load_gradients
 
 FILES = {"config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "model.safetensors"}
 
@@ -202,3 +203,25 @@ def test_tensorboard_events_hold_released_scalars_only(tmp_path: Path, capsys: p
 def test_a_large_delta_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--epsilon", "3", "--delta", "1%", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
     assert "delta = 0.01 is not below 1/1,438" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--ema", "0.9"), ("--method", "accelerated_srgd")])
+def test_what_is_evaluated_and_kept_is_the_methods_output(
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The average over time, or y of the accelerated method: not the parameters that training ended at."""
+    out = tmp_path / "run"
+    told = train(capsys, *arguments, "--epsilon", "8", "--epochs", "1", "--out", str(out))
+    digits, model = load(), weights(out)
+    logits = digits.test_inputs.reshape(-1, 64) @ model["1.weight"].T + model["1.bias"]
+    assert np.mean(logits.argmax(1) == digits.test_targets) == told["test_accuracy"]
+
+
+def test_gradients_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    train(capsys, "--epsilon", "3", "--epochs", "1", "--record-gradients", "5", "--out", str(out))
+    record = load_gradients(out)
+    assert record.released.shape == record.filtered.shape == (23, 5)
+    assert record.dimension == 650
+    train(capsys, "--epsilon", "3", "--epochs", "1", "--out", str(out), "--overwrite")
+    assert {path.name for path in out.iterdir()} == FILES
