@@ -194,15 +194,15 @@ MUTATIONS = [
     Mutation(
         "halve the noise, in the kernel",
         "backends/dpcore_triton/step.py",
-        "z0, z1 = scale * z0, scale * z1",
-        "z0, z1 = 0.5 * scale * z0, 0.5 * scale * z1",
+        "g += scales[0] * n",
+        "g += 0.5 * scales[0] * n",
         tests="tests/agreement/test_ops_step.py",
     ),
     Mutation(
         "swap the sine and the cosine, in the kernel",
-        "backends/dpcore_triton/step.py",
-        "z0, z1 = box_muller(",
-        "z1, z0 = box_muller(",
+        "backends/dpcore_triton/noise.py",
+        "return rho * cosine, rho * sine",
+        "return rho * sine, rho * cosine",
         tests="tests/agreement/test_ops_step.py",
     ),
     Mutation(

@@ -79,9 +79,7 @@ def _normals(noise: NoiseRow, slot: Slot[Floats]) -> Floats:
     )
 
 
-def _average(
-    slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: FilterCoefficients | None
-) -> Floats:
+def _average(slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: FilterCoefficients | None) -> Floats:
     if noise.scale:
         g = _normals(noise, slot)
         if correlation is not None:
@@ -105,9 +103,7 @@ def _filtered(g: Floats, slot: Slot[Floats], filters: Sequence[FilterCoefficient
     return y
 
 
-def _square(
-    g: Floats, slot: Slot[Floats], batch_size: float, square: str, square_noise: NoiseRow | None
-) -> Floats:
+def _square(g: Floats, slot: Slot[Floats], batch_size: float, square: str, square_noise: NoiseRow | None) -> Floats:
     if square == "released":
         return g * g
     if square == "given":

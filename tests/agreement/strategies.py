@@ -188,9 +188,7 @@ def update_terms(
 SLACK = 16 * 2.0**-23
 
 
-def quotient_terms(
-    numerator: np.ndarray, u: np.ndarray, u_error: np.ndarray, settings: UpdateSettings
-) -> np.ndarray:
+def quotient_terms(numerator: np.ndarray, u: np.ndarray, u_error: np.ndarray, settings: UpdateSettings) -> np.ndarray:
     """Terms of numerator / D(u), with what the error of u does to D; infinite where nobody can say whether D is 0."""
 
     def denominator(u: np.ndarray) -> np.ndarray:

@@ -100,7 +100,10 @@ def test_updates_agree(
         np.testing.assert_array_equal(backend.to_numpy(sent_square), square)
 
 
-@pytest.mark.parametrize("settings", [UpdateSettings(1.0), UpdateSettings(1.0, bias=4.0), UpdateSettings(1.0, eps=1e-60)])
+NO_DENOMINATOR = [UpdateSettings(1.0), UpdateSettings(1.0, bias=4.0), UpdateSettings(1.0, eps=1e-60)]
+
+
+@pytest.mark.parametrize("settings", NO_DENOMINATOR)
 @pytest.mark.parametrize("rule", sorted(SECOND_MOMENT))
 def test_a_denominator_of_zero_moves_nothing(rule: str, settings: UpdateSettings) -> None:
     """Also where eps is 0 in float32 only; a NaN still shows, in both."""
@@ -406,9 +409,7 @@ def test_slots_of_different_kinds_take_part_in_one_step() -> None:
     arguments = (NoiseRow(bytes(32), 9, 0, 1.5), 4.0, filters, "adam")
     options = {"correlation": FilterCoefficients((1.0, -0.5), ()), "square": "released"}
     settings = [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-3), UpdateSettings(0.3, 0.01, 0.5, 0.9, 1e-2)] * 2
-    terms = [
-        step_terms(slot, *arguments, numbers, 1, **options) for slot, numbers in zip(slots, settings, strict=True)
-    ]
+    terms = [step_terms(slot, *arguments, numbers, 1, **options) for slot, numbers in zip(slots, settings, strict=True)]
     reference.step(slots, *arguments, settings, 1, **options)
     backend.step(sent, *arguments, settings, 1, **options)
     for got, expected, allowed in zip(sent, slots, terms, strict=True):
