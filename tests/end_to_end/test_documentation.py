@@ -1,16 +1,23 @@
-"""The Python that README and docs show runs as it stands."""
+"""What README and docs show runs as it stands: the Python, and the commands as far as they cost little."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 
 import dpcore
+from dpcore.cli.app import app, run
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/start.md", "docs/extending.md", "docs/accounting.md", "docs/pytorch.md"]
+DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
+PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in DOCS)]
+# typer brings its own copy of click or uses the installed one, depending on its version.
+UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+CHEAP = ("epsilon", "calibrate", "inspect filter")
 
 
 def blocks(page: str) -> list[str]:
@@ -18,16 +25,82 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_examples_run_in_the_order_of_the_page(page: str, capsys: pytest.CaptureFixture[str]):
-    found = blocks(page)
-    assert found
+def commands(page: str) -> list[str]:
+    """The lines of a page's other code, fenced or indented, that are commands of ours; continued lines are joined."""
+    text = re.sub(r"^```python\n.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^    dpcore .*(?:\\\n.*)*", text, flags=re.MULTILINE)
+    lines = "\n".join([*fenced, *indented]).replace("\\\n", " ").splitlines()
+    return [line.strip().removeprefix("$ ") for line in lines if re.match(r"\s*(\$ )?dpcore ", line)]
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page)]
+COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+def test_every_method_and_its_page_are_looked_at():
+    assert {f"docs/methods/{name}.md" for name in dpcore.methods.METHODS} <= set(WITH_PYTHON)
+    assert {"README.md", "docs/start.md", "docs/extending.md", "docs/which-method.md"} <= set(WITH_PYTHON)
+    assert len(COMMANDS) > 5
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_examples_run_in_the_order_of_the_page(
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)  # what an example writes goes here
     namespace: dict[str, object] = {"__name__": "example"}
-    for number, block in enumerate(found):
-        exec(compile(block, f"{page}, block {number}", "exec"), namespace)  # noqa: S102 - our own documentation
+    for number, block in enumerate(blocks(page)):
+        code = compile(block, f"{page}, block {number}", "exec", dont_inherit=True)
+        exec(code, namespace)  # noqa: S102 - our own documentation
     assert dpcore.get_backend() == "numpy"
-    if page in {"README.md", "docs/start.md"}:
+    if page.startswith(("README", "docs/start", "docs/methods")):
         assert capsys.readouterr().out
+
+
+def parse(arguments: list[str]) -> None:
+    """Find the command and read its options and their values, as the command line does, without running it."""
+    command, context = typer.main.get_command(app), None
+    while hasattr(command, "commands"):
+        name, *rest = arguments or [""]
+        if name in ("--help", "-h", "--version"):
+            return
+        if name not in command.commands:
+            raise UsageProblem(f"no command {name!r}")
+        context = command.make_context("dpcore", [name], parent=context, resilient_parsing=True)
+        command, arguments = command.commands[name], rest
+    if "--help" not in arguments:
+        command.make_context("dpcore", list(arguments), parent=context)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_exist_with_their_options(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(line, comments=True)[1:]
+    for file in (word for word in arguments if word.endswith(".toml")):
+        (tmp_path / file).touch()
+    parse(arguments)
+    if line.removeprefix("dpcore ").startswith(CHEAP):
+        status = run(arguments)
+        refused = "No run takes this filter" in capsys.readouterr().out
+        assert status == (2 if refused else 0)
+
+
+NOT_THERE = (
+    "trane --epochs 1",
+    "inspect filters",
+    "train --epoch-count 1",
+    "epsilon --steps many",
+    "train --method dp",
+)
+
+
+@pytest.mark.parametrize("line", NOT_THERE)
+def test_a_command_that_is_not_there_is_noticed(line: str):
+    with pytest.raises(UsageProblem):
+        parse(line.split())
 
 
 def test_the_readmes_example_is_short():
