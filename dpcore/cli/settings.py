@@ -9,7 +9,7 @@ from typing import Any
 from dpcore.averaging import ExponentialAverage
 from dpcore.errors import ArgumentError
 from dpcore.method import Method
-from dpcore.methods import METHODS
+from dpcore.methods import BASES, METHODS
 from dpcore.schedules import WarmupCosine
 from dpcore.strategies import NamedStrategy
 from dpcore.validate import choice, decay, integer
@@ -134,9 +134,8 @@ class Settings:
         for option, updates in _ONLY_WITH.items():
             value = getattr(self, option)
             if value is not None and self.update not in updates:
-                raise ArgumentError(
-                    f"{option}={value!r}: goes with the update {_listed(updates)}, not with {self.update}"
-                )
+                bases = _listed(tuple(update for update in updates if update in BASES))
+                raise ArgumentError(f"{option}={value!r}: is only for --base {bases}, not for {self.update}")
         if self.ema is not None:
             decay(ema=self.ema)
         if self.record_gradients is not None:
