@@ -1,4 +1,4 @@
-"""The command line: ``dpcore train``, ``epsilon``, ``calibrate`` and ``demo``."""
+"""The command line: ``dpcore train``, ``compare``, ``epsilon``, ``calibrate``, ``inspect`` and ``demo``."""
 
 from __future__ import annotations
 
