@@ -471,6 +471,7 @@ class Mechanism:
         for vectors, saved in parts:
             for name, vector in vectors.items():
                 vector[...] = self.backend.from_numpy(np.asarray(saved[name]))
+        self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
         self._statistics = tuple(public["statistics"])
         self._corrections = list(public["corrections"])
         self._numbers = None

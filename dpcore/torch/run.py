@@ -114,13 +114,16 @@ class PrivateRun:
             return copy.deepcopy(self.model.state_dict())
 
     def negative_share(self) -> float:
-        """Return the share of coordinates whose debiased second moment is negative; NaN without one."""
+        """Return the share of coordinates whose debiased second moment is negative: what the last step left.
+
+        A function of releases. NaN for updates without a second moment, and before this object's first step.
+        """
         return self._engine.mechanism.negative_share()
 
     def record_gradients(self, coordinates: int) -> None:
         """Keep, from the next step on, some coordinates of what is released: a public record, see `recorded`.
 
-        Steps then run as separate operations, which is slower. Calling it again with the same number changes nothing,
+        Steps then run as separate operations, which is slower and may round otherwise. Calling it again with the same number changes nothing,
         also after a state was loaded, whose record goes on; with another number a new record begins.
 
         Parameters

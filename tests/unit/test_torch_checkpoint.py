@@ -425,6 +425,22 @@ def test_the_saved_noise_multiplier_is_taken_over_where_it_differs_by_rounding()
         start(model(), sgd(noise_multiplier=1.0 + 1e-5)).optimizer.load_state_dict(saved(run)["optimizer"])
 
 
+def test_the_noise_share_of_a_second_moment_follows_the_saved_noise_multiplier() -> None:
+    def fresh(sigma: float, **options: Any) -> dpcore.torch.PrivateRun:
+        method = METHODS["adam bias corrected"](8).with_noise_multiplier(sigma)
+        return start(model().double(), method, data=(DATA[0].double(), DATA[1]), sampling="fixed_order", **options)
+
+    end = finish(fresh(1.0 - 1e-9))
+    run = fresh(1.0 - 1e-9)
+    finish(run, stop=2)
+    state = saved(run)
+    other = fresh(1.0, key=bytes(32))
+    finish(other, stop=1)  # which makes it work out the variances of its own noise
+    other.model.load_state_dict(state["model"])
+    other.optimizer.load_state_dict(state["optimizer"], fork=False)
+    assert torch.equal(finish(other), end)
+
+
 def test_another_learning_rate_may_resume() -> None:
     run = start(model())
     finish(run, stop=2)
