@@ -7,12 +7,20 @@ import math
 import pytest
 
 import dpcore
-from dpcore import accounting, methods, sampling
+from dpcore import accounting, methods, queries, sampling, updates
+from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.clipping import Clip
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.filters import OptimalFIR
+from dpcore.galore import GaLore
 from dpcore.keys import RunKeys
 from dpcore.plan import Plan
+from dpcore.schedules import WarmupCosine
+from dpcore.strategies import Identity, from_matrix, strategy
 
 POISSON = sampling.PoissonSampler(dataset_size=1000, batch_size=50)
+ORDER = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
+ONE = sampling.FixedOrderSampler(dataset_size=20, batch_size=1)
 
 
 def test_the_sampler_and_the_event_are_one() -> None:
@@ -32,9 +40,9 @@ def test_calibration_meets_the_target() -> None:
 def test_the_noise_scale_comes_from_the_clip() -> None:
     for rule, sensitivity in (("standard", 2.5), ("automatic", 2.5), ("normalized", 1.0)):
         method = methods.dp_sgd(lr=0.1, max_grad_norm=2.5, clipping=rule, noise_multiplier=2.0)
-        assert Plan(method, POISSON, 1).noise_standard_deviation == pytest.approx(2 * sensitivity)
+        assert Plan(method, POISSON, 1).noise_standard_deviation() == pytest.approx(2 * sensitivity)
     per_tensor = methods.dp_sgd(lr=0.1, clipping="normalized", clipping_groups="per_tensor", noise_multiplier=2.0)
-    assert Plan(per_tensor, POISSON, 1, ("a", "b", "c")).noise_standard_deviation == pytest.approx(2 * math.sqrt(3))
+    assert Plan(per_tensor, POISSON, 1, ("a", "b", "c")).noise_standard_deviation() == pytest.approx(2 * math.sqrt(3))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,27 @@ def test_what_does_not_fit(make, error, words: str) -> None:
         (lambda: methods.disk(lr=0.1, gamma=0), "gamma=0"),
         (lambda: methods.disk(lr=0.1, kappa=0), "kappa=0"),
         (lambda: methods.disk(lr=0.1, kappa=1.5), "kappa=1.5"),
-        (lambda: methods.dp_adam(lr=0.1, variant="bias_corrected"), "variant='bias_corrected'"),
+        (lambda: methods.dp_adam(lr=0.1, variant="bias_correct"), "did you mean 'bias_corrected'"),
+        (lambda: methods.dp_adam(lr=0.1, scale_eps=0.1), "scale_eps=0.1: is only for variant scale_then_privatize"),
+        (lambda: methods.dp_adam(lr=0.1, scaled_steps=2), "scaled_steps=2: is only for variant delayed_preconditioner"),
+        (lambda: methods.dp_adam(lr=0.1, joint_scale=0.1), "joint_scale=0.1: is only for variant joint_moments"),
+        (lambda: methods.dp_adam(lr=0.1, variant="delayed_preconditioner"), "needs unscaled_steps and scaled_steps"),
+        (lambda: methods.dp_adam(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+        (lambda: methods.dp_adagrad(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+        (lambda: methods.doppler(lr=0.1, bias_corrected=True), "is only for base='adam' or 'adamw'"),
+        (lambda: methods.doppler(lr=0.1, base="adam", betas=(0.9, 0.99)), "the first must be 0"),
+        (lambda: methods.pmlf(lr=0.1, window=0), "window=0"),
+        (lambda: methods.pmlf(lr=0.1, beta=1.0), "beta=1.0"),
+        (lambda: methods.inner_outer(lr=0.1, window=2.5), "window=2.5"),
+        (lambda: methods.inner_outer(lr=0.1, outer_momentum=1.0), "momentum=1.0"),
+        (lambda: methods.srg_memf(lr=0.1, decay=2.0), "decay=2.0"),
+        (lambda: methods.memf(lr=0.1, strategy="tre"), "did you mean 'tree'"),
+        (lambda: methods.memf(lr=0.1, strategy=[[1.0, 1.0], [0.0, 1.0]]), "lies above the diagonal"),
+        (lambda: methods.memf(lr=0.1, strategy=[[1.0, 0.0], [1.0, 0.0]]), "the matrix is singular"),
+        (lambda: methods.accelerated_srgd(lr=0.1, variant="accelerate"), "did you mean 'accelerated'"),
+        (lambda: methods.dp_sgd(lr=0.1, radius=0), "radius=0"),
+        (lambda: methods.dp_sgd(lr=0.1, schedule="cosine"), "schedule='cosine'"),
+        (lambda: methods.dp_sgd(lr=0.1, galore=4), "galore=4"),
         (lambda: dpcore.Method(update="sgd"), "update='sgd'"),
         (lambda: dpcore.Method(update=dpcore.updates.SGD(0.1), filter=dpcore.filters.Identity), "dpcore.filters"),
     ],
@@ -93,7 +121,7 @@ def test_the_statement_is_complete_and_reads_back() -> None:
     assert statement.epsilon["rdp"] == plan.epsilon(1e-5, steps=40)
     assert statement.epsilon_planned["rdp"] == plan.epsilon(1e-5)
     assert accounting.Event.from_dict(statement.event) == plan.event_after(40)
-    assert statement.noise["standard_deviation_on_sum"] == plan.noise_standard_deviation
+    assert statement.noise["standard_deviation_on_sum"] == plan.noise_standard_deviation()
     assert type(statement).from_json(statement.to_json()) == statement
     caller = plan.statement(1e-5, steps_taken=40, keys=RunKeys.new(bytes(32)), backend="numpy")
     assert any("stays secret" in caveat for caveat in caller.caveats)
@@ -112,3 +140,167 @@ def test_no_noise_costs_everything() -> None:
     plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=0.0), POISSON, 100)
     assert plan.epsilon(1e-5) == math.inf
     assert not plan.statement(1e-5, steps_taken=1, keys=RunKeys.new(), backend="numpy").private
+
+
+ADAM = updates.Adam(0.1)
+SCALED = queries.Preconditioned()
+FIR = OptimalFIR(2)
+
+
+def adam(**settings) -> updates.Adam:
+    return updates.Adam(0.1, eps=0.1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ({"query": SCALED, "update": updates.SGD(0.1)}, "needs an update with a second moment, such as Adam"),
+        ({"query": SCALED, "update": adam(second_moment="independent")}, "must be 'filtered', 'released' or 'public'"),
+        ({"query": SCALED, "update": adam(second_moment="joint")}, "must be 'filtered', 'released' or 'public'"),
+        ({"query": SCALED, "update": ADAM, "filter": FIR}, "take one of them away"),
+        (
+            {"query": SCALED, "update": adam(denominator="floored", bias_corrected=True)},
+            "take one of them away",
+        ),
+        (
+            {"query": queries.Preconditioned(max_scaled_norm=1.0), "update": ADAM, "clip": Clip(groups={"*": 1.0})},
+            "must be None with a mapping of clipping_groups",
+        ),
+        ({"query": queries.ParameterWindow(2, query=SCALED), "update": ADAM}, "put it outermost"),
+        ({"query": queries.RecursiveDifference(0.5, SCALED), "update": ADAM}, "put it outermost"),
+        (
+            {"update": ADAM, "filter": FIR, "noise": dpcore.noise.CorrelatedGaussian(1.0, Identity())},
+            "give strategy=None, or another filter",
+        ),
+        (
+            {"filter": FIR, "update": adam(denominator="floored", bias_corrected=True)},
+            "give second_moment='released'",
+        ),
+        ({"galore": GaLore(2), "update": ADAM, "filter": FIR}, "galore: takes filters"),
+        ({"galore": GaLore(2), "update": ADAM, "query": SCALED}, "no preconditioned query"),
+        ({"galore": GaLore(2), "update": updates.Accelerated(0.1)}, "no accelerated coupling"),
+        ({"galore": GaLore(2), "update": adam(second_moment="public")}, "of the released gradient only"),
+        ({"galore": GaLore(2), "update": adam(second_moment="independent")}, "of the released gradient only"),
+    ],
+)
+def test_combinations_without_a_meaning(stages: dict, words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        dpcore.Method(**stages)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def plan(method, sampler=ORDER, steps: int = 8) -> Plan:
+    return Plan(method, sampler, steps)
+
+
+INDEPENDENT = methods.dp_adam(lr=0.1, variant="independent_moments", noise_multiplier=1.0)
+JOINT = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0)
+MEMF = methods.memf(lr=0.1, noise_multiplier=1.0)
+TRUNCATED = sampling.FixedSizeSampler(dataset_size=20, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: plan(MEMF, POISSON), PrivacyError, "use dpcore.sampling.FixedOrderSampler, or strategy=None"),
+        (lambda: plan(MEMF, TRUNCATED), PrivacyError, "use dpcore.sampling.FixedOrderSampler, or strategy=None"),
+        (lambda: plan(INDEPENDENT, POISSON), PrivacyError, "need a hard maximum of examples in a batch"),
+        (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use dpcore.sampling.FixedOrderSampler"),
+        (lambda: plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=2)), PrivacyError, "batch_size=1"),
+        (lambda: plan(JOINT, sampling.PoissonSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
+        (lambda: plan(JOINT, sampling.FixedSizeSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
+        (
+            lambda: plan(methods.memf(lr=1, strategy=[[1.0, 0.0], [0.5, 1.0]])),
+            ArgumentError,
+            "take at most 2 steps or a strategy of 8 rows",
+        ),
+        (
+            lambda: plan(methods.dp_sgd(lr=1, schedule=WarmupCosine(8))),
+            ArgumentError,
+            "must be less than the 8 steps of the run",
+        ),
+        (lambda: plan(methods.srg_memf(lr=1, decay=[0.0, 0.5])), ArgumentError, "decay"),
+    ],
+)
+def test_what_the_analysis_does_not_cover_is_refused(make, error: type, words: str) -> None:
+    with pytest.raises(error) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_nearest_allowed_settings_are_allowed() -> None:
+    assert plan(MEMF).event.adjacency is Adjacency.ZERO_OUT
+    assert plan(INDEPENDENT).event == Gaussian(1.0, 2, Adjacency.ZERO_OUT)
+    assert plan(JOINT, ONE).event.adjacency is Adjacency.REPLACE_ONE
+    plan(methods.memf(lr=1, strategy=[[1.0, 0.0], [0.5, 1.0]]), steps=2)
+    plan(methods.dp_sgd(lr=1, schedule=WarmupCosine(7)))
+    plan(methods.srg_memf(lr=1, decay=[0.0] + [0.5] * 7))
+
+
+def test_joint_moments_are_half_the_noise_relative_to_a_replacement() -> None:
+    """The pair's sensitivity is 2C under replacement, and the noise sigma C."""
+    assert plan(JOINT, ONE, 50).event == Gaussian(0.5, 3, Adjacency.REPLACE_ONE)
+    correlated = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0, strategy="tree")
+    event = plan(correlated, ONE).event
+    assert isinstance(event, MatrixGaussian)
+    assert (event.noise_multiplier, event.adjacency) == (0.5, Adjacency.REPLACE_ONE)
+    assert event.mu == pytest.approx(2 * plan(methods.memf(lr=1, noise_multiplier=1.0, strategy="tree"), ONE).event.mu)
+
+
+@pytest.mark.parametrize("name", ["tree", "square-root", "identity"])
+@pytest.mark.parametrize("steps", [1, 3, 4, 8])
+def test_a_matrix_event_has_the_sensitivity_of_what_was_run(name: str, steps: int) -> None:
+    whole = plan(methods.memf(lr=0.1, noise_multiplier=1.5, strategy=name))
+    event = whole.event_after(steps)
+    c = strategy(name, 8).matrix(8)[:steps, :steps]
+    worst = max(math.sqrt((c[:, first:steps:4].sum(axis=1) ** 2).sum()) for first in range(min(4, steps)))
+    assert event.sensitivity == pytest.approx(worst)
+    assert (event.noise_multiplier, event.steps) == (1.5, steps)
+    assert whole.event_after(0).mu == 0
+
+
+def test_abandoned_steps_of_correlated_noise_are_whole_runs() -> None:
+    whole = plan(MEMF)
+    event = whole.event_after(3, 2)
+    assert isinstance(event, Composed)
+    assert event.events == (whole.event_after(3), whole.event, whole.event)
+    joint = plan(methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0), ONE)
+    assert joint.event_after(3, 2).events == (joint.event_after(3), Gaussian(0.5, 2, Adjacency.REPLACE_ONE))
+
+
+def test_negative_products_of_columns_are_bounded_by_their_size() -> None:
+    matrix = [[1.0, 0, 0, 0], [0, 1, 0, 0], [-0.9, 0, 1, 0], [0, -0.9, 0, 1]]
+    twice = sampling.FixedOrderSampler(dataset_size=2, batch_size=1)
+    event = plan(methods.memf(lr=0.1, noise_multiplier=1.0, strategy=matrix), twice, 4).event
+    c = from_matrix(matrix).matrix(4)
+    # The worst pair of vectors points against each other: the columns' difference, not their sum.
+    assert event.sensitivity == pytest.approx(math.sqrt(((c[:, 0] - c[:, 2]) ** 2).sum()))
+    assert event.sensitivity > 1.5 * math.sqrt(((c[:, 0] + c[:, 2]) ** 2).sum())
+
+
+def test_the_noiseless_preconditioner_costs_everything() -> None:
+    method = methods.dp_adam(lr=0.1, variant="noiseless_preconditioner", allow_nonprivate=True, noise_multiplier=1.0)
+    assert isinstance(plan(method).event, NonPrivate)
+    assert isinstance(plan(method).event_after(3, 2), NonPrivate)
+
+
+def test_scaled_steps_have_their_own_clip_noise_and_line_in_the_statement() -> None:
+    method = methods.dp_adam(
+        lr=0.1, variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=1, max_grad_norm=0.5,
+        max_scaled_norm=3.0, noise_multiplier=2.0,
+    )  # fmt: skip
+    whole = plan(method, POISSON)
+    assert [whole.noise_standard_deviation(t) for t in range(6)] == [1.0, 1.0, 6.0] * 2
+    assert [whole.clip_at(t).max_grad_norm for t in range(3)] == [0.5, 0.5, 3.0]
+    assert whole.event == accounting.PoissonSampledGaussian(POISSON.sample_rate, 2.0, 8)
+    statement = whole.statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
+    assert statement.clip["max_scaled_norm"] == statement.clip["scaled_sensitivity"] == 3.0
+    assert statement.clip["standard_deviation_on_scaled_sum"] == 6.0
+
+
+def test_independent_moments_are_said_in_the_statement() -> None:
+    statement = plan(INDEPENDENT).statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
+    assert statement.noise["standard_deviation_on_sum"] == pytest.approx(math.sqrt(2))
+    assert statement.noise["standard_deviation_on_square"] == pytest.approx(math.sqrt(2) * 9 / 25)
