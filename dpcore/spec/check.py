@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.ops import CLIP_RULES, SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import (
+    CLIP_RULES,
+    SECOND_MOMENT,
+    SQUARES,
+    UPDATE_RULES,
+    FilterCoefficients,
+    NoiseRow,
+    Slot,
+    UpdateSettings,
+)
 from dpcore.spec.stream import check_key
 from dpcore.validate import choice, integer, non_negative, positive
 
