@@ -35,6 +35,8 @@ napoleon_custom_sections = ["Guarantees"]
 napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+# Types in docstrings are words; a word that is the name of several things ("steps", "Averaging") needs no target.
+suppress_warnings = ["ref.python"]
 autodoc_default_options = {"members": True, "show-inheritance": False}
 # Code in single backticks is the docstring convention of the field; it is not a cross-reference.
 default_role = "code"
