@@ -154,7 +154,7 @@ def gain(stage: Coefficients | Transfer) -> float:
 
 
 def poles(stage: Coefficients | Transfer) -> NDArray[np.complex128]:
-    """Return the roots of ``z^na + a_1 z^(na-1) + ...``, largest modulus first; stable if all have |z| < 1."""
+    """Return the roots of ``z^na + a_1 z^(na-1) + ...``, largest modulus first; stable if all have ``|z| < 1``."""
     roots = np.roots(_transfer(stage).a).astype(np.complex128)
     return np.asarray(sorted(roots, key=lambda root: (-abs(root), -root.imag)), dtype=np.complex128)
 
@@ -229,7 +229,7 @@ def cutoff(stage: Coefficients | Transfer, points: int = 4097) -> float:
     Returns
     -------
     float
-        NaN where |H| stays above, or the filter is unstable or has gain 0.
+        NaN where ``|H|`` stays above, or the filter is unstable or has gain 0.
     """
     level = _HALF_POWER * abs(gain(stage))
     if not is_stable(stage) or level == 0:

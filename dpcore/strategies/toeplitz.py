@@ -199,7 +199,7 @@ def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
     """Return the strategy whose inverse is the first `bands` coefficients of (1-x)^{1/2}, over `steps` rows.
 
     Their polynomial has no zero in the closed unit disk: all coefficients but the first are negative and they add up to
-    more than 0, so |p(x)| >= p(|x|) >= p(1) > 0 there. C is therefore summable however many rows it has.
+    more than 0, so ``|p(x)| >= p(|x|) >= p(1) > 0`` there. C is therefore summable however many rows it has.
     """
     bands = validate.integer(bands=bands, minimum=1)
     steps = validate.integer(steps=steps, minimum=1)
