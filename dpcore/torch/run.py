@@ -123,8 +123,9 @@ class PrivateRun:
     def record_gradients(self, coordinates: int) -> None:
         """Keep, from the next step on, some coordinates of what is released: a public record, see `recorded`.
 
-        Steps then run as separate operations, which is slower and may round otherwise. Calling it again with the same number changes nothing,
-        also after a state was loaded, whose record goes on; with another number a new record begins.
+        Steps then run as separate operations, which is slower and may round otherwise. Calling it again with the same
+        number changes nothing, also after a state was loaded, whose record goes on; with another number a new record
+        begins.
 
         Parameters
         ----------
