@@ -234,7 +234,7 @@ def doppler(
 
     References
     ----------
-    DOPPLER (Zhang et al.), algorithms 1 and 3. The average divides by the expected batch size: the paper's division by
+    DOPPLER (Zhang et al.), algorithms 2 and 3. The average divides by the expected batch size: the paper's division by
     the realized size is not private under Poisson sampling.
     """
     low_pass = _low_pass(filter, b, a, "first-order v1")
@@ -481,7 +481,7 @@ def dp_adam(
 
     References
     ----------
-    Private adaptive optimizers, sections 3 and 4, algorithms 4 to 6.
+    Private adaptive optimizers, sections 3 and 4, algorithms 4 to 9.
     """
     update, query = _adaptive(
         lambda lr, **rest: Adam(lr, betas, **rest), variant, 1e-8, common, eps, weight_decay, scale_eps,

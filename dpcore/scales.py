@@ -25,7 +25,7 @@ and sigma the noise multiplier of the whole release: it must cost what one Gauss
 
 References
 ----------
-Private adaptive optimizers, sections 3.2 and 3.3; algorithms.md 5, 10.7 and 10.15.
+Private adaptive optimizers, section 3.2; algorithms.md 5, 10.7 and 10.15.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class LowPass:
 
     References
     ----------
-    DOPPLER (Zhang et al.), algorithm 1 and section 4.
+    DOPPLER (Zhang et al.), algorithm 2 and section 4.
     """
 
     b: tuple[float, ...]

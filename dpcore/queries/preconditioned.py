@@ -45,7 +45,7 @@ class Preconditioned:
 
     References
     ----------
-    Private adaptive optimizers, section 4 (scale-then-privatize) and the delayed preconditioner it is compared with.
+    Private adaptive optimizers, section 3.4, algorithm 8, and the delayed preconditioner it is compared with there.
     """
 
     query: Query = field(default_factory=Plain)

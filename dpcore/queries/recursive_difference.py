@@ -30,7 +30,7 @@ class RecursiveDifference:
 
     References
     ----------
-    DP-SRG-MEMF, algorithm 1.
+    DP-SRG, algorithm 3 (DP-SRG-MEMF).
     """
 
     decay: float | tuple[float, ...]
