@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,3 +103,45 @@ def test_cuda_tensors_agree(name: str) -> None:
 def test_cuda_model_under_numpy_is_refused() -> None:
     with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
         train("numpy", METHODS["dp_sgd"](), "cuda")
+
+
+def test_records_public_data_and_states_cross_the_backends() -> None:
+    """What was saved under "triton" goes on under either backend to one place."""
+    import os
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("CPU tensors need Triton's interpreter")
+    method = dpcore.methods.dp_adam(
+        lr=0.05, variant="side_information", eps=0.01, strategy=NamedStrategy("banded-inverse-square-root", 3), **COMMON
+    )
+    data = (torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 3)
+
+    def start(backend: str) -> dpcore.torch.PrivateRun:
+        torch.manual_seed(0)
+        with dpcore.use_backend(backend):
+            run = dpcore.torch.make_private(
+                nn.Linear(4, 3), data, method, sampling="fixed_order", steps=4, key=KEY, exact_key=True
+            )
+        run.record_gradients(5)
+        return run
+
+    def train_to(run: dpcore.torch.PrivateRun, stop: int) -> None:
+        for batch in run.loader:
+            run.step(batch, public=data)
+            if run.steps_taken == stop:
+                return
+
+    runs = {backend: start(backend) for backend in ("numpy", "triton")}
+    train_to(runs["numpy"], 4)
+    train_to(runs["triton"], 2)
+    model, state = runs["triton"].model.state_dict(), runs["triton"].optimizer.state_dict()
+    assert state["dpcore"]["secret"]["arrays"]
+    for backend in runs:
+        again = start(backend)
+        again.model.load_state_dict(model)
+        again.optimizer.load_state_dict(state, fork=False)
+        train_to(again, 4)
+        for key, value in runs["numpy"].recorded.items():
+            np.testing.assert_allclose(again.recorded[key], value, rtol=0, atol=3e-6)
+        for a, b in zip(again.model.parameters(), runs["numpy"].model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=3e-6)
