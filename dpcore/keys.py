@@ -109,10 +109,13 @@ class RunKeys(Provenance):
         """
         branch = derive_key(self.noise, b"dpcore fork" + os.urandom(16))
         sampling = self.sampling if keep_sampling else derive_key(branch, "dpcore sampling")
-        # Rows before `row` keep their keys; a branch left before its first row has none.
-        kept = tuple(item for item in self.earlier if item[0] < row)
-        earlier = (*kept, (row, self.noise)) if row else ()
-        return RunKeys(self.origin, max(self.forks, forks) + 1, noise=branch, sampling=sampling, earlier=earlier)
+        # Rows before `row` keep the keys they were drawn with; a branch left before its first row has none.
+        earlier, first = [], 0
+        for end, key in (*self.earlier, (row, self.noise)):
+            if first < min(end, row):
+                earlier.append((min(end, row), key))
+                first = end
+        return RunKeys(self.origin, max(self.forks, forks) + 1, noise=branch, sampling=sampling, earlier=tuple(earlier))
 
     def begin(self, row: int) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.

@@ -277,3 +277,18 @@ def test_an_uncovered_sampler_is_refused_before_anything_is_touched() -> None:
     x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
     with pytest.raises(PrivacyError, match="FixedSizeSampledGaussian"):
         Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
+
+
+def test_rows_keep_the_key_they_were_drawn_with_through_forks_of_forks() -> None:
+    """Correlated noise draws them again; under another key it would not cancel what was released."""
+    first = RunKeys.new()
+    second = first.fork(keep_sampling=True, row=5)
+    again = second.fork(keep_sampling=True, row=5)  # resumed twice before any step was taken
+    third = again.fork(keep_sampling=True, row=8)
+    back = third.fork(keep_sampling=True, row=3)
+    assert [second.noise_of(row) for row in (4, 5)] == [first.noise, second.noise]
+    assert [again.noise_of(row) for row in (0, 4, 5)] == [first.noise, first.noise, again.noise]
+    assert [third.noise_of(row) for row in (4, 5, 7, 8)] == [first.noise, again.noise, again.noise, third.noise]
+    assert [back.noise_of(row) for row in (2, 3)] == [first.noise, back.noise]
+    assert [row for row, _ in third.earlier] == [5, 8]
+    assert third.fork(keep_sampling=True, row=0).earlier == ()
