@@ -38,9 +38,9 @@ NUMPY = "backends/dpcore_numpy"
 MUTATIONS = [
     Mutation(
         "halve the noise",
-        "dpcore/plan.py",
-        "return self.sensitivity.standard_deviation(self.noise_multiplier)",
-        "return 0.5 * self.sensitivity.standard_deviation(self.noise_multiplier)",
+        "dpcore/scales.py",
+        "return share * sigma * contribution",
+        "return 0.5 * share * sigma * contribution",
     ),
     Mutation("drop the clip", "dpcore/mechanism.py", "weights[i] = factor", "weights[i] = 0 * factor + 1"),
     Mutation(
@@ -58,14 +58,14 @@ MUTATIONS = [
     Mutation(
         "divide by one example less",
         "dpcore/mechanism.py",
-        "                self.plan.batch_size,",
-        "                self.plan.batch_size - 1,",
+        "                plan.batch_size,\n",
+        "                plan.batch_size - 1,\n",
     ),
     Mutation(
         "draw the same row of noise at every step",
         "dpcore/mechanism.py",
-        "NoiseRow(self.keys.noise, row,",
-        "NoiseRow(self.keys.noise, 0,",
+        "NoiseRow(self.keys.noise, row, Stream.GRADIENT,",
+        "NoiseRow(self.keys.noise, 0, Stream.GRADIENT,",
     ),
     Mutation(
         "sensitivity of the groups' mean instead of their root sum of squares",
@@ -76,8 +76,8 @@ MUTATIONS = [
     Mutation(
         "account for half of the steps",
         "dpcore/plan.py",
-        "return self.sampler.event(sigma, steps)\n",
-        "return self.sampler.event(sigma, (steps + 1) // 2)\n",
+        "event = self.sampler.event(sigma, steps)\n",
+        "event = self.sampler.event(sigma, (steps + 1) // 2)\n",
     ),
     Mutation(
         "trust the measured norm",
@@ -112,21 +112,21 @@ MUTATIONS = [
         f"{NUMPY}/filter.py",
         "return y if normalizer == 1 else y / normalizer",
         "return y",
-        "tests/papers/test_methods.py",
+        "tests/papers/test_doppler.py",
     ),
     Mutation(
         "start DiSK's average at zero",
         "dpcore/filters/averaging.py",
         "(1.0 if step == 0 else self.kappa,)",
         "(self.kappa,)",
-        "tests/papers/test_methods.py",
+        "tests/papers/test_disk.py",
     ),
     Mutation(
         "invert DiSK's weight",
         "dpcore/queries/two_point.py",
         "(1 - k) / (k * self.gamma)",
         "k / ((1 - k) * self.gamma)",
-        "tests/papers/test_methods.py",
+        "tests/papers/test_disk.py",
     ),
     Mutation(
         "leave the sum to the next step",
@@ -145,8 +145,8 @@ MUTATIONS = [
     Mutation(
         "resume under the same noise",
         "dpcore/mechanism.py",
-        "if fork else saved",
-        "if False else saved",
+        "if fork else keys\n",
+        "if False else keys\n",
         "tests/unit/test_mechanism.py",
     ),
     Mutation(
@@ -159,9 +159,311 @@ MUTATIONS = [
     Mutation(
         "leave abandoned steps out of epsilon",
         "dpcore/plan.py",
-        "return self.sampler.event(sigma, steps + abandoned)",
-        "return self.sampler.event(sigma, steps)",
+        "event = self.sampler.event(sigma, steps + abandoned)",
+        "event = self.sampler.event(sigma, steps + 0)",
         "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "clip before the scale is applied",
+        "dpcore/mechanism.py",
+        "norms = [self.backend.row_norms([rows[i] for i in members])",
+        "bare = [b / s for b, s in zip(rows, self._scales or [1.0] * len(rows), strict=True)]\n"
+        "        norms = [self.backend.row_norms([bare[i] for i in members])",
+        "tests/papers/test_adaptive.py",
+    ),
+    Mutation(
+        "leave out the scale",
+        "dpcore/mechanism.py",
+        "rows = [block * scale for block, scale in zip(rows, self._scales, strict=True)]",
+        "pass",
+        "tests/papers/test_adaptive.py",
+    ),
+    Mutation(
+        "refresh the scale at every scaled step",
+        "dpcore/mechanism.py",
+        "query.phase(self.step) is not Phase.REFRESHED",
+        "query.phase(self.step) is Phase.UNSCALED",
+        "tests/papers/test_adaptive.py",
+    ),
+    Mutation(
+        "clip scaled vectors at the norm of unscaled ones",
+        "dpcore/plan.py",
+        "scaled = replace(plain, max_grad_norm=query.max_scaled_norm)",
+        "scaled = plain",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "take the unscaled norm for the noise of scaled steps",
+        "dpcore/plan.py",
+        "self.method.update, self.noise_multiplier, self.sensitivity_at(step).contribution\n        )  # fmt: skip",
+        "self.method.update, self.noise_multiplier, self.sensitivity_at(0 * step).contribution\n        )  # fmt: skip",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "halve the noise of the square",
+        "dpcore/scales.py",
+        "return math.sqrt(2) * sigma * (2 * max_batch_size - 1)",
+        "return 0.5 * math.sqrt(2) * sigma * (2 * max_batch_size - 1)",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "take B for 2 B - 1",
+        "dpcore/scales.py",
+        "(2 * max_batch_size - 1) * contribution**2",
+        "max_batch_size * contribution**2",
+        "tests/unit/test_scales.py",
+    ),
+    Mutation(
+        "take the denominator for the largest batch",
+        "dpcore/plan.py",
+        "            self.sampler.max_batch_size,\n        )",
+        "            int(self.batch_size),\n        )",
+        "tests/papers/test_adaptive.py",
+    ),
+    Mutation(
+        "leave independent moments at sigma each",
+        "dpcore/scales.py",
+        'share = math.sqrt(2) if update.second_moment == "independent" else 1.0',
+        "share = 1.0",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "draw both moments' noise from one stream",
+        "dpcore/mechanism.py",
+        "NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT,",
+        "NoiseRow(self.keys.noise, row, Stream.GRADIENT,",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "allow a larger joint scale",
+        "dpcore/scales.py",
+        "JOINT_BOUND = 1 / math.sqrt(2)",
+        "JOINT_BOUND = 1.01 / math.sqrt(2)",
+        "tests/unit/test_scales.py",
+    ),
+    Mutation(
+        "allow a larger joint scale in one dimension",
+        "dpcore/scales.py",
+        "JOINT_BOUND_1D = 1.665",
+        "JOINT_BOUND_1D = 1.666",
+        "tests/unit/test_scales.py",
+    ),
+    Mutation(
+        "forget that replacement moves twice as far",
+        "dpcore/plan.py",
+        "noise_multiplier=event.noise_multiplier / 2,",
+        "noise_multiplier=event.noise_multiplier,",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "let independent moments meet Poisson sampling",
+        "dpcore/plan.py",
+        'if moment == "independent" and (',
+        'if moment == "none" and (',
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "let joint moments meet batches of two",
+        "dpcore/plan.py",
+        "single = self.sampler.max_batch_size == 1 and self.batch_size == 1 and",
+        "single = True or",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "let correlated noise meet secret batches",
+        "dpcore/plan.py",
+        'if not hasattr(self.sampler, "patterns"):',
+        "if False:",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "account for the noiseless second moment as if it had noise",
+        "dpcore/plan.py",
+        'if moment == "noiseless":',
+        'if moment == "none":',
+        "tests/papers/test_adaptive.py",
+    ),
+    Mutation(
+        "leave out the abandoned branches of correlated noise",
+        "dpcore/plan.py",
+        "*[self._matrix_event(sigma, self.steps)] * abandoned",
+        "*[self._matrix_event(sigma, self.steps)] * 0",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "charge an abandoned branch as its first steps only",
+        "dpcore/plan.py",
+        "*[self._matrix_event(sigma, self.steps)] * abandoned",
+        "*[self._matrix_event(sigma, min(steps, 1))] * abandoned",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "account for a strategy as for single participation",
+        "dpcore/plan.py",
+        "sensitivity(strategy, self._patterns(steps), steps)",
+        "sensitivity(strategy, [p[:1] for p in self._patterns(steps)], steps)",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "sum columns with their signs",
+        "dpcore/strategies/sensitivity.py",
+        "return float(np.abs(block.T @ block).sum())",
+        "return float((block.T @ block).sum())",
+        "tests/unit/test_plan.py tests/unit/test_strategies_sensitivity.py",
+    ),
+    Mutation(
+        "stream correlated noise with the first row's coefficients",
+        "dpcore/mechanism.py",
+        "strategy.coefficients(row)\n",
+        "strategy.coefficients(0)\n",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "draw this step's row for every row of correlated noise",
+        "dpcore/composition.py",
+        "self._normal(i, like, row, noise.stream, normals)\n        return total",
+        "self._normal(i, like, noise.row, noise.stream, normals)\n        return total",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "forget the weights of correlated noise's rows",
+        "dpcore/composition.py",
+        "total = total + float(weight) * self._normal(",
+        "total = total + self._normal(",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "draw earlier rows under this step's key",
+        "dpcore/composition.py",
+        "self.keys.noise_of(row), row,",
+        "self.keys.noise, row,",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "halve the noise, in the composed step",
+        "dpcore/composition.py",
+        "g = noise.scale * self._noise(",
+        "g = 0.5 * noise.scale * self._noise(",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "divide by one example less, in the composed step",
+        "dpcore/composition.py",
+        "released.append(_unscaled(g / self.batch_size, slot))",
+        "released.append(_unscaled(g / (self.batch_size - 1), slot))",
+        "tests/papers/test_noise.py",
+    ),
+    Mutation(
+        "rotate the history of parameters the other way",
+        "dpcore/mechanism.py",
+        "past.insert(0, past.pop())\n                past[0]",
+        "past.append(past.pop(0))\n                past[0]",
+        "tests/papers/test_pmlf.py",
+    ),
+    Mutation(
+        "take the parameters of one step earlier",
+        "dpcore/mechanism.py",
+        "base = [past[point.lag - 1].reshape(shape)",
+        "base = [past[min(point.lag, len(past) - 1)].reshape(shape)",
+        "tests/papers/test_srg.py",
+    ),
+    Mutation(
+        "end an earlier displacement one step later",
+        "dpcore/mechanism.py",
+        "[past[point.lag - 1] - past[point.lag] for past in self._history]",
+        "[past[point.lag] - past[(point.lag + 1) % len(past)] for past in self._history]",
+        "tests/papers/test_combinations.py",
+    ),
+    Mutation(
+        "forget that a ball shortens the displacement",
+        "dpcore/mechanism.py",
+        "slot.displacement[...] = slot.displacement + (slot.parameter - before[i])",
+        "pass",
+        "tests/papers/test_combinations.py",
+    ),
+    Mutation(
+        "shrink the first windows by the whole normalizer",
+        "dpcore/queries/parameter_window.py",
+        "for j in range(count)) if self.normalized",
+        "for j in range(self.window)) if self.normalized",
+        "tests/papers/test_pmlf.py",
+    ),
+    Mutation(
+        "subtract the earlier gradient without its weight",
+        "dpcore/queries/recursive_difference.py",
+        "delayed(self.query.points(step - 1), -c, 1)",
+        "delayed(self.query.points(step - 1), -1.0, 1)",
+        "tests/papers/test_srg.py",
+    ),
+    Mutation(
+        "shift eta by one",
+        "dpcore/queries/recursive_difference.py",
+        "Point(-float(step), lag=1)",
+        "Point(-float(step + 1), lag=1)",
+        "tests/papers/test_srg.py",
+    ),
+    Mutation(
+        "couple with the tau of this step",
+        "dpcore/updates/accelerated.py",
+        "2.0 / (step + 3)",
+        "2.0 / (step + 2)",
+        "tests/papers/test_srg.py",
+    ),
+    Mutation(
+        "take the filter's square for the released one",
+        "dpcore/composition.py",
+        'if square == "released":\n            return g * g',
+        'if square == "released":\n            return None',
+        "tests/papers/test_doppler.py",
+    ),
+    Mutation(
+        "take off the seed's variance whatever the strategy",
+        "dpcore/mechanism.py",
+        "noise_variances(filtered, method.noise.strategy, self.plan.steps)",
+        "noise_variances(filtered, None, self.plan.steps)",
+        "tests/papers/test_adaptive.py",
+    ),
+    Mutation(
+        "count a clean run's noise twice in the optimal filter",
+        "dpcore/composition.py",
+        "power = self.layout.dimension * (noise.scale / self.batch_size) ** 2",
+        "power = 2 * self.layout.dimension * (noise.scale / self.batch_size) ** 2",
+        "tests/papers/test_doppler.py",
+    ),
+    Mutation(
+        "start averages at zero",
+        "dpcore/averaging.py",
+        "return (1 - self.decay) / (1 - self.decay ** (step + 1))",
+        "return 1 - self.decay",
+        "tests/unit/test_averaging.py",
+    ),
+    Mutation(
+        "keep GaLore's first projection for ever",
+        "dpcore/composition.py",
+        "if noise.row % self.method.galore.every == 0:",
+        "if noise.row == 0:",
+        "tests/papers/test_doppler.py",
+    ),
+    Mutation(
+        "ignore a scaled query inside a window",
+        "dpcore/method.py",
+        "if isinstance(inner, Preconditioned):",
+        "if False:",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
+        "leave the square's correlated state out of the checkpoint",
+        "dpcore/mechanism.py",
+        "for k, v in enumerate(self._square_noise_state[i])}",
+        "for k, v in enumerate(self._square_noise_state[i][:0])}",
+        "tests/unit/test_mechanism.py",
+    ),
+    Mutation(
+        "draw the noise in the composed step only",
+        "dpcore/mechanism.py",
+        "streamed = strategy is None or (correlation is not None and not square_scale)",
+        "streamed = True",
+        "tests/papers/test_noise.py tests/papers/test_srg.py",
     ),
     Mutation(
         "drop the normals' tail",
@@ -263,7 +565,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         copy_to(folder)
-        before = red(folder, sorted({name for one in chosen for name in ([one.tests] if one.tests else TESTS)}))
+        before = red(folder, sorted({name for one in chosen for name in one.tests.split() or TESTS}))
         if before:
             raise SystemExit(f"these tests fail without any mutation: {', '.join(before)}")
         for mutation in chosen:
@@ -274,7 +576,7 @@ def main() -> int:
                     f"{mutation.path}: {mutation.old!r} must stand there once; the mutation is out of date"
                 )
             path.write_text(text.replace(mutation.old, mutation.new))
-            noticed = red(folder, [mutation.tests] if mutation.tests else TESTS)
+            noticed = red(folder, mutation.tests.split() or TESTS)
             path.write_text(text)
             unnoticed += not noticed
             print(f"\n{mutation.name} ({mutation.path}): {len(noticed) or 'NO'} tests notice")

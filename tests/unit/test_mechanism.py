@@ -292,3 +292,29 @@ def test_rows_keep_the_key_they_were_drawn_with_through_forks_of_forks() -> None
     assert [back.noise_of(row) for row in (2, 3)] == [first.noise, back.noise]
     assert [row for row, _ in third.earlier] == [5, 8]
     assert third.fork(keep_sampling=True, row=0).earlier == ()
+
+
+@pytest.mark.parametrize("strategy", ["tree", "square-root", BANDS], ids=["tree", "square-root", "banded"])
+def test_a_fork_of_correlated_noise_goes_on_from_the_rows_that_were_released(strategy) -> None:
+    """Rows of Z before the fork are of the old key, rows from it on of the new one: C times the noise shows them."""
+    method = methods.memf(lr=0.1, strategy=strategy, noise_multiplier=1.0)
+    mechanism, x = build(method, keys=RunKeys.new())
+    released: list[np.ndarray] = []
+
+    def noise_of(steps: int) -> None:
+        for _ in range(steps):
+            mechanism.release(x, observe=lambda g, y: released.append(np.concatenate(g).astype(np.float64)))
+
+    noise_of(4)
+    before = mechanism.keys.noise
+    mechanism.load_state_dict(mechanism.state_dict())
+    after = mechanism.keys.noise
+    assert before != after
+    noise_of(6)
+    chosen = mechanism.plan.method.noise.strategy
+    z = chosen.matrix(10) @ np.stack(released) * mechanism.plan.batch_size
+    normal = load_backend("numpy").normal
+    for t in range(10):
+        key = before if t < 4 else after
+        expected = np.concatenate([normal(key, t, 0, 0, 12), normal(key, t, 0, 4096, 4)])
+        np.testing.assert_allclose(z[t], expected, rtol=1e-4, atol=1e-5)
