@@ -365,7 +365,7 @@ MUTATIONS = [
         "dpcore/mechanism.py",
         "base = [past[point.lag - 1].reshape(shape)",
         "base = [past[min(point.lag, len(past) - 1)].reshape(shape)",
-        "tests/papers/test_srg.py",
+        "tests/papers/test_pmlf.py",
     ),
     Mutation(
         "end an earlier displacement one step later",

@@ -21,6 +21,7 @@ from loops import (
     low_pass,
     of,
     run,
+    seed_noise,
 )  # fmt: skip
 
 import dpcore
@@ -266,9 +267,28 @@ def test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became(n
     assert_same(run(method), expected)
 
 
-def test_observing_and_supplying_the_noise_change_nothing() -> None:
-    """The composed step is the fused one: same released averages, same end."""
-    for make in (methods.disk, methods.pmlf, methods.dp_adam):
-        method = make(lr=0.1, **COMMON)
-        watched = run(method, record_gradients=True)
-        np.testing.assert_allclose(watched, run(method), rtol=1e-12, atol=1e-14)
+SUPPLIED = {
+    "disk": methods.disk(lr=0.1, **COMMON),
+    "pmlf": methods.pmlf(lr=0.1, window=3, **COMMON),
+    "dp_adam": methods.dp_adam(lr=0.1, **COMMON),
+    "memf, tree": methods.memf(lr=0.1, strategy="tree", **COMMON),
+    "srg_memf, banded": methods.srg_memf(lr=0.1, strategy=STRATEGIES["banded"], **COMMON),
+    "accelerated": methods.accelerated_srgd(lr=0.03, **COMMON),
+    "independent": methods.dp_adam(lr=0.1, variant="independent_moments", **COMMON),
+    "independent, banded": methods.dp_adam(
+        lr=0.1, variant="independent_moments", strategy=STRATEGIES["banded"], **COMMON
+    ),
+    "scaled": methods.dp_adagrad(lr=0.1, variant="scale_then_privatize", **COMMON),
+}
+
+
+@pytest.mark.parametrize("name", SUPPLIED)
+def test_observing_and_supplying_the_noise_change_nothing(name: str) -> None:
+    """The composed step is the fused one, and the caller's normals stand for the rows of Z."""
+    method = SUPPLIED[name]
+    straight = run(method)
+    np.testing.assert_allclose(run(method, record_gradients=True), straight, rtol=1e-10, atol=1e-12)
+    rows = [seed_noise(stream=stream) for stream in (0, 1)]
+    noise = np.stack(rows, axis=1) if "independent" in name else rows[0]
+    np.testing.assert_allclose(run(method, noise=noise), straight, rtol=1e-10, atol=1e-12)
+    assert not np.allclose(run(method, noise=0.9 * noise), straight)

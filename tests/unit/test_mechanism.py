@@ -318,3 +318,14 @@ def test_a_fork_of_correlated_noise_goes_on_from_the_rows_that_were_released(str
         key = before if t < 4 else after
         expected = np.concatenate([normal(key, t, 0, 0, 12), normal(key, t, 0, 4096, 4)])
         np.testing.assert_allclose(z[t], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_every_method_says_what_it_did_in_a_statement_that_reads_back(name: str) -> None:
+    mechanism, x = build(STATEFUL[name])
+    advance(mechanism, x, 3)
+    statement = mechanism.statement(1e-5)
+    assert type(statement).from_json(statement.to_json()) == statement
+    assert accounting.Event.from_dict(statement.event) == mechanism.plan.event_after(3)
+    assert statement.private
+    assert 0 < min(statement.epsilon.values()) < min(statement.epsilon_planned.values()) < np.inf
