@@ -139,7 +139,7 @@ class Mechanism:
             shapes = [parameter.shape for parameter in parameters]
             base = [past[point.lag - 1].reshape(shape) for past, shape in zip(self._history, shapes, strict=True)]
             moved = None
-            if point.displacement != 0:
+            if point.displacement != 0 and point.lag < self.step:
                 moved = [past[point.lag - 1] - past[point.lag] for past in self._history]
         if point.displacement == 0 or moved is None:
             return base

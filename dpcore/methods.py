@@ -226,7 +226,8 @@ def doppler(
     b, a : sequences of float, optional
         The coefficients themselves, ``b_0..b_nb`` and ``a_1..a_na``: stable and of unit gain.
     bias_corrected : bool
-        With base "adam" or "adamw": take the noise's share off the second moment (the paper's LP-DPAdamBC).
+        With base "adam" or "adamw": take the noise's share off the second moment (the paper's LP-DPAdamBC); eps, the
+        least denominator, is then 1e-3 by default.
     **common
         See `Common`. With base "adam" or "adamw" the filter replaces the first moment, and the second one is that of
         the gradient before the filter: ``mhat / max(sqrt(vhat), eps)``. For Adam on the filtered gradient, with both
@@ -256,7 +257,8 @@ def doppler(
         second_moment="released",
         denominator="floored",
         bias_corrected=bias_corrected,
-        **{name: value for name, value in common.items() if name in ("eps", "weight_decay")},
+        eps=common.get("eps", 1e-3 if bias_corrected else 1e-8),
+        **{name: value for name, value in common.items() if name == "weight_decay"},
     )
     rest = {name: value for name, value in common.items() if name not in ("base", "eps", "weight_decay")}
     return _method("doppler", rest, filter=low_pass, update=update)

@@ -34,6 +34,7 @@ CAVEATS = (
     "Choosing hyper-parameters, or when to stop, by looking at results on the same data is not accounted for.",
     "The unit of privacy is one example: a person with several examples has less protection than stated.",
 )
+PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
 SECRET_BATCHES = "The batches are secret: how long a step takes, which tells how many examples it had, is not covered."
 
 
@@ -323,6 +324,8 @@ class Plan:
         non_negative(delta=delta)
         event, planned = self.event_after(steps_taken, abandoned), self.event_after(self.steps, abandoned)
         said = [*CAVEATS, *([] if self.sampler.keeps_order else [SECRET_BATCHES]), *caveats]
+        if self.method.update.second_moment == "public":
+            said.append(PUBLIC_DATA)
         if caller_noise:
             event = planned = NonPrivate("the noise was supplied by the caller")
         if rng != "chacha20":

@@ -38,8 +38,6 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "fixed_order": FixedOrderSampler,
 }
 
-PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
-
 
 def make_private(
     model: nn.Module,
@@ -156,14 +154,8 @@ def make_private(
     engine.diagnostics = [] if private_diagnostics else None
     loader = PrivateLoader(source, mechanism)
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
-    return PrivateRun(
-        model, optimizer, loader, engine, frozen, target_delta, _caveats(plan, draws or source.tensors is None)
-    )
-
-
-def _caveats(plan: Plan, torch_draws: bool) -> tuple[str, ...]:
-    public = plan.method.update.second_moment == "public"
-    return (*([CAVEAT] if torch_draws else []), *([PUBLIC_DATA] if public else []))
+    caveats = (CAVEAT,) if draws or source.tensors is None else ()
+    return PrivateRun(model, optimizer, loader, engine, frozen, target_delta, caveats)
 
 
 def _points(plan: Plan) -> int:
