@@ -62,7 +62,7 @@ def data(sets: int, examples: int) -> tuple[Floats, Floats]:
     """Inputs and labels, (examples, sets): x ~ N(0, 1), y ~ Bernoulli(1 / (1 + exp(-x))), then 90 % of x set to 0."""
     rng = generator(1)
     x = rng.standard_normal((sets, examples)).T
-    y = (rng.random((sets, examples)).T < 1 / (1 + np.exp(-x))).astype(float)
+    y = (1 / (1 + np.exp(-x)) > rng.random((sets, examples)).T).astype(float)
     return np.where(rng.random((sets, examples)).T < 0.1, x, 0.0), y
 
 
@@ -95,8 +95,8 @@ def run_all(variant: str, sigma: float, rate: float, x: Floats, y: Floats, noise
     One call of dpcore.minimize, with one problem in each coordinate. The noise is (steps, 2, L): for the gradient and
     for its square. Three things are to be set right, and tests/end_to_end/test_studies.py compares with L single calls:
 
-    - the clip: in one dimension it is a clip of each coordinate to [-CLIP, CLIP]. The gradient is clipped that way here,
-      and dpcore's clip of the whole vector is at the norm that this implies, sqrt(L) CLIP, where it changes nothing;
+    - the clip: in one dimension it is a clip of each coordinate to [-CLIP, CLIP]. The gradient is clipped so here, and
+      dpcore's clip of the whole vector is at the norm that this implies, sqrt(L) CLIP, where it changes nothing;
     - the gradient's noise is sigma times that norm, so sigma is divided by sqrt(L);
     - the noise of its square is sigma times that norm squared, so that sqrt(L) too much remains: it is taken off here.
     """
@@ -132,6 +132,18 @@ def excess_losses(strategy: str, settings: Settings) -> dict[str, Floats]:
         losses = [excess(run_all(variant, sigma, rate, *repeated, noisy)) for rate in settings.rates]
         found[name] = np.reshape(losses, (len(settings.rates), sets, many))
     return found
+
+
+def inflation(strategy: str, settings: Settings) -> float:
+    """Return by how much post-processing's denominator is larger than it is without noise, at theta = 1 and the end.
+
+    The denominator is the root of the sum of the squares of all released gradients, noise included.
+    """
+    x, y = data(settings.tuning_sets + settings.test_sets, settings.examples)
+    gradient = np.clip((1 / (1 + np.exp(-x)) - y) * x, -CLIP, CLIP)
+    signal = (gradient**2).sum(0).mean()
+    noise = SIGMA**2 * (correlation(strategy, settings.examples) ** 2).sum()
+    return float(np.sqrt((signal + noise) / signal))
 
 
 def table(losses: dict[str, Floats], settings: Settings) -> dict[str, Any]:
@@ -178,12 +190,17 @@ def draw(path: Path, losses: dict[str, dict[str, Floats]], settings: Settings) -
     with picture(path, len(losses)) as axes:
         for axis, (strategy, of_methods) in zip(np.atleast_1d(axes), losses.items(), strict=True):
             for color, (name, values) in zip(COLORS, of_methods.items(), strict=False):
-                intervals = [mean_interval(at_rate.mean(1)) for at_rate in values[:, settings.tuning_sets :]]
+                intervals = [mean_interval(1e4 * at_rate.mean(1)) for at_rate in values[:, settings.tuning_sets :]]
                 center = np.array([interval.center for interval in intervals])
                 half = np.array([interval.half_width for interval in intervals])
                 axis.plot(settings.rates, center, "o-", color=color, label=name, markersize=3)
                 axis.fill_between(settings.rates, center - half, center + half, color=color, alpha=0.15, linewidth=0)
-            axis.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="excess loss over $\\theta = 1$")
+            axis.set(yscale="log", xlabel="learning rate", ylabel="excess loss over $\\theta = 1$, times $10^4$")
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.set(ylim=(15, 3000), yticks=(20, 50, 100, 200, 500, 1000, 2000))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.minorticks_off()
             axis.set_title(f"noise: {strategy}")
             axis.legend(fontsize=7)
 
@@ -192,14 +209,22 @@ def study(out: Path, settings: Settings) -> dict[str, Any]:
     began = time.perf_counter()
     losses = {strategy: excess_losses(strategy, settings) for strategy in settings.strategies}
     tables = {strategy: table(found, settings) for strategy, found in losses.items()}
+    inflated = {strategy: rounded(inflation(strategy, settings), 4) for strategy in settings.strategies}
     for strategy, found in tables.items():
         report(strategy, found)
+        print(f"  noise makes the denominator of post-processing {inflated[strategy]:.2f} times as large")
     curves = {
         strategy: {name: rounded(values[:, settings.tuning_sets :].mean((1, 2))) for name, values in found.items()}
         for strategy, found in losses.items()
     }
-    described = {"sigma": SIGMA, "clip": CLIP, "batch_size": 1, **{k: v for k, v in vars(settings).items()}}
-    result = {"settings": described, "tables": tables, "mean_excess_by_rate": curves, "paper": PAPER}
+    described = {"sigma": SIGMA, "clip": CLIP, "batch_size": 1, **vars(settings)}
+    result = {
+        "settings": described,
+        "tables": tables,
+        "denominator_inflation": inflated,
+        "mean_excess_by_rate": curves,
+        "paper": PAPER,
+    }
     save(out / "logistic-1d.json", result, began)
     draw(out / "studies-logistic-1d.png", losses, settings)
     return result

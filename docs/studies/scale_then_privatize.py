@@ -1,4 +1,4 @@
-"""Scale-then-privatize under badly scaled gradients ("On Design Principles for Private Adaptive Optimizers", 4.1 to 4.3).
+"""Scale-then-privatize for badly scaled gradients ("On Design Principles for Private Adaptive Optimizers", 4.1 to 4.3).
 
     python docs/studies/scale_then_privatize.py --out FOLDER
 
@@ -40,7 +40,7 @@ class Settings:
     seeds: int = 12
 
 
-# ------------------------------------------------------------------------- 1. the preconditioner, for a constant gradient
+# ------------------------------------------------------------------ 1. the preconditioner, for a constant gradient
 
 
 def constant_gradient(settings: Settings) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def constant_gradient(settings: Settings) -> dict[str, Any]:
         )
         z = generator(3).standard_normal((settings.constant_steps, d))
         result = dpcore.minimize(
-            lambda x, indices: np.tile(g, (len(indices), 1)), np.zeros(d), batches, method,
+            lambda _, indices: np.tile(g, (len(indices), 1)), np.zeros(d), batches, method,
             steps=settings.constant_steps, noise=z, record_gradients=True,
         )  # fmt: skip
         assert result.gradients is not None
@@ -81,7 +81,7 @@ def constant_gradient(settings: Settings) -> dict[str, Any]:
     return found
 
 
-# -------------------------------------------------------------------------------------- 2. minimizing a quadratic with it
+# ------------------------------------------------------------------------------ 2. minimizing a quadratic with it
 
 
 def quadratic(
@@ -143,8 +143,8 @@ def draw(path: Path, constant: dict[str, Any], rows: list[dict[str, Any]], setti
         for name in VARIANTS:
             chosen = [row for row in rows if row["method"] == name]
             quality.errorbar(
-                [row["ratio"] for row in chosen], [row["mean"] for row in chosen], [row["half_width"] for row in chosen],
-                fmt="o-", color=colors[name], label=name, markersize=4, capsize=3,
+                [row["ratio"] for row in chosen], [row["mean"] for row in chosen],
+                [row["half_width"] for row in chosen], fmt="o-", color=colors[name], label=name, capsize=3,
             )  # fmt: skip
         quality.set(xscale="log", yscale="log", xlabel="ratio of the two curvatures")
         quality.set(ylabel="share of the excess loss left", title="Quadratic, tuned, 95 % intervals")
@@ -160,9 +160,10 @@ def study(out: Path, settings: Settings) -> dict[str, Any]:
         print(f"  {name:26s} {ratio[0]:9.3f} {ratio[len(ratio) // 2]:9.3f} {ratio[-1]:9.3f}")
     print("share of the excess loss left in the quadratic, percent: mean of the halves, steep half, flat half")
     for row in rows:
+        mean, half_width, steep, flat = (100 * row[what] for what in ("mean", "half_width", "steep", "flat"))
         print(
-            f"  ratio {row['ratio']:5g}  {row['method']:26s} lr {row['learning_rate']:5g}  scale_eps {row['scale_eps']:5g}  "
-            f"{100 * row['mean']:7.2f} +- {100 * row['half_width']:5.2f}   {100 * row['steep']:7.2f} {100 * row['flat']:7.2f}"
+            f"  ratio {row['ratio']:5g}  {row['method']:26s} lr {row['learning_rate']:5g}  "
+            f"scale_eps {row['scale_eps']:5g}  {mean:7.2f} +- {half_width:5.2f}   {steep:7.2f} {flat:7.2f}"
         )
     result = {"settings": {**vars(settings), "betas": BETAS}, "constant_gradient": constant, "quadratic": rows}
     save(out / "scale-then-privatize.json", result, began)

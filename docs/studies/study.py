@@ -38,7 +38,7 @@ STYLE: dict[str, Any] = {
 }
 
 
-def generator(*seed: int) -> np.random.Generator:
+def generator(*seed: int) -> np.random.Generator:  # noqa: TID251
     """Reproducible data and noise. Nothing here is private: a mechanism's noise comes from dpcore's own stream."""
     return np.random.default_rng(seed)  # noqa: TID251
 

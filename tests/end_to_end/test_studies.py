@@ -1,0 +1,136 @@
+"""The studies of docs/studies run, and the first one's many problems at once are so many runs of dpcore.minimize."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpcore
+from dpcore.sampling import FixedOrderSampler
+
+STUDIES = Path(__file__).resolve().parents[2] / "docs" / "studies"
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a study by name, as Python does when its file is run."""
+    monkeypatch.syspath_prepend(str(STUDIES))
+    pytest.importorskip("matplotlib")
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.mark.parametrize("strategy", ["square-root", "identity"])
+@pytest.mark.parametrize("variant", ["post_processing", "independent_moments"])
+def test_many_problems_at_once_are_single_runs(study: Any, variant: str, strategy: str):
+    logistic = study("logistic_1d")
+    rng = np.random.default_rng(0)
+    steps, problems, sigma, rate = 40, 3, 0.3, 0.7
+    x, y = 4 * rng.standard_normal((steps, problems)), rng.integers(0, 2, (steps, problems)).astype(float)
+    z = rng.standard_normal((steps, 2, problems))
+    noise = np.stack([logistic.correlation(strategy, steps) @ z[:, k] for k in (0, 1)], axis=1)
+    together = logistic.run_all(variant, sigma, rate, x, y, noise)
+
+    clipped = 0
+    for i in range(problems):
+
+        def gradient(theta: Any, indices: Any, i: int = i) -> Any:
+            nonlocal clipped
+            g = (1 / (1 + np.exp(-theta * x[indices, i])) - y[indices, i]) * x[indices, i]
+            clipped += int(abs(g[0]) > 1)
+            return g[:, None]
+
+        method = dpcore.methods.dp_adagrad(variant=variant, lr=rate, noise_multiplier=sigma, strategy=strategy)
+        batches = FixedOrderSampler(dataset_size=steps, batch_size=1, shuffle=False)
+        normals = z[:, :, i : i + 1] if variant == "independent_moments" else z[:, 0, i : i + 1]
+        alone = dpcore.minimize(gradient, np.zeros(1), batches, method, steps=steps, noise=normals)
+        np.testing.assert_allclose(together[i], alone.x[0], rtol=1e-9)
+    assert clipped > problems  # or the clip would not have been tested
+
+
+def test_for_free_adds_noise_of_sigma_to_each_release_and_costs_more(study: Any):
+    logistic = study("logistic_1d")
+    batches = FixedOrderSampler(dataset_size=10, batch_size=1, shuffle=False)
+    plans = {
+        name: dpcore.Plan(dpcore.methods.dp_adagrad(variant=variant, lr=1.0, noise_multiplier=sigma), batches, 10)
+        for name, (variant, sigma) in logistic.METHODS.items()
+        if sigma
+    }
+    free = plans["independent moments for free"]
+    assert np.isclose(free.noise_standard_deviation(), plans["post-processing"].noise_standard_deviation())
+    assert np.isclose(free.square_noise_standard_deviation(), logistic.SIGMA)
+    epsilon = {name: plan.epsilon(1e-5) for name, plan in plans.items()}
+    assert epsilon["independent moments"] == epsilon["post-processing"] < epsilon["independent moments for free"]
+
+
+def test_the_excess_loss_is_exact(study: Any):
+    excess = study("logistic_1d").excess
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(400_000)
+    likely = 1 / (1 + np.exp(-x))
+    for theta in (0.0, 0.4, 2.5):
+        sampled = np.logaddexp(0, theta * x) - np.logaddexp(0, x) - likely * (theta - 1) * x
+        assert abs(excess(theta) - sampled.mean()) < 5 * sampled.std() / np.sqrt(len(x))
+    assert excess(1.0) == 0
+    assert (excess(np.linspace(-2, 5, 51)) > 0).all()
+
+
+def test_logistic_regression(study: Any, tmp_path: Path):
+    logistic = study("logistic_1d")
+    settings = logistic.Settings(2, 3, 2, examples=300, rates=(0.25, 0.5), strategies=("square-root",))
+    result = logistic.study(tmp_path, settings)
+    written = json.loads((tmp_path / "logistic-1d.json").read_text())
+    assert written["tables"] == result["tables"]
+    assert written["denominator_inflation"]["square-root"] > 1
+    for rows in written["tables"]["square-root"].values():
+        assert set(rows) == set(logistic.METHODS)
+        for row in rows.values():
+            assert -1e-9 <= row["excess_over"]["theta = 1"]["mean"] < 0.2
+        assert rows["non-private"]["excess_over"]["theta = 1"]["mean"] < 0.05
+        assert rows["non-private"]["excess_over"]["non-private"]["mean"] == 0
+    assert len({row["learning_rate"] for row in written["tables"]["square-root"]["shared"].values()}) == 1
+    assert (tmp_path / "studies-logistic-1d.png").stat().st_size > 10_000
+
+
+def test_scale_then_privatize(study: Any, tmp_path: Path):
+    module = study("scale_then_privatize")
+    settings = module.Settings(
+        coordinates=16, constant_steps=600, ratios=(20.0,), rates=(0.03,), scale_eps=(0.01,), steps=60, tuning_seeds=1,
+        seeds=2,
+    )  # fmt: skip
+    result = module.study(tmp_path, settings)
+    ratio = {name: result["constant_gradient"][name]["root_over_gradient"] for name in ("post-processing",)}
+    scaled = np.array(result["constant_gradient"]["scale-then-privatize"]["root_over_gradient"])
+    assert abs(scaled / result["constant_gradient"]["predicted"] - 1).max() < 0.2
+    assert ratio["post-processing"][-1] > 10 * ratio["post-processing"][0]
+    left = {row["method"]: row["mean"] for row in result["quadratic"]}
+    assert left["non-private"] < 0.05
+    assert left["scale-then-privatize"] < left["post-processing"]
+    assert (tmp_path / "studies-scale-then-privatize.png").exists()
+
+
+def test_bias_correction(study: Any, tmp_path: Path):
+    module = study("bias_correction")
+    settings = module.Settings(
+        dimension=256, times_threshold=(0.25, 1.0, 4.0), decays=(0.9, 0.99), batch_over_sigma=(50.0,), rates=(0.01,),
+        eps=(0.1,), steps=40, tuning_seeds=1, seeds=2,
+    )  # fmt: skip
+    result = module.study(tmp_path, settings)
+    for below, at, above in zip(*[iter(result["constant_gradient"])] * 3, strict=True):
+        assert (below["trustworthy"], above["trustworthy"]) == (False, True)
+        assert below["negative_share"] > 0.35
+        assert 0.1 < at["negative_share"] < 0.45
+        assert above["negative_share"] < 0.02
+        assert abs(above["rate_corrected"][1] - 1) < 0.1
+    left = {row["method"]: row["mean"] for row in result["quadratic"]}
+    assert left["bias-corrected, tiny eps"] > 1 > left["bias-corrected, tuned eps"]
+    assert (tmp_path / "studies-bias-correction.png").exists()
