@@ -128,8 +128,8 @@ def excess_losses(strategy: str, settings: Settings) -> dict[str, Floats]:
     for name, (variant, sigma) in METHODS.items():
         many = draws if sigma else 1
         noisy = noise if sigma else np.zeros((steps, 2, sets))
-        repeated = [np.repeat(values, many, axis=1) for values in (x, y)]
-        losses = [excess(run_all(variant, sigma, rate, *repeated, noisy)) for rate in settings.rates]
+        inputs, labels = np.repeat(x, many, axis=1), np.repeat(y, many, axis=1)
+        losses = [excess(run_all(variant, sigma, rate, inputs, labels, noisy)) for rate in settings.rates]
         found[name] = np.reshape(losses, (len(settings.rates), sets, many))
     return found
 
