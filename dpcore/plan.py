@@ -21,7 +21,7 @@ from dpcore.queries import Phase
 from dpcore.report.statement import Statement
 from dpcore.sampling import Sampler
 from dpcore.spec.layout import Layout
-from dpcore.strategies import NamedStrategy, Strategy, check_steps, sensitivity
+from dpcore.strategies import NamedStrategy, check_steps, identify, sensitivity
 from dpcore.validate import integer, non_negative
 from dpcore.version import __version__
 
@@ -227,7 +227,7 @@ class Plan:
         known = self._sensitivities
         if steps not in known:
             known[steps] = sensitivity(strategy, self._patterns(steps), steps) if steps else 0.0
-        return MatrixGaussian(sigma, known[steps], steps, strategy_name(strategy), Adjacency.ZERO_OUT)
+        return MatrixGaussian(sigma, known[steps], steps, identify(strategy), Adjacency.ZERO_OUT)
 
     def _patterns(self, steps: int) -> Any:
         sampler: Any = self.sampler
@@ -385,13 +385,6 @@ def _replacing(event: Event) -> Event:
         return Composed(tuple(map(_replacing, event.events)))
     assert isinstance(event, (Gaussian, MatrixGaussian))
     return replace(event, noise_multiplier=event.noise_multiplier / 2, adjacency=Adjacency.REPLACE_ONE)
-
-
-def strategy_name(strategy: Strategy) -> str:
-    """Return a strategy's kind and settings in one line."""
-    described = strategy.describe()
-    settings = ", ".join(f"{name}={value}" for name, value in described.items() if name != "kind")
-    return f"{described['kind']}({settings})"
 
 
 def _epsilons(event: Event, delta: float) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpcore.strategies.banded import Banded
 from dpcore.strategies.base import Strategy, check_steps, identify
+from dpcore.strategies.blt import BLT
 from dpcore.strategies.deferred import NamedStrategy
 from dpcore.strategies.dense import Dense, from_matrix
 from dpcore.strategies.identity import Identity
@@ -14,6 +15,7 @@ from dpcore.strategies.tree import Tree, TreeOptimal, nodes_touched
 from dpcore.strategies.workloads import max_error, rmse
 
 __all__ = [
+    "BLT",
     "NAMES",
     "Banded",
     "BandedInverseToeplitz",

@@ -21,6 +21,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.noise import CorrelatedGaussian
 from dpcore.spec.stream import Stream
 from dpcore.strategies import (
+    BLT,
     Banded,
     BandedInverseToeplitz,
     BandedToeplitz,
@@ -53,6 +54,7 @@ def random_lower(steps: int, bands: int, seed: int) -> Floats:
 
 KINDS: list[Strategy] = [
     Identity(),
+    BLT((0.4, 0.15), (0.9, 0.5), T),
     Dense(random_lower(T, T, 1)),
     Banded.from_matrix(random_lower(T, 4, 2)),
     Banded.from_matrix(random_lower(T, 1, 3)),
@@ -389,3 +391,25 @@ def test_names_arrays_and_objects_give_strategies() -> None:
         strategy(tree, 9)
     with pytest.raises(ArgumentTypeError, match="must be a name"):
         strategy(3.0, 5)
+
+
+def test_a_blt_has_the_sum_of_geometric_sequences_as_its_series() -> None:
+    scales, decays = (0.4, 0.15, -0.05), (0.9, 0.5, 0.0)
+    series = [1.0] + [sum(w * u ** (k - 1) for w, u in zip(scales, decays, strict=True)) for k in range(1, 40)]
+    chosen = BLT(scales, decays, 40)
+    assert chosen.first_column(40) == pytest.approx(np.array(series) / np.linalg.norm(series), rel=1e-12)
+    assert chosen.order == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (((0.5,), (0.5, 0.2), 5), "decays"),
+        (((0.5,), (1.0,), 5), "decays=1.0"),
+        (((math.nan,), (0.5,), 5), "scales"),
+        (((0.5,), (0.5,), 0), "steps=0"),
+    ],
+)
+def test_a_blt_refuses(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        BLT(*arguments)
