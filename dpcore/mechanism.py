@@ -238,11 +238,12 @@ class Mechanism:
             self._constrain(slots, numbers)
         finally:
             self.discard()
-        self._numbers = numbers
-        for i, used in enumerate(numbers):
-            self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in method.update.rule else 1.0
+            # After an interruption, too: the next step may be a scaled one.
+            self._numbers = numbers
+            for i, used in enumerate(numbers):
+                self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in method.update.rule else 1.0
+            self._prepare_scale()
         self._average(parameters, row)
-        self._prepare_scale()
 
     def _prepared(self, row: int, settings: Sequence[UpdateSettings] | None, count: int) -> list[UpdateSettings]:
         """Return each tensor's numbers of this step: schedule, bias of the second moment, denominators."""

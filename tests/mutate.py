@@ -48,6 +48,7 @@ MUTATIONS = [
         "dpcore/filters/named.py",
         '"first-order v2": ((3 / 11, -1 / 11)',
         '"first-order v2": ((-1 / 11, 3 / 11)',
+        "tests/papers/test_named_filters.py",
     ),
     Mutation(
         "swap the filter's coefficients on their way to the backend",

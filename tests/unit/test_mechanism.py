@@ -248,6 +248,28 @@ def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.Mo
     assert mechanism.step == 2
 
 
+@pytest.mark.parametrize("cycle", [(0, 1), (1, 1)])
+def test_an_interrupted_step_leaves_a_scale_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, cycle: tuple[int, int]
+) -> None:
+    s1, s2 = cycle
+    mechanism, x = build(
+        methods.dp_adam(
+            lr=0.1, variant="delayed_preconditioner", unscaled_steps=s1, scaled_steps=s2, noise_multiplier=1.0
+        )
+    )
+
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mechanism, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x)
+    monkeypatch.undo()
+    advance(mechanism, x, 3)
+    assert all(np.isfinite(p).all() for p in x)
+
+
 def test_the_sum_of_one_step_does_not_reach_the_next() -> None:
     quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
     mechanism, x = build(quiet)

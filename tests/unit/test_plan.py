@@ -304,3 +304,16 @@ def test_independent_moments_are_said_in_the_statement() -> None:
     statement = plan(INDEPENDENT).statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
     assert statement.noise["standard_deviation_on_sum"] == pytest.approx(math.sqrt(2))
     assert statement.noise["standard_deviation_on_square"] == pytest.approx(math.sqrt(2) * 9 / 25)
+
+
+@pytest.mark.parametrize("name", ["memf", "joint", "independent"])
+def test_calibration_meets_the_target_of_every_event(name: str) -> None:
+    uncalibrated = {
+        "memf": plan(methods.srg_memf(lr=0.1)),
+        "joint": plan(methods.dp_adam(lr=0.1, variant="joint_moments"), ONE, 40),
+        "independent": plan(methods.dp_adam(lr=0.1, variant="independent_moments", strategy="tree")),
+    }[name]
+    calibrated = uncalibrated.calibrated(3.0, 1e-5)
+    assert 3.0 * (1 - 1e-5) < calibrated.epsilon(1e-5) <= 3.0
+    if name != "joint":  # one Gaussian mechanism: sigma = sensitivity / mu
+        assert calibrated.event.mu == pytest.approx(calibrated.event.sensitivity / calibrated.noise_multiplier)
