@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -125,12 +126,16 @@ class FixedBatches:
         return Gaussian(noise_multiplier, self.participations(steps), Adjacency.ZERO_OUT)
 
     def describe(self) -> dict[str, Any]:
-        """Return the public settings; the batches themselves are left out."""
+        """Return the public settings; of the batches their digest, so that a resumed run cannot have others."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            digest.update(np.array([batch.size, *batch], dtype="<i8").tobytes())
         return {
             "sampler": "fixed batches",
             "dataset_size": self.dataset_size,
             "expected_batch_size": self.batch_size,
             "steps_per_epoch": len(self.batches),
+            "batches_sha256": digest.hexdigest(),
             "adjacency": self.adjacency.value,
             "secret": False,
             "note": "a public list of batches, cycled through; no amplification by sampling is claimed",

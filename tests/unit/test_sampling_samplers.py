@@ -297,6 +297,14 @@ def test_the_most_used_example_is_most_used_over_the_whole_run() -> None:
     assert [sampler.participations(steps) for steps in range(8)] == [0, 1, 1, 2, 2, 3, 4, 4]
 
 
+def test_fixed_batches_are_told_apart_by_what_they_describe() -> None:
+    """A resumed run compares descriptions: under other batches an example could take part more often than accounted."""
+    lists = ([[0], [1], [2]], [[1], [0], [2]], [[0], [1, 2], []], [[0, 1], [2], []])
+    said = [FixedBatches(batches, dataset_size=3, batch_size=1).describe() for batches in lists]
+    assert len({each["batches_sha256"] for each in said}) == len(lists)
+    assert FixedBatches([[0], [1], [2]], dataset_size=3, batch_size=1).describe() == said[0]
+
+
 def test_fixed_batches_are_copied_and_read_only() -> None:
     mine = np.array([2, 0, 1])
     sampler = FixedBatches([mine], dataset_size=10, batch_size=4)
