@@ -5,7 +5,7 @@ With scales w_j and decays u_j, j = 1..m, the series of C is that of a sum of m 
     c_0 = 1,  c_k = sum_j w_j u_j^{k-1}:      c(x) = 1 + sum_j w_j x / (1 - u_j x) = P(x) / Q(x)
 
 with ``Q = prod_j (1 - u_j x)`` and ``P = Q + sum_j w_j x prod_{i != j} (1 - u_i x)``, both with constant term 1. So the
-noise N = C^{-1} Z solves ``P N = Q Z``: the recurrence with b the coefficients of Q and a those of P behind the 1, and m
+noise N = C^{-1} Z solves ``P N = Q Z``: the recurrence with b the coefficients of Q, a those of P behind the 1, and m
 state vectors, the buffers.
 """
 

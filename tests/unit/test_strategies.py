@@ -54,7 +54,6 @@ def random_lower(steps: int, bands: int, seed: int) -> Floats:
 
 KINDS: list[Strategy] = [
     Identity(),
-    BLT((0.4, 0.15), (0.9, 0.5), T),
     Dense(random_lower(T, T, 1)),
     Banded.from_matrix(random_lower(T, 4, 2)),
     Banded.from_matrix(random_lower(T, 1, 3)),
@@ -67,6 +66,7 @@ KINDS: list[Strategy] = [
     banded_inverse_square_root(1, T),
     Tree(T),
     TreeOptimal(T),
+    BLT((0.4, 0.15), (0.9, 0.5), T),
 ]
 NAMES = [f"{number}-{kind.describe()['kind']}" for number, kind in enumerate(KINDS)]
 
