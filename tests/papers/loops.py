@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import dpcore
+from dpcore.strategies import BLT, NamedStrategy
 from dpcore_numpy import normal
 
 KEY = bytes(range(32))
@@ -178,8 +179,25 @@ def tree_matrix(steps: int = T) -> Array:
 
 def square_root_matrix(steps: int = T) -> Array:
     """The Toeplitz square root of the ones matrix: coefficients binom(2k, k) / 4^k."""
-    r = [math.comb(2 * k, k) / 4**k for k in range(steps)]
-    return np.array([[r[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
+    return toeplitz([math.comb(2 * k, k) / 4**k for k in range(steps)])
+
+
+def toeplitz(series: Sequence[float]) -> Array:
+    steps = len(series)
+    return np.array([[series[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
+
+
+def blt_matrix(steps: int = T) -> Array:
+    """c_0 = 1, c_k = sum_j w_j u_j^(k-1)."""
+    return toeplitz([1.0] + [0.4 * 0.9**k + 0.1 * 0.3**k for k in range(steps - 1)])
+
+
+def banded_inverse_matrix(steps: int = T, bands: int = 4) -> Array:
+    """C^{-1} is the Toeplitz matrix of the first 4 coefficients of sqrt(1 - x)."""
+    series = [1.0]
+    for k in range(1, steps):
+        series.append(series[-1] * (k - 1.5) / k if k < bands else 0.0)
+    return np.linalg.inv(toeplitz(series))
 
 
 STRATEGIES = {
@@ -188,9 +206,15 @@ STRATEGIES = {
     "square-root": square_root_matrix(),
     "dense": dense_matrix(),
     "banded": banded_matrix(),
+    "blt": blt_matrix(),
+    "banded inverse": banded_inverse_matrix(),
 }
 
 
 def given(name: str):
     """What the method is given as its strategy."""
+    if name == "blt":
+        return BLT([0.4, 0.1], [0.9, 0.3], T)
+    if name == "banded inverse":
+        return NamedStrategy("banded-inverse-square-root", bands=4)
     return STRATEGIES[name] if name in ("dense", "banded") else name

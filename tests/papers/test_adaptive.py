@@ -92,7 +92,7 @@ def public(x: np.ndarray) -> np.ndarray:
     return np.cos(x) + 0.1
 
 
-NOISES = [None, "square-root", "tree", "banded", "dense"]
+NOISES = [None, "square-root", "tree", "banded", "dense", "blt", "banded inverse"]
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=str)
