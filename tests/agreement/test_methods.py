@@ -23,7 +23,7 @@ from dpcore.plan import Plan
 from dpcore.schedules import WarmupCosine
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.strategies import NamedStrategy, from_matrix
+from dpcore.strategies import BLT, NamedStrategy, from_matrix
 from dpcore.updates import Adam, Momentum
 
 pytest.importorskip("triton")
@@ -35,7 +35,18 @@ bases = pick(["sgd", "momentum", "adam", "adamw", "adagrad"])
 decays = pick([0.0, 0.1])
 bands = np.array([[1.0, 0, 0], [0.5, 1, 0], [0, 0.4, 1]])
 full = np.array([[1.0, 0, 0], [0.5, 1, 0], [0.3, 0.4, 1]])
-correlations = pick(["identity", "tree", "tree-optimal", "square-root", bands, full])
+correlations = pick(
+    [
+        "identity",
+        "tree",
+        "tree-optimal",
+        "square-root",
+        bands,
+        full,
+        NamedStrategy("banded-inverse-square-root", 2),
+        BLT([0.4, 0.1], [0.9, 0.3], STEPS),
+    ]
+)
 shared = st.fixed_dictionaries(
     {
         "lr": pick([0.01, 0.3]),
@@ -58,8 +69,9 @@ def free(query, update, strategy, lr, max_grad_norm, clipping, noise_multiplier,
     if strategy is None:
         noise = IndependentGaussian(noise_multiplier)
     else:
-        named = isinstance(strategy, str)
-        noise = CorrelatedGaussian(noise_multiplier, NamedStrategy(strategy) if named else from_matrix(strategy))
+        if not hasattr(strategy, "describe"):
+            strategy = NamedStrategy(strategy) if isinstance(strategy, str) else from_matrix(strategy)
+        noise = CorrelatedGaussian(noise_multiplier, strategy)
     clip = dpcore.clipping.Clip(max_grad_norm, clipping)
     return dpcore.Method(query=query, update=update(lr), clip=clip, noise=noise, **rest)
 

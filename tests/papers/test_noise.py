@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import pytest
-from loops import banded_matrix, dense_matrix, square_root_matrix, tree_matrix
+from loops import banded_inverse_matrix, banded_matrix, blt_matrix, dense_matrix, square_root_matrix, tree_matrix
 from scipy import stats
 
 from dpcore import methods, sampling
@@ -20,6 +20,7 @@ from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.plan import Plan
 from dpcore.spec.layout import Layout
+from dpcore.strategies import BLT, NamedStrategy
 
 STEPS, D, SIGMA, C, B = 8, 4096, 1.3, 2.0, 7
 COMMON = {"lr": 0.01, "max_grad_norm": C, "noise_multiplier": SIGMA}
@@ -89,6 +90,8 @@ CORRELATED = {
         ("square-root", "square-root", square_root_matrix(STEPS)),
         ("dense", dense_matrix(STEPS), dense_matrix(STEPS)),
         ("banded", banded_matrix(STEPS), banded_matrix(STEPS)),
+        ("banded inverse", NamedStrategy("banded-inverse-square-root", 4), banded_inverse_matrix(STEPS)),
+        ("blt", BLT([0.4, 0.1], [0.9, 0.3], STEPS), blt_matrix(STEPS)),
     )
 }
 
