@@ -30,6 +30,9 @@ from dpcore.updates import SECOND_MOMENTS
 
 STATE_FORMAT = 2
 
+# Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
+_NOISE_RANGE = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
+
 
 class Mechanism:
     """One run's private steps.
@@ -82,11 +85,24 @@ class Mechanism:
         self._run = os.urandom(8).hex()
         self._process = os.getpid()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
+        self._check_noise_range(dtype_name(parameters[0]))
         self._allocate(parameters)
+        self._summed = 0
+        self._torn = False
         self._statistics = self._filter.initial() if self._filter.adaptive else ()
         self._corrections = [0.0] * len(parameters)
         self._numbers: list[UpdateSettings] | None = None
         self._prepare_scale()
+
+    def _check_noise_range(self, dtype: str) -> None:
+        query, (least, most) = self.plan.method.preconditioning, _NOISE_RANGE[dtype]
+        for step in {0, 0 if query is None else query.unscaled_steps}:
+            for scale in (self.plan.noise_standard_deviation(step), self._square_noise(step)):
+                if scale and not least <= scale <= most:
+                    raise ArgumentError(
+                        f"max_grad_norm={self.plan.clip_at(step).max_grad_norm!r}: the noise then has the standard "
+                        f"deviation {scale:.3g}, which {dtype} numbers do not hold; take a clip norm nearer to 1"
+                    )
 
     def _allocate(self, parameters: Sequence[Any]) -> None:
         """Make every vector that the run keeps, one set for each tensor."""
@@ -155,10 +171,13 @@ class Mechanism:
         """
         if len(rows) != len(self._totals):
             raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self._totals)}, one block for each tensor")
+        self._drop_earlier_sum()
         clip, grouping = self.plan.clip_at(self.step), self.plan.grouping_at(self.step)
         if self._scales is not None and self.plan.scaled(self.step):
-            # The scaled vector itself is formed, so that what is clipped is what is summed, rounding included.
-            rows = [block * scale for block, scale in zip(rows, self._scales, strict=True)]
+            # The scaled vector itself is formed, so that what is clipped is what is summed, rounding included. Without
+            # NumPy's warning of an overflow, which would tell of one example.
+            with np.errstate(all="ignore"):
+                rows = [block * scale for block, scale in zip(rows, self._scales, strict=True)]
         norms = [self.backend.row_norms([rows[i] for i in members]) for members in grouping.members]
         factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, dtype_name(rows[0]))
         weights: list[Any] = [None] * len(rows)
@@ -226,7 +245,8 @@ class Mechanism:
             for moments, parameter in zip(self._moments, parameters, strict=True):
                 for vector in moments:
                     vector[...] = parameter.reshape(-1)
-        self._keep_history(parameters)
+        self._drop_earlier_sum()
+        self._mend_noise()
         slots = self._slots(parameters, public)
         # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen is
         # never added to another sum.
@@ -234,7 +254,10 @@ class Mechanism:
         self.releases += 1
         try:
             self.keys.begin(row)
+            self._keep_history(parameters)
+            self._torn = True
             self._take(slots, row, numbers, normals, observe)
+            self._torn = False
             self._constrain(slots, numbers)
         finally:
             self.discard()
@@ -400,6 +423,35 @@ class Mechanism:
         for scale, nu in zip(self._scales, self._second_moments(), strict=True):
             scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
+    def _drop_earlier_sum(self) -> None:
+        """Begin the sum of a step with nothing, also where an interruption left the sum of the step before."""
+        if self._summed != self.step:
+            self.discard()
+            self._summed = self.step
+
+    def _mend_noise(self) -> None:
+        """Make the states of correlated noise anew where an interruption cut short what advances them.
+
+        In a tensor whose state missed a step, the noise would go on as if that step had never been: rows of another
+        matrix than the one that is accounted.
+        """
+        strategy = self.plan.method.noise.strategy
+        if self._torn and strategy is not None and strategy.order:
+            for stream, states in (
+                (Stream.GRADIENT, self._noise_state),
+                (Stream.SECOND_MOMENT, self._square_noise_state),
+            ):
+                for entry, state in zip(self.layout.entries, states, strict=True):
+                    for vector in state:
+                        vector[...] = 0
+                    for row in range(self.step if state else 0):
+                        z = self.backend.normal(
+                            self.keys.noise_of(row), row, stream, entry.first, entry.size,
+                            dtype=dtype_name(state[0]), rng=self.rng,
+                        )  # fmt: skip
+                        self.backend.recurrence(z, state, strategy.coefficients(row))
+        self._torn = False
+
     def discard(self) -> None:
         """Forget the sum of an unfinished step."""
         for total in self._totals:
@@ -410,6 +462,7 @@ class Mechanism:
 
         The secret part (keys) must be kept as safe as the data; without it the state is safe to publish.
         """
+        self._mend_noise()
 
         def arrays(vectors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
             return {name: self.backend.to_numpy(vector) for name, vector in vectors.items()}
@@ -476,6 +529,7 @@ class Mechanism:
         self._statistics = tuple(public["statistics"])
         self._corrections = list(public["corrections"])
         self._numbers = None
+        self._torn = False
         self.discard()
         self.step, self.rng = int(public["step"]), str(public["rng"])
         # Saved by this very object, the state's releases are among ours; saved by another, they come on top.

@@ -178,8 +178,9 @@ def minimize(
             (at,) = mechanism.at([device_x], point)
             gradient = _gradient(per_example_gradient, backend.to_numpy(at), indices)
             # A sum of two points is formed before it is clipped: its sensitivity is then one clip norm.
-            weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
-            rows = weighted if rows is None else rows + weighted
+            with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+                weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
+                rows = weighted if rows is None else rows + weighted
         assert rows is not None
         mechanism.add([backend.from_numpy(rows)])
         if private_diagnostics:

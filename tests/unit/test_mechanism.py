@@ -18,9 +18,10 @@ from dpcore.galore import GaLore
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.plan import Plan
-from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler
+from dpcore.sampling import FixedBatches, FixedOrderSampler, FixedSizeSampler, PoissonSampler
 from dpcore.schedules import WarmupCosine
 from dpcore.spec.layout import Layout
+from dpcore.strategies import NamedStrategy
 
 KEY = bytes(range(32))
 SHAPES = [("w", (3, 4)), ("b", (4,))]
@@ -351,3 +352,74 @@ def test_every_method_says_what_it_did_in_a_statement_that_reads_back(name: str)
     assert accounting.Event.from_dict(statement.event) == mechanism.plan.event_after(3)
     assert statement.private
     assert 0 < min(statement.epsilon.values()) < min(statement.epsilon_planned.values()) < np.inf
+
+
+class Failing:
+    """A backend that is interrupted in the call of `normal` with this number."""
+
+    def __init__(self, call: int) -> None:
+        self.backend, self.left = load_backend("numpy"), call
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.backend, name)
+
+    def normal(self, *arguments: object, **settings: object) -> np.ndarray:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.backend.normal(*arguments, **settings)
+
+
+def test_a_step_that_was_cut_short_leaves_no_gap_in_correlated_noise() -> None:
+    """The second tensor's noise of step 2 is never drawn; later steps are rows of C^{-1} Z all the same."""
+    method = methods.memf(lr=1.0, strategy=NamedStrategy("banded-inverse-square-root", 3), noise_multiplier=1.5)
+    sampler = FixedBatches([[]] * 6 + [[0]], batch_size=1)
+    plan = Plan(method, sampler, 7, ("w", "b"))
+    x = [np.zeros(shape) for _, shape in SHAPES]
+    keys = RunKeys.new()
+    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=Failing(6), keys=keys)
+    for _ in range(2):
+        mechanism.release(x, observe=lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x, observe=lambda *_: None)
+    assert (mechanism.step, mechanism.releases) == (3, 3)
+    for step in range(3, 6):
+        before = [p.copy() for p in x]
+        mechanism.release(x, observe=(lambda *_: None) if step == 4 else None)
+        for entry, old, new in zip(mechanism.layout.entries, before, x, strict=True):
+            noise = sum(
+                weight * load_backend("numpy").normal(keys.noise, row, 0, entry.first, entry.size, dtype="float64")
+                for row, weight in plan.method.noise.strategy.rows(step)
+            )
+            np.testing.assert_allclose((old - new).reshape(-1), 1.5 * noise, rtol=1e-12, atol=1e-12)
+
+
+def test_the_sum_of_one_step_never_enters_another() -> None:
+    """As when an interruption came between the release and the end of the sum."""
+    mechanism, x = build(METHODS["dp_sgd"])
+    rows = [np.ones((1, 12), np.float32), np.ones((1, 4), np.float32)]
+    mechanism.add(rows)
+    mechanism.step += 1
+    mechanism.release(x)
+    empty, y = build(METHODS["dp_sgd"])
+    empty.step += 1
+    empty.release(y)
+    assert [p.tobytes() for p in x] == [p.tobytes() for p in y]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_example_that_overflows_is_not_told_of() -> None:
+    method = methods.dp_adam(lr=0.1, variant="scale_then_privatize", noise_multiplier=1.0)
+    mechanism, x = build(method)
+    mechanism.add([np.full((1, 12), 3e38, np.float32), np.full((1, 4), -np.inf, np.float32)])
+    mechanism.release(x)
+    assert all(np.isfinite(p).all() for p in x)
+
+
+@pytest.mark.parametrize("norm", [1e-35, 1e35])
+def test_noise_that_the_numbers_cannot_hold_is_refused(norm: float) -> None:
+    with pytest.raises(ArgumentError, match=r"max_grad_norm=.*standard deviation .* float32 numbers do not hold"):
+        build(methods.dp_sgd(lr=0.1, max_grad_norm=norm, noise_multiplier=1.0))
+    scaled = methods.dp_adam(lr=0.1, variant="scale_then_privatize", max_scaled_norm=norm, noise_multiplier=1.0)
+    with pytest.raises(ArgumentError, match="max_grad_norm=.*float32 numbers do not hold"):
+        build(scaled)
