@@ -421,5 +421,5 @@ def test_noise_that_the_numbers_cannot_hold_is_refused(norm: float) -> None:
     with pytest.raises(ArgumentError, match=r"max_grad_norm=.*standard deviation .* float32 numbers do not hold"):
         build(methods.dp_sgd(lr=0.1, max_grad_norm=norm, noise_multiplier=1.0))
     scaled = methods.dp_adam(lr=0.1, variant="scale_then_privatize", max_scaled_norm=norm, noise_multiplier=1.0)
-    with pytest.raises(ArgumentError, match="max_grad_norm=.*float32 numbers do not hold"):
+    with pytest.raises(ArgumentError, match=r"max_grad_norm=.*float32 numbers do not hold"):
         build(scaled)
