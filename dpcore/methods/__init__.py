@@ -1,0 +1,45 @@
+"""The papers' methods by name: each one choice of the five stages.
+
+Every method takes the keywords of `Common` (or of `Shared`, where its update is its own) beside its own.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from dpcore.method import Method
+from dpcore.methods.adaptive import VARIANTS, dp_adagrad, dp_adam
+from dpcore.methods.common import BASES, Common, Shared
+from dpcore.methods.filtered import disk, doppler, dp_sgd
+from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
+from dpcore.methods.windows import inner_outer, pmlf
+
+METHODS: Final[dict[str, Callable[..., Method]]] = {
+    "dp_sgd": dp_sgd,
+    "doppler": doppler,
+    "disk": disk,
+    "pmlf": pmlf,
+    "inner_outer": inner_outer,
+    "memf": memf,
+    "srg_memf": srg_memf,
+    "accelerated_srgd": accelerated_srgd,
+    "dp_adam": dp_adam,
+    "dp_adagrad": dp_adagrad,
+}
+
+__all__ = [
+    "BASES",
+    "METHODS",
+    "VARIANTS",
+    "Common",
+    "Shared",
+    "accelerated_srgd",
+    "disk",
+    "doppler",
+    "dp_adagrad",
+    "dp_adam",
+    "dp_sgd",
+    "inner_outer",
+    "memf",
+    "pmlf",
+    "srg_memf",
+]

@@ -1,0 +1,182 @@
+"""What all methods by name share: their keywords, and how these become stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+import numpy as np
+
+from dpcore.averaging import Averaging
+from dpcore.clipping import Clip
+from dpcore.errors import ArgumentError
+from dpcore.filters import Filter, Identity, LowPass, named_filter
+from dpcore.galore import GaLore
+from dpcore.method import Method
+from dpcore.noise import CorrelatedGaussian, IndependentGaussian, Noise
+from dpcore.queries import Plain, Query
+from dpcore.schedules import Schedule
+from dpcore.strategies import NamedStrategy, from_matrix
+from dpcore.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Update
+from dpcore.validate import choice
+
+BASES: Final[dict[str, Callable[..., Update]]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adagrad": AdaGrad,
+}
+_BASE_SETTINGS: Final = {
+    "sgd": (),
+    "momentum": ("momentum",),
+    "adam": ("betas", "eps"),
+    "adamw": ("betas", "eps"),
+    "adagrad": ("eps",),
+}
+
+
+class Shared(TypedDict, total=False):
+    """Keywords of every method.
+
+    Attributes
+    ----------
+    lr : float
+        Learning rate.
+    max_grad_norm : float
+        Clip norm C, 1 by default.
+    clipping : str
+        Clip rule, see `dpcore.clipping.Clip`.
+    clipping_groups : str or mapping of str to float
+        "flat", "per_layer", "per_tensor", or clip norms by name pattern.
+    noise_multiplier : float or None
+        sigma; None to have it calibrated.
+    batch_size : float or None
+        Expected batch size; None takes the sampler's.
+    strategy : str, array, NamedStrategy, Strategy or None
+        Correlates the noise (`dpcore.strategies`); needs a fixed order of batches. None is independent noise.
+    schedule : Schedule
+        Of the learning rate, `dpcore.schedules`.
+    averaging : Averaging
+        Of the parameters over time, `dpcore.averaging`.
+    galore : GaLore
+        Filter and update in subspaces, `dpcore.galore`.
+    radius : float
+        Of the ball around 0 that the parameters are projected onto.
+    """
+
+    lr: float | None
+    max_grad_norm: float
+    clipping: str
+    clipping_groups: str | Mapping[str, float]
+    noise_multiplier: float | None
+    batch_size: float | None
+    strategy: Any
+    schedule: Schedule | None
+    averaging: Averaging | None
+    galore: GaLore | None
+    radius: float | None
+
+
+class Common(Shared, total=False):
+    """Keywords of the methods that work on any base.
+
+    Attributes
+    ----------
+    base : str or Update
+        "sgd", "momentum", "adam", "adamw", "adagrad", or an update from `dpcore.updates`.
+    weight_decay, momentum, betas, eps
+        Settings of a base that is given by name.
+    """
+
+    base: str | Update
+    weight_decay: float
+    momentum: float
+    betas: tuple[float, float]
+    eps: float
+
+
+_SHARED: Final = tuple(Shared.__annotations__)
+
+
+def assemble(
+    name: str,
+    common: Mapping[str, Any],
+    *,
+    query: Query | None = None,
+    filter: Filter | None = None,  # noqa: A002
+    update: Update | None = None,
+    base: str = "sgd",
+    clipping: str = "standard",
+) -> Method:
+    """Join a method's own stages and the common keywords; `base` and `clipping` are its defaults."""
+    for keyword in common:
+        choice(Common.__annotations__ if update is None else _SHARED, **{f"keyword of {name}()": keyword})
+    if update is None:
+        settings = {k: v for k, v in common.items() if k not in (*_SHARED, "base")}
+        update = make_update(common.get("base", base), common.get("lr"), settings)
+    return Method(
+        name=name,
+        update=update,
+        query=query or Plain(),
+        clip=Clip(
+            common.get("max_grad_norm", 1.0), common.get("clipping", clipping), common.get("clipping_groups", "flat")
+        ),
+        noise=make_noise(common.get("noise_multiplier"), common.get("strategy")),
+        filter=filter or Identity(),
+        **{k: common.get(k) for k in ("batch_size", "schedule", "averaging", "galore", "radius")},
+    )
+
+
+def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any]) -> Update:
+    """Return the base's update: made by name, with its settings, or given whole."""
+    if not isinstance(base, str):
+        if lr is not None or settings:
+            raise ArgumentError(
+                "base: an update carries its own settings, so lr and the like must not be given beside it"
+            )
+        return base
+    if lr is None:
+        raise ArgumentError(f"lr=None: must be a learning rate for base={base!r}")
+    make = BASES[choice(BASES, base=base)]
+    for name in settings:
+        if name not in (*_BASE_SETTINGS[base], "weight_decay"):
+            choice((*_BASE_SETTINGS[base], "weight_decay"), **{f"setting of base={base!r}": name})
+    return make(lr=lr, **settings)
+
+
+def make_noise(noise_multiplier: float | None, strategy: Any) -> Noise:
+    """Return independent noise, or noise correlated by a strategy: an object, a matrix or a name."""
+    if strategy is None:
+        return IndependentGaussian(noise_multiplier)
+    if isinstance(strategy, str):
+        strategy = NamedStrategy(strategy)
+    elif isinstance(strategy, (np.ndarray, list, tuple)):
+        strategy = from_matrix(strategy)
+    return CorrelatedGaussian(noise_multiplier, strategy)
+
+
+def low_pass_of(
+    filter: str | Filter | None,  # noqa: A002
+    b: Sequence[float] | None,
+    a: Sequence[float] | None,
+    default: str,
+) -> Filter:
+    """Return a filter given by name, by coefficients, or whole; `default` is a name."""
+    if filter is not None and (a is not None or b is not None):
+        raise ArgumentError(f"filter={filter!r}: must not be given together with coefficients b and a")
+    if b is None and a is not None:
+        raise ArgumentError("b=None: must be given together with a")
+    if b is not None:
+        return LowPass(b=b, a=a or ())
+    if filter is None:
+        return named_filter(default)
+    return named_filter(filter) if isinstance(filter, str) else filter
+
+
+def learning_rate(method: str, common: Shared) -> float:
+    """Return the learning rate, which a method with its own update must be given."""
+    lr = common.get("lr")
+    if lr is None:
+        raise ArgumentError(f"lr=None: must be a learning rate for {method}")
+    return lr

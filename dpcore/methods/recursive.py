@@ -1,0 +1,82 @@
+"""DP-MEMF, DP-SRG-MEMF and Accelerated-DP-SRGD: correlated noise on gradients and on their differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Unpack
+
+from dpcore.filters import Accumulation
+from dpcore.method import Method
+from dpcore.methods.common import Common, Shared, assemble, learning_rate
+from dpcore.queries import AcceleratedDifference, RecursiveDifference
+from dpcore.updates import Accelerated
+
+
+def memf(**common: Unpack[Common]) -> Method:
+    """DP-MEMF (DP-FTRL): gradients of a fixed order of batches under correlated noise.
+
+    Parameters
+    ----------
+    **common
+        See `Common`; `strategy` is "square-root" by default, and the identity is DP-SGD.
+
+    References
+    ----------
+    DP-SRG, algorithm 2; Kairouz et al. 2021; Choquette-Choo et al. 2023.
+    """
+    common.setdefault("strategy", "square-root")
+    return assemble("memf", common)
+
+
+def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpack[Common]) -> Method:
+    """DP-SRG-MEMF: recursive gradient differences under correlated noise, accumulated.
+
+    Parameters
+    ----------
+    decay : float or sequence of float
+        c, or c_t of every step; 0 is `memf`.
+    **common
+        See `Common`; by default base "momentum" (0.9) and strategy "square-root".
+
+    Notes
+    -----
+    Two gradients an example, the earlier parameters and the accumulated gradient as state.
+
+    References
+    ----------
+    DP-SRG, algorithm 3. Its line 7 adds the noise a second time; here it is added once, to the difference.
+    """
+    common.setdefault("strategy", "square-root")
+    return assemble(
+        "srg_memf", common, query=RecursiveDifference(decay), filter=Accumulation(decay), base="momentum"
+    )  # fmt: skip
+
+
+def accelerated_srgd(*, variant: str = "accelerated", **common: Unpack[Shared]) -> Method:
+    """Accelerated-DP-SRGD: Nesterov's method on private prefix sums of gradient differences, for one epoch.
+
+    Parameters
+    ----------
+    variant : {"accelerated", "unaccelerated", "independent"}
+        The method; without the coupling; with independent batch gradients instead of differences.
+    **common
+        See `Shared`; lr is 1/beta, `radius` that of the constraint ball around 0. `strategy` is "tree" by
+        default (None with "independent"). `max_grad_norm` bounds ``eta_t grad(x_t) - eta_{t-1} grad(x_{t-1})``; theory
+        takes 4 L + 8 M diam.
+
+    Notes
+    -----
+    The answer is y, not the parameters at which the gradients are taken; `dpcore.theory` has the theory's parameters.
+
+    References
+    ----------
+    DP-SRG, algorithm 1, section 4.3 and theorem 4.11.
+    """
+    update = Accelerated(learning_rate("accelerated_srgd", common), variant)
+    if variant == "independent":
+        return assemble("accelerated_srgd", common, update=update)
+    common.setdefault("strategy", "tree")
+    return assemble(
+        "accelerated_srgd", common, query=AcceleratedDifference(), filter=Accumulation(1.0), update=update
+    )  # fmt: skip
