@@ -515,6 +515,34 @@ MUTATIONS = [
         "return tl.where(raised <= bound, 1.0, 1.0)",
         tests="tests/agreement/test_ops_clip.py",
     ),
+    Mutation(
+        "give the square the gradient's scale of noise, in the kernel",
+        "backends/dpcore_triton/step.py",
+        "h += scales[1] * z",
+        "h += scales[0] * z",
+        tests="tests/agreement/test_ops_step.py",
+    ),
+    Mutation(
+        "give the square the gradient's own draws, in the kernel",
+        "backends/dpcore_triton/step.py",
+        "z_square = normals(square_cipher,",
+        "z_square = normals((k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream),",
+        tests="tests/agreement/test_ops_step.py",
+    ),
+    Mutation(
+        "leave the noise uncorrelated, in the kernel",
+        "backends/dpcore_triton/step.py",
+        "n = recurrence_elements(z, noise_state, mask, taps, NOISE_NB)",
+        "n = z",
+        tests="tests/agreement/test_ops_step.py",
+    ),
+    Mutation(
+        "multiply by the scale instead of dividing, in the kernel",
+        "backends/dpcore_triton/step.py",
+        "g = tl.div_rn(g, tl.load(scale, mask=mask, other=1.0))",
+        "g = g * tl.load(scale, mask=mask, other=1.0)",
+        tests="tests/agreement/test_ops_step.py",
+    ),
 ]
 
 
