@@ -346,7 +346,8 @@ class Plan:
             del clip["max_grad_norm"]
         return Statement(
             adjacency=str(planned.adjacency or "none"),
-            sampler=self.sampler.describe(),
+            # Joint moments turn the sampler's adjacency into another one; a statement has one.
+            sampler={**self.sampler.describe(), **({"adjacency": str(event.adjacency)} if event.adjacency else {})},
             clip={
                 **clip,
                 "tensor_groups": len(self.grouping_at().names),

@@ -31,7 +31,8 @@ def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> 
     for values in _columns(rows, scale):
         values /= largest[:, None]
         squares += np.einsum("ij,ij->i", values, values)
-    norms: NDArray[np.float64] = largest * np.sqrt(squares)
+    with np.errstate(over="ignore"):  # a warning would tell of one example
+        norms: NDArray[np.float64] = largest * np.sqrt(squares)
     return norms
 
 

@@ -408,10 +408,15 @@ def test_the_sum_of_one_step_never_enters_another() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_example_that_overflows_is_not_told_of() -> None:
-    method = methods.dp_adam(lr=0.1, variant="scale_then_privatize", noise_multiplier=1.0)
-    mechanism, x = build(method)
-    mechanism.add([np.full((1, 12), 3e38, np.float32), np.full((1, 4), -np.inf, np.float32)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("variant", ["scale_then_privatize", "independent_moments"])
+def test_an_example_that_overflows_is_not_told_of(variant: str, dtype: type) -> None:
+    method = methods.dp_adam(lr=0.1, variant=variant, noise_multiplier=1.0)
+    plan = Plan(method, FixedBatches([[0, 1]]), 1, ("w", "b"))
+    x = [np.zeros(shape, dtype) for _, shape in SHAPES]
+    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
+    largest = np.finfo(dtype).max
+    mechanism.add([np.full((2, 12), largest, dtype), np.array([[-np.inf] * 4, [largest] * 4], dtype)])
     mechanism.release(x)
     assert all(np.isfinite(p).all() for p in x)
 

@@ -317,3 +317,11 @@ def test_calibration_meets_the_target_of_every_event(name: str) -> None:
     assert 3.0 * (1 - 1e-5) < calibrated.epsilon(1e-5) <= 3.0
     if name != "joint":  # one Gaussian mechanism: sigma = sensitivity / mu
         assert calibrated.event.mu == pytest.approx(calibrated.event.sensitivity / calibrated.noise_multiplier)
+
+
+def test_a_statement_has_one_adjacency() -> None:
+    """That of joint moments is another one than the sampler's own."""
+    method = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=3.0)
+    plan = Plan(method, sampling.FixedOrderSampler(dataset_size=4, batch_size=1), 4)
+    stated = plan.statement(1e-5, steps_taken=4, keys=RunKeys.new(), backend="numpy")
+    assert stated.adjacency == stated.sampler["adjacency"] == "replace-one"
