@@ -20,7 +20,7 @@ from dpcore.report.statement import Statement
 from dpcore.sampling import FixedBatches, Sampler
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
-from dpcore.validate import integer
+from dpcore.validate import function, integer
 
 PRIVATE_DIAGNOSTICS = (
     "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
@@ -138,6 +138,9 @@ def minimize(
     PrivacyError
         If no accountant covers the sampler.
     """
+    function(per_example_gradient=per_example_gradient)
+    if public_gradient is not None:
+        function(public_gradient=public_gradient)
     backend = load_backend()
     x = _start(x0)
     sampler: Sampler = (
@@ -243,6 +246,8 @@ def _public(public_gradient: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[
         raise ArgumentError(
             f"public_gradient: returned {gradient.shape} of {gradient.dtype}, must be {x.shape} of {x.dtype} as x"
         )
+    if not np.isfinite(gradient).all():  # of public data and released parameters: refusing tells nothing
+        raise ArgumentError("public_gradient: returned a value that is not finite; must be finite in every coordinate")
     return gradient
 
 

@@ -91,6 +91,12 @@ class Plan:
         self._check_sampling()
         if self.method.schedule is not None:
             self.method.schedule.check(self.steps)
+        query = self.method.preconditioning
+        if query is not None and query.unscaled_steps >= self.steps:
+            raise ArgumentError(
+                f"unscaled_steps={query.unscaled_steps!r}: must be less than the {self.steps} steps of the run, or no "
+                "step is scaled; variant='post_processing' never scales"
+            )
         # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
         self.method.query.points(self.steps - 1)
         if not self.method.filter.adaptive:
@@ -280,8 +286,17 @@ class Plan:
         }
 
     def _square_noise(self) -> dict[str, float]:
-        scale = self.square_noise_standard_deviation()
-        return {"standard_deviation_on_square": scale} if scale else {}
+        scale, update = self.square_noise_standard_deviation(), self.method.update
+        if not scale:
+            return {}
+        said = {"standard_deviation_on_square": scale}
+        contribution = self.sensitivity_at(0).contribution
+        if update.second_moment == "joint":
+            said["joint_scale"] = scales.joint_scale(update, contribution)
+            # The pair moves as far as the gradient alone does, which under replacement is twice the clip.
+            return said | {"sensitivity_under_replacement": 2 * contribution}
+        # Each of the two releases has sqrt(2) sigma of noise for a unit of its own sensitivity.
+        return said | {"sensitivity_of_square": scale / (math.sqrt(2) * self.noise_multiplier)}
 
     def statement(
         self,

@@ -78,6 +78,22 @@ def decay(**values: Any) -> float:
     return result
 
 
+def sequence(**values: Any) -> Any:
+    """Return the value as it is if it has a length and an order and is no text."""
+    name, value = _single(values)
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise ArgumentTypeError(f"{name}={value!r}: must be a sequence of numbers")
+    return value
+
+
+def function(**values: Any) -> Any:
+    """Return the value if it can be called."""
+    name, value = _single(values)
+    if not callable(value):
+        raise ArgumentTypeError(f"{name}={value!r}: must be a function")
+    return value
+
+
 def integer(minimum: int | None = None, **values: Any) -> int:
     """Return the value as an int, at least `minimum` where one is given."""
     name, value = _single(values)

@@ -112,7 +112,7 @@ def compare(
             is_eager=True,
             callback=_use_file,
             metavar="FILE",
-            help="Settings from a .toml file, one table [contestants.NAME] each; options win.",
+            help="Settings from a .toml file, one table \\[contestants.NAME] each; options win.",
             rich_help_panel=DATA,
         ),
     ] = None,

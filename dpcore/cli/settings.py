@@ -12,7 +12,7 @@ from dpcore.method import Method
 from dpcore.methods import BASES, METHODS
 from dpcore.schedules import WarmupCosine
 from dpcore.strategies import NamedStrategy
-from dpcore.validate import choice, decay, integer
+from dpcore.validate import choice, decay, integer, positive
 
 _SCALED = ("dp_adam", "dp_adagrad")
 # Which methods take which of the options that not every method takes.
@@ -123,6 +123,8 @@ class Settings:
             raise ArgumentError(
                 f"noise_multiplier={self.noise_multiplier!r}: must not be given with --epsilon, which decides it"
             )
+        if self.epsilon is not None:
+            positive(epsilon=self.epsilon)
         if self.epochs < 1:
             raise ArgumentError(f"epochs={self.epochs!r}: must be at least 1")
         for option, methods in _ONLY_FOR.items():

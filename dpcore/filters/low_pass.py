@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.validate import number
+from dpcore.validate import number, sequence
 
 _GAIN_TOLERANCE = 1e-9
 _CANCELLATION = 1e-6
@@ -52,8 +52,8 @@ class LowPass:
     adaptive: ClassVar[bool] = False
 
     def __init__(self, b: Sequence[float], a: Sequence[float] = ()) -> None:
-        object.__setattr__(self, "b", tuple(number(b=value) for value in b))
-        object.__setattr__(self, "a", tuple(number(a=value) for value in a))
+        object.__setattr__(self, "b", tuple(number(b=value) for value in sequence(b=b)))
+        object.__setattr__(self, "a", tuple(number(a=value) for value in sequence(a=a)))
         self._check()
 
     def _check(self) -> None:

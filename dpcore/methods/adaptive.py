@@ -70,7 +70,7 @@ def dp_adam(
     allow_nonprivate : bool
         Must be True for "noiseless_preconditioner".
     **common
-        See `Shared`.
+        See `dpcore.methods.Shared`.
 
     References
     ----------
@@ -106,7 +106,7 @@ def dp_adagrad(
     variant, weight_decay, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps, joint_scale, allow_nonprivate
         As in `dp_adam`.
     **common
-        See `Shared`.
+        See `dpcore.methods.Shared`.
 
     References
     ----------
@@ -163,7 +163,11 @@ def _adaptive(
             "variant='delayed_preconditioner': needs unscaled_steps and scaled_steps, such as 10 and 10"
         )
     query = Preconditioned(
-        Plain(), 1e-3 if scale_eps is None else scale_eps, max_scaled_norm, unscaled_steps or 0, scaled_steps or 1
+        Plain(),
+        1e-3 if scale_eps is None else scale_eps,
+        max_scaled_norm,
+        unscaled_steps or 0,
+        1 if scaled_steps is None else scaled_steps,
     )
     return update, query
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
@@ -111,7 +112,9 @@ def assemble(
 ) -> Method:
     """Join a method's own stages and the common keywords; `base` and `clipping` are its defaults."""
     for keyword in common:
-        choice(Common.__annotations__ if update is None else _SHARED, **{f"keyword of {name}()": keyword})
+        known = Common.__annotations__ if update is None else _SHARED
+        if keyword not in known:
+            choice((*_own_keywords(name), *known), **{f"keyword of {name}()": keyword})
     if update is None:
         settings = {k: v for k, v in common.items() if k not in (*_SHARED, "base")}
         update = make_update(common.get("base", base), common.get("lr"), settings)
@@ -126,6 +129,14 @@ def assemble(
         filter=filter or Identity(),
         **{k: common.get(k) for k in ("batch_size", "schedule", "averaging", "galore", "radius")},
     )
+
+
+def _own_keywords(name: str) -> tuple[str, ...]:
+    """Return the keywords that only this method has, for messages."""
+    from dpcore.methods import METHODS
+
+    parameters = inspect.signature(METHODS[name]).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any]) -> Update:

@@ -11,6 +11,7 @@ from dpcore.method import Method
 from dpcore.methods.common import Common, assemble, learning_rate, low_pass_of
 from dpcore.queries import TwoPoint
 from dpcore.updates import Adam, AdamW
+from dpcore.validate import sequence
 
 
 def dp_sgd(**common: Unpack[Common]) -> Method:
@@ -19,7 +20,7 @@ def dp_sgd(**common: Unpack[Common]) -> Method:
     Parameters
     ----------
     **common
-        See `Common`.
+        See `dpcore.methods.Common`.
 
     References
     ----------
@@ -49,9 +50,9 @@ def doppler(
         With base "adam" or "adamw": take the noise's share off the second moment (the paper's LP-DPAdamBC); eps, the
         least denominator, is then 1e-3 by default.
     **common
-        See `Common`. With base "adam" or "adamw" the filter replaces the first moment, and the second one is that of
-        the gradient before the filter: ``mhat / max(sqrt(vhat), eps)``. For Adam on the filtered gradient, with both
-        moments its own, give ``base=dpcore.updates.Adam(...)``. With `galore` it is LP-DPGaLore.
+        See `dpcore.methods.Common`. With base "adam" or "adamw" the filter replaces the first moment, and the second
+        one is that of the gradient before the filter: ``mhat / max(sqrt(vhat), eps)``. For Adam on the filtered
+        gradient, with both moments its own, give ``base=dpcore.updates.Adam(...)``. With `galore` it is LP-DPGaLore.
 
     References
     ----------
@@ -65,7 +66,7 @@ def doppler(
             raise ArgumentError(f"bias_corrected=True: is only for base='adam' or 'adamw', not base={base!r}")
         return assemble("doppler", common, filter=low_pass)
     betas = common.pop("betas", (0.0, 0.999))
-    if tuple(betas[:1]) != (0,):
+    if tuple(sequence(betas=betas)[:1]) != (0,):
         raise ArgumentError(
             f"betas={betas!r}: the first must be 0, for the filter replaces the first moment; for both give "
             f"base=dpcore.updates.Adam(lr=..., betas={betas!r})"
@@ -103,7 +104,7 @@ def disk(
     filter : str or Filter, optional
         DOPPLER's filter on top of the average.
     **common
-        See `Common`; the clip is automatic by default.
+        See `dpcore.methods.Common`; the clip is automatic by default.
 
     Notes
     -----

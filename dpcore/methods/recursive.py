@@ -19,7 +19,7 @@ def memf(**common: Unpack[Common]) -> Method:
     Parameters
     ----------
     **common
-        See `Common`; `strategy` is "square-root" by default, and the identity is DP-SGD.
+        See `dpcore.methods.Common`; `strategy` is "square-root" by default, and the identity is DP-SGD.
 
     References
     ----------
@@ -37,7 +37,7 @@ def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpac
     decay : float or sequence of float
         c, or c_t of every step; 0 is `memf`.
     **common
-        See `Common`; by default base "momentum" (0.9) and strategy "square-root".
+        See `dpcore.methods.Common`; by default base "momentum" (0.9) and strategy "square-root".
 
     Notes
     -----
@@ -61,9 +61,9 @@ def accelerated_srgd(*, variant: str = "accelerated", **common: Unpack[Shared]) 
     variant : {"accelerated", "unaccelerated", "independent"}
         The method; without the coupling; with independent batch gradients instead of differences.
     **common
-        See `Shared`; lr is 1/beta, `radius` that of the constraint ball around 0. `strategy` is "tree" by
-        default (None with "independent"). `max_grad_norm` bounds ``eta_t grad(x_t) - eta_{t-1} grad(x_{t-1})``; theory
-        takes 4 L + 8 M diam.
+        See `dpcore.methods.Shared`; lr is 1/beta, `radius` that of the constraint ball around 0. `strategy` is "tree"
+        by default (None with "independent"). `max_grad_norm` bounds ``eta_t grad(x_t) - eta_{t-1} grad(x_{t-1})``;
+        theory takes 4 L + 8 M diam.
 
     Notes
     -----

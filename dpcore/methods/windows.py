@@ -10,6 +10,7 @@ from dpcore.method import Method
 from dpcore.methods.common import Common, Shared, assemble, learning_rate, low_pass_of
 from dpcore.queries import ParameterWindow
 from dpcore.updates import Momentum
+from dpcore.validate import decay
 
 
 def pmlf(
@@ -32,7 +33,7 @@ def pmlf(
     filter, b, a
         As in `doppler`; "pmlf-mnist" by default, "none" leaves the filter out.
     **common
-        See `Common`; the paper takes lr 0.5, batch size 1000 and clip norm 1.
+        See `dpcore.methods.Common`; the paper takes lr 0.5, batch size 1000 and clip norm 1.
 
     Notes
     -----
@@ -65,11 +66,12 @@ def inner_outer(
     weight_decay : float
         L2 penalty.
     **common
-        See `Shared`.
+        See `dpcore.methods.Shared`.
 
     References
     ----------
     Xiao et al. 2023, as the baseline of DP-PMLF.
     """
+    outer_momentum = decay(outer_momentum=outer_momentum)
     update = Momentum(learning_rate("inner_outer", common), outer_momentum, weight_decay)
     return assemble("inner_outer", common, query=ParameterWindow(window, beta, normalized=False), update=update)

@@ -71,7 +71,7 @@ def check_steps(strategy: Strategy, steps: int) -> int:
     kind = strategy.describe()["kind"]
     if strategy.steps is not None and steps > strategy.steps:
         raise ArgumentError(
-            f"steps={steps}: the strategy {kind!r} has {strategy.steps} rows; "
+            f"steps={steps}: the strategy ({kind}) has {strategy.steps} rows; "
             f"take at most {strategy.steps} steps or a strategy of {steps} rows"
         )
     with np.errstate(over="ignore", invalid="ignore"):
@@ -129,12 +129,11 @@ def check_diagonal(diagonal: Matrix, name: str) -> None:
     if not (diagonal > 0).all():
         place = int(np.argmin(diagonal > 0))
         value = diagonal[place]
-        why = "the matrix is singular" if value == 0 else "a negative one turns the sign of a row"
-        hint = "" if value == 0 else ", multiply that row by -1, which leaves the mechanism as it is,"
-        raise ArgumentError(
-            f"{name}: the diagonal entry {value:.6g} at row {place} must be greater than 0: {why};{hint} "
-            "or take the identity where you want independent noise"
-        )
+        if value == 0:
+            hint = "the matrix is singular; take the identity where you want independent noise"
+        else:
+            hint = "multiply that row by -1, which leaves the mechanism as it is"
+        raise ArgumentError(f"{name}: the diagonal entry {value:.6g} at row {place} must be greater than 0: {hint}")
 
 
 def lower_triangular(**values: Any) -> Matrix:

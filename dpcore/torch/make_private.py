@@ -192,7 +192,7 @@ def _plan(
     try:
         return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
     except PrivacyError as cause:
-        if isinstance(sampling, str) and "FixedOrderSampler" in str(cause):
+        if isinstance(sampling, str) and sampling != "fixed_order" and "FixedOrderSampler" in str(cause):
             raise PrivacyError(f'sampling={sampling!r}: must be "fixed_order" for this method: {cause}') from None
         raise
 

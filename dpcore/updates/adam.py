@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import UpdateSettings
 from dpcore.updates.second_moment import SecondMoment
-from dpcore.validate import decay, non_negative, positive
+from dpcore.validate import decay, non_negative, positive, sequence
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Adam(SecondMoment):
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
-        if len(self.betas) != 2:
+        if len(sequence(betas=self.betas)) != 2:
             raise ArgumentError(f"betas={self.betas!r}: must be two numbers, the decays of the first and second moment")
         object.__setattr__(self, "betas", (decay(beta1=self.betas[0]), decay(beta2=self.betas[1])))
         positive(eps=self.eps)

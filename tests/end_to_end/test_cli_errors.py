@@ -16,6 +16,7 @@ from dpcore.cli import main
 
 PLAN = "--sample-rate 0.01 --steps 100"
 CASES = {
+    "train --epsilon 3 --method dp_adam --variant joint_moments": "dpcore: sampler=FixedOrderSampler: joint moments",
     "trian": "Did you mean 'train'?",
     "train": "give --epsilon",
     "train --epsilon 3 --noise-multiplier 1": "must not be given with --epsilon",
@@ -39,7 +40,7 @@ CASES = {
     "train --epsilon 3 --lr 0": "lr=0.0: must be greater than 0",
     "train --epsilon 3 --lr nan": "is not finite",
     "train --epsilon inf": "is not finite",
-    "train --epsilon -1": "target_epsilon=-1.0: must be greater than 0",
+    "train --epsilon -1": "epsilon=-1.0: must be greater than 0",
     "train --epsilon 3 --delta 0": "delta=0.0: must lie strictly between 0 and 1",
     "train --epsilon 3 --delta 1.5": "delta=1.5",
     "train --epsilon 1e-9 --delta 1e-300": "target_epsilon=1e-09",
@@ -104,6 +105,11 @@ def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().err == (
         "dpcore: unexpected ZeroDivisionError: first line (--debug shows where; please report it)\n"
     )
+
+
+def test_help_shows_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--help"]) == 0
+    assert "[contestants.NAME]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["epsilon"], ["calibrate"], ["demo"]])

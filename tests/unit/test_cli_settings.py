@@ -59,6 +59,11 @@ def test_the_sampling_follows_the_method(method: str, settings: dict[str, Any], 
             Settings(method=method, epsilon=3, sampling="poisson", **settings)
 
 
+def test_epsilon_is_named_as_it_was_typed() -> None:
+    with pytest.raises(ArgumentError, match=r"^epsilon=-1: must be greater than 0"):
+        Settings(epsilon=-1)
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "words"),
     [

@@ -15,6 +15,7 @@ from dpcore.keys import RunKeys
 from dpcore.spec.ops import NoiseRow
 
 METHOD = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
+PUBLIC = methods.dp_adam(lr=0.1, noise_multiplier=1.0, variant="side_information")
 SAMPLER = sampling.PoissonSampler(dataset_size=20, batch_size=5)
 
 
@@ -102,6 +103,9 @@ def test_the_callers_noise_is_used_and_voids_the_guarantee() -> None:
         ({"per_example_gradient": lambda x, i: np.zeros((len(i), 3), np.float32)}, ArgumentTypeError, "float32"),
         ({"batches": sampling.FixedSizeSampler(dataset_size=20, batch_size=5)}, PrivacyError, "FixedSizeSampled"),
         ({"batches": [[0, 0]], "steps": None}, ArgumentError, "twice"),
+        ({"per_example_gradient": None}, ArgumentTypeError, "per_example_gradient=None: must be a function"),
+        ({"method": PUBLIC, "public_gradient": 3}, ArgumentTypeError, "public_gradient=3: must be a function"),
+        ({"method": PUBLIC, "public_gradient": lambda x: x * np.nan}, ArgumentError, "public_gradient: returned"),
     ],
 )
 def test_bad_calls(change: dict, error: type, words: str) -> None:

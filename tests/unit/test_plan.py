@@ -304,6 +304,22 @@ def test_independent_moments_are_said_in_the_statement() -> None:
     statement = plan(INDEPENDENT).statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
     assert statement.noise["standard_deviation_on_sum"] == pytest.approx(math.sqrt(2))
     assert statement.noise["standard_deviation_on_square"] == pytest.approx(math.sqrt(2) * 9 / 25)
+    assert statement.noise["sensitivity_of_square"] == pytest.approx(9 / 25)
+
+
+def test_joint_moments_are_said_in_the_statement() -> None:
+    statement = plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=1)).statement(
+        1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy"
+    )
+    assert statement.noise["joint_scale"] == pytest.approx(1 / math.sqrt(2))
+    share = statement.noise["standard_deviation_on_sum"] / statement.noise["sensitivity_under_replacement"]
+    assert share == statement.event["noise_multiplier"]
+
+
+def test_a_cycle_that_never_scales_is_refused() -> None:
+    method = methods.dp_adam(lr=0.1, variant="delayed_preconditioner", unscaled_steps=8, scaled_steps=2)
+    with pytest.raises(ArgumentError, match=r"unscaled_steps=8: must be less than the 8 steps"):
+        plan(method)
 
 
 @pytest.mark.parametrize("name", ["memf", "joint", "independent"])
