@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.stream import check_key, derive_key, new_key
@@ -116,6 +117,27 @@ class RunKeys(Provenance):
                 earlier.append((min(end, row), key))
                 first = end
         return RunKeys(self.origin, max(self.forks, forks) + 1, noise=branch, sampling=sampling, earlier=tuple(earlier))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys as plain values: **secret**."""
+        return {
+            "noise_key": self.noise,
+            "sampling_key": self.sampling,
+            "origin": self.origin,
+            "forks": self.forks,
+            "earlier_keys": [[row, key] for row, key in self.earlier],
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> RunKeys:
+        """Return the keys that `to_dict` described."""
+        return cls(
+            saved["origin"],
+            int(saved["forks"]),
+            noise=saved["noise_key"],
+            sampling=saved["sampling_key"],
+            earlier=tuple((int(row), key) for row, key in saved["earlier_keys"]),
+        )
 
     def begin(self, row: int) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.after_update import average, constrain
 from dpcore.composition import Composition, Normals, Observer
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.keys import RunKeys
+from dpcore.noise_state import check_noise_range, rebuild
 from dpcore.noise_variance import noise_variances
 from dpcore.plan import Plan
 from dpcore.queries import Phase, Point
 from dpcore.report.statement import Statement
+from dpcore.run_vectors import RunVectors
 from dpcore.scales import check_joint_scale
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout
-from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, Backend, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import SECOND_MOMENT, Backend, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
 from dpcore.updates import SECOND_MOMENTS
 
 STATE_FORMAT = 2
-
-# Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
-_NOISE_RANGE = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
 
 
 class Mechanism:
@@ -85,53 +85,15 @@ class Mechanism:
         self._run = os.urandom(8).hex()
         self._process = os.getpid()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
-        self._check_noise_range(dtype_name(parameters[0]))
-        self._allocate(parameters)
+        check_noise_range(plan, dtype_name(parameters[0]))
+        self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)))
         self._summed = 0
         self._torn = False
+        self._caller_noise = False
         self._statistics = self._filter.initial() if self._filter.adaptive else ()
         self._corrections = [0.0] * len(parameters)
         self._numbers: list[UpdateSettings] | None = None
         self._prepare_scale()
-
-    def _check_noise_range(self, dtype: str) -> None:
-        query, (least, most) = self.plan.method.preconditioning, _NOISE_RANGE[dtype]
-        for step in {0, 0 if query is None else query.unscaled_steps}:
-            for scale in (self.plan.noise_standard_deviation(step), self._square_noise(step)):
-                if scale and not least <= scale <= most:
-                    raise ArgumentError(
-                        f"max_grad_norm={self.plan.clip_at(step).max_grad_norm!r}: the noise then has the standard "
-                        f"deviation {scale:.3g}, which {dtype} numbers do not hold; take a clip norm nearer to 1"
-                    )
-
-    def _allocate(self, parameters: Sequence[Any]) -> None:
-        """Make every vector that the run keeps, one set for each tensor."""
-        backend, method = self.backend, self.plan.method
-        flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
-
-        def vectors(count: int, of: Sequence[Any] = flat) -> list[tuple[Any, ...]]:
-            return [tuple(backend.zeros_like(vector) for _ in range(count)) for vector in of]
-
-        galore, strategy = method.galore, method.noise.strategy
-        self._projections: dict[int, Any] = {}
-        small = list(flat)
-        for i, entry in enumerate(self.layout.entries):
-            if galore is not None and galore.projects(entry.shape):
-                m, n = entry.shape
-                self._projections[i] = backend.from_numpy(np.zeros((m, galore.rank), dtype_name(flat[i])))
-                small[i] = backend.from_numpy(np.zeros(galore.rank * n, dtype_name(flat[i])))
-        self._totals = flat
-        order = 0 if strategy is None else strategy.order
-        self._noise_state = vectors(order)
-        self._square_noise_state = vectors(order if self._square_noise(0) else 0)
-        self._filter_state = vectors(self._filter.order, small)
-        self._moments = vectors(UPDATE_RULES[method.update.rule], small)
-        self._displacements = [v for (v,) in vectors(1)] if method.query.uses_displacement else None
-        # x_{t-1}, x_{t-2}, ... of each tensor.
-        self._history = [list(v) for v in vectors(method.query.lags)]
-        self._past = [list(v) for v in vectors(self._filter.memory if self._filter.adaptive else 0)]
-        self._scales = [v for (v,) in vectors(1)] if method.preconditioning is not None else None
-        self._averages = [v for (v,) in vectors(1)] if method.averaging is not None else None
 
     @property
     def _filter(self) -> Any:
@@ -150,13 +112,13 @@ class Mechanism:
         None of them may be written to; the present parameters are never moved for a point.
         """
         if point.lag == 0:
-            base, moved = list(parameters), self._displacements
+            base, moved = list(parameters), self.vectors.displacements
         else:
-            shapes = [parameter.shape for parameter in parameters]
-            base = [past[point.lag - 1].reshape(shape) for past, shape in zip(self._history, shapes, strict=True)]
+            shapes, history = [parameter.shape for parameter in parameters], self.vectors.history
+            base = [past[point.lag - 1].reshape(shape) for past, shape in zip(history, shapes, strict=True)]
             moved = None
             if point.displacement != 0 and point.lag < self.step:
-                moved = [past[point.lag - 1] - past[point.lag] for past in self._history]
+                moved = [past[point.lag - 1] - past[point.lag] for past in history]
         if point.displacement == 0 or moved is None:
             return base
         return [x + point.displacement * d.reshape(x.shape) for x, d in zip(base, moved, strict=True)]
@@ -169,29 +131,29 @@ class Mechanism:
         rows : sequence of (B, d_l) arrays
             One block for each tensor, of its dtype; B is the same for all and may be 0.
         """
-        if len(rows) != len(self._totals):
-            raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self._totals)}, one block for each tensor")
+        if len(rows) != len(self.vectors.totals):
+            raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self.vectors.totals)}, one block for each tensor")
         self._drop_earlier_sum()
         clip, grouping = self.plan.clip_at(self.step), self.plan.grouping_at(self.step)
-        if self._scales is not None and self.plan.scaled(self.step):
+        if self.vectors.scales is not None and self.plan.scaled(self.step):
             # The scaled vector itself is formed, so that what is clipped is what is summed, rounding included. Without
             # NumPy's warning of an overflow, which would tell of one example.
             with np.errstate(all="ignore"):
-                rows = [block * scale for block, scale in zip(rows, self._scales, strict=True)]
+                rows = [block * scale for block, scale in zip(rows, self.vectors.scales, strict=True)]
         norms = [self.backend.row_norms([rows[i] for i in members]) for members in grouping.members]
         factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, dtype_name(rows[0]))
         weights: list[Any] = [None] * len(rows)
         for members, factor in zip(grouping.members, factors, strict=True):
             for i in members:
                 weights[i] = factor
-        self.backend.weighted_sum(rows, weights, self._totals)
+        self.backend.weighted_sum(rows, weights, self.vectors.totals)
 
     def clipped_mean_norm(self) -> float:
         """Return ``||sum of clipped vectors|| / (B C_eff)``, of the sum so far.
 
         A **private diagnostic**: whoever publishes it gives up the guarantee.
         """
-        total = [vector.reshape(1, -1) for vector in self._totals]
+        total = [vector.reshape(1, -1) for vector in self.vectors.totals]
         norm = float(self.backend.row_norms(total)[0])
         return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step).contribution)
 
@@ -213,7 +175,7 @@ class Mechanism:
             One for each tensor; the method's by default. The schedule's factor is applied to them.
         normals : callable, optional
             ``normals(row, stream)`` returns standard normals, (d_l,) for each tensor, instead of the stream's: for
-            tests and study.
+            tests and study. From then on the statement says that the run is not private.
         public : sequence of arrays, optional
             A gradient of public data, where the update's second moment is made of one.
         observe : callable, optional
@@ -242,7 +204,7 @@ class Mechanism:
             )
         numbers = self._prepared(row, settings, len(parameters))
         if method.update.rule == "accelerated" and row == 0:
-            for moments, parameter in zip(self._moments, parameters, strict=True):
+            for moments, parameter in zip(self.vectors.moments, parameters, strict=True):
                 for vector in moments:
                     vector[...] = parameter.reshape(-1)
         self._drop_earlier_sum()
@@ -252,13 +214,14 @@ class Mechanism:
         # never added to another sum.
         self.step += 1
         self.releases += 1
+        self._caller_noise |= normals is not None
         try:
             self.keys.begin(row)
-            self._keep_history(parameters)
+            self.vectors.keep_history(parameters)
             self._torn = True
             self._take(slots, row, numbers, normals, observe)
             self._torn = False
-            self._constrain(slots, numbers)
+            constrain(self.backend, method, slots, numbers)
         finally:
             self.discard()
             # After an interruption, too: the next step may be a scaled one.
@@ -266,7 +229,8 @@ class Mechanism:
             for i, used in enumerate(numbers):
                 self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in method.update.rule else 1.0
             self._prepare_scale()
-        self._average(parameters, row)
+        if method.averaging is not None and self.vectors.averages is not None:
+            average(method.averaging, self.vectors.averages, self._outcome(parameters), row)
 
     def _prepared(self, row: int, settings: Sequence[UpdateSettings] | None, count: int) -> list[UpdateSettings]:
         """Return each tensor's numbers of this step: schedule, bias of the second moment, denominators."""
@@ -290,17 +254,17 @@ class Mechanism:
         return seed**2 * noise_variances(filtered, method.noise.strategy, self.plan.steps)
 
     def _slots(self, parameters: Sequence[Any], public: Sequence[Any] | None) -> list[Slot[Any]]:
-        scaled = self._scales is not None and self.plan.scaled(self.step)
+        scaled = self.vectors.scales is not None and self.plan.scaled(self.step)
         return [
             Slot(
                 parameter=parameter.reshape(-1),
-                total=self._totals[i],
+                total=self.vectors.totals[i],
                 first=entry.first,
-                filter_state=self._filter_state[i],
-                moments=self._moments[i],
-                displacement=None if self._displacements is None else self._displacements[i],
-                noise_state=self._noise_state[i],
-                scale=self._scales[i] if scaled and self._scales is not None else None,
+                filter_state=self.vectors.filter_state[i],
+                moments=self.vectors.moments[i],
+                displacement=None if self.vectors.displacements is None else self.vectors.displacements[i],
+                noise_state=self.vectors.noise_state[i],
+                scale=self.vectors.scales[i] if scaled and self.vectors.scales is not None else None,
                 square=None if public is None else public[i].reshape(-1) ** 2,
             )
             for i, (entry, parameter) in enumerate(zip(self.layout.entries, parameters, strict=True))
@@ -338,71 +302,35 @@ class Mechanism:
                 square_noise=square_noise if square_scale else None,
             )
             return
+        kept = self.vectors
         composition = Composition(
-            self.backend, method, plan.batch_size, self.keys, self.layout, self._projections, self._past, self.rng
+            self.backend, method, plan.batch_size, self.keys, self.layout, kept.projections, kept.past, self.rng
         )
         self._statistics = composition.step(
-            slots, noise, square, square_noise, self._square_noise_state, self._statistics, numbers, normals, observe
+            slots, noise, square, square_noise, kept.square_noise_state, self._statistics, numbers, normals, observe
         )
-
-    def _keep_history(self, parameters: Sequence[Any]) -> None:
-        """Put x_t in front of the earlier parameters; the oldest one's memory takes it."""
-        for past, parameter in zip(self._history, parameters, strict=True):
-            if past:
-                past.insert(0, past.pop())
-                past[0][...] = parameter.reshape(-1)
-
-    def _constrain(self, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]) -> None:
-        """Project onto the ball: the parameters, or the two sequences of which the accelerated method takes a mean."""
-        radius = self.plan.method.radius
-        if radius is None:
-            return
-        accelerated = self.plan.method.update.rule == "accelerated"
-        sequences = (
-            zip(*(slot.moments for slot in slots), strict=True) if accelerated else [[s.parameter for s in slots]]
-        )
-        before = [slot.parameter + 0 for slot in slots] if self._displacements is not None else None
-        for vectors in sequences:
-            norm = float(self.backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0])
-            if norm > radius:
-                for vector in vectors:
-                    vector *= radius / norm
-        for i, (slot, used) in enumerate(zip(slots, numbers, strict=True)):
-            if accelerated:
-                z, y = slot.moments
-                slot.parameter[...] = (1 - used.coupling) * y + used.coupling * z
-            if before is not None and slot.displacement is not None:
-                slot.displacement[...] = slot.displacement + (slot.parameter - before[i])
-
-    def _average(self, parameters: Sequence[Any], row: int) -> None:
-        averaging = self.plan.method.averaging
-        if averaging is None or self._averages is None:
-            return
-        weight = averaging.weight(row)
-        for average, x in zip(self._averages, self._outcome(parameters), strict=True):
-            average[...] = average + weight * (x.reshape(-1) - average) if weight < 1 else x.reshape(-1)
 
     def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
         """The parameters, or y where the accelerated method has taken a step."""
         if self.plan.method.update.rule != "accelerated" or self.step == 0:
             return list(parameters)
-        return [y.reshape(p.shape) for (_, y), p in zip(self._moments, parameters, strict=True)]
+        return [y.reshape(p.shape) for (_, y), p in zip(self.vectors.moments, parameters, strict=True)]
 
     def output(self, parameters: Sequence[Any]) -> list[Any]:
         """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
 
         Arrays of the parameters' shapes, not to be written to.
         """
-        if self._averages is None or self.step == 0:
+        if self.vectors.averages is None or self.step == 0:
             return self._outcome(parameters)
-        return [average.reshape(p.shape) for average, p in zip(self._averages, parameters, strict=True)]
+        return [average.reshape(p.shape) for average, p in zip(self.vectors.averages, parameters, strict=True)]
 
     def _second_moments(self) -> list[Any]:
         """The bias-corrected second moment of each tensor, before the noise's share is taken off; a fresh array."""
         place = SECOND_MOMENT[self.plan.method.update.rule]
         if self.step == 0:
-            return [moments[place] + 0 for moments in self._moments]
-        return [m[place] / c for m, c in zip(self._moments, self._corrections, strict=True)]
+            return [moments[place] + 0 for moments in self.vectors.moments]
+        return [m[place] / c for m, c in zip(self.vectors.moments, self._corrections, strict=True)]
 
     def negative_share(self) -> float:
         """Return the share of coordinates whose debiased second moment is negative; NaN where there is none.
@@ -418,9 +346,9 @@ class Mechanism:
     def _prepare_scale(self) -> None:
         """Make the next step's scale ``1 / (sqrt(nuhat) + eps)`` where that step begins a scaled phase."""
         query = self.plan.method.preconditioning
-        if query is None or self._scales is None or query.phase(self.step) is not Phase.REFRESHED:
+        if query is None or self.vectors.scales is None or query.phase(self.step) is not Phase.REFRESHED:
             return
-        for scale, nu in zip(self._scales, self._second_moments(), strict=True):
+        for scale, nu in zip(self.vectors.scales, self._second_moments(), strict=True):
             scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
     def _drop_earlier_sum(self) -> None:
@@ -437,30 +365,21 @@ class Mechanism:
         """
         strategy = self.plan.method.noise.strategy
         if self._torn and strategy is not None and strategy.order:
-            for stream, states in (
-                (Stream.GRADIENT, self._noise_state),
-                (Stream.SECOND_MOMENT, self._square_noise_state),
-            ):
-                for entry, state in zip(self.layout.entries, states, strict=True):
-                    for vector in state:
-                        vector[...] = 0
-                    for row in range(self.step if state else 0):
-                        z = self.backend.normal(
-                            self.keys.noise_of(row), row, stream, entry.first, entry.size,
-                            dtype=dtype_name(state[0]), rng=self.rng,
-                        )  # fmt: skip
-                        self.backend.recurrence(z, state, strategy.coefficients(row))
+            arguments = self.backend, strategy, self.keys, self.layout, self.rng, self.step
+            rebuild(self.vectors.noise_state, Stream.GRADIENT, *arguments)
+            rebuild(self.vectors.square_noise_state, Stream.SECOND_MOMENT, *arguments)
         self._torn = False
 
     def discard(self) -> None:
         """Forget the sum of an unfinished step."""
-        for total in self._totals:
+        for total in self.vectors.totals:
             total[...] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and NumPy arrays, in a public and a **secret** part.
 
-        The secret part (keys) must be kept as safe as the data; without it the state is safe to publish.
+        The secret part (keys, states of correlated noise) must be kept as safe as the data; without it the state is
+        safe to publish.
         """
         self._mend_noise()
 
@@ -475,19 +394,12 @@ class Mechanism:
                 "run": self._run,
                 "layout": self.layout.to_list(),
                 "rng": self.rng,
+                "caller_noise": self._caller_noise,
                 "statistics": list(self._statistics),
                 "corrections": list(self._corrections),
-                "arrays": arrays(self._vectors()),
+                "arrays": arrays(self.vectors.public(self.layout)),
             },
-            "secret": {
-                "noise_key": self.keys.noise,
-                "sampling_key": self.keys.sampling,
-                "origin": self.keys.origin,
-                "forks": self.keys.forks,
-                "earlier_keys": [[row, key] for row, key in self.keys.earlier],
-                # What correlated noise still holds of earlier rows.
-                "arrays": arrays(self._secret_vectors()),
-            },
+            "secret": {**self.keys.to_dict(), "arrays": arrays(self.vectors.secret(self.layout))},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, fork: bool = True) -> None:
@@ -519,15 +431,17 @@ class Mechanism:
         public, secret = state["public"], state["secret"]
         if public["layout"] != self.layout.to_list():
             raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        parts = [(self._vectors(), public["arrays"]), (self._secret_vectors(), secret["arrays"])]
-        if any(set(saved) != set(vectors) for vectors, saved in parts):
+        mine = self.vectors.public(self.layout), self.vectors.secret(self.layout)
+        saved = public["arrays"], secret["arrays"]
+        if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
-        for vectors, saved in parts:
+        for vectors, theirs in zip(mine, saved, strict=True):
             for name, vector in vectors.items():
-                vector[...] = self.backend.from_numpy(np.asarray(saved[name]))
+                vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
         self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
         self._statistics = tuple(public["statistics"])
         self._corrections = list(public["corrections"])
+        self._caller_noise = bool(public["caller_noise"])
         self._numbers = None
         self._torn = False
         self.discard()
@@ -535,13 +449,7 @@ class Mechanism:
         # Saved by this very object, the state's releases are among ours; saved by another, they come on top.
         self.releases += 0 if public["run"] == self._run else int(public["releases"])
         self._process = os.getpid()
-        keys = RunKeys(
-            secret["origin"],
-            int(secret["forks"]),
-            noise=secret["noise_key"],
-            sampling=secret["sampling_key"],
-            earlier=tuple((int(row), key) for row, key in secret["earlier_keys"]),
-        )
+        keys = RunKeys.from_dict(secret)
         keep = self.plan.sampler.keeps_order
         self.keys = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=self.step) if fork else keys
 
@@ -562,39 +470,8 @@ class Mechanism:
             backend=self.backend.name,
             rng=self.rng,
             layout=self.layout,
+            caller_noise=self._caller_noise,
             caveats=caveats,
             note=note,
             software=software,
         )
-
-    def _vectors(self) -> dict[str, Any]:
-        """The vectors that are functions of releases, by name."""
-        kinds: dict[str, Sequence[Sequence[Any]]] = {
-            "filter": self._filter_state,
-            "moment": self._moments,
-            "earlier": self._history,
-            "average-before": self._past,
-        }
-        vectors: dict[str, Any] = {}
-        for i, entry in enumerate(self.layout.entries):
-            for kind, of in kinds.items():
-                vectors |= {f"{entry.name}/{kind}/{k}": v for k, v in enumerate(of[i])}
-            singles: dict[str, list[Any] | None] = {
-                "displacement": self._displacements,
-                "scale": self._scales,
-                "average": self._averages,
-            }
-            for name, single in singles.items():
-                if single is not None:
-                    vectors[f"{entry.name}/{name}"] = single[i]
-            if i in self._projections:
-                vectors[f"{entry.name}/projection"] = self._projections[i]
-        return vectors
-
-    def _secret_vectors(self) -> dict[str, Any]:
-        """The states of correlated noise, by name: whoever has them can subtract part of it."""
-        vectors: dict[str, Any] = {}
-        for i, entry in enumerate(self.layout.entries):
-            vectors |= {f"{entry.name}/noise/{k}": v for k, v in enumerate(self._noise_state[i])}
-            vectors |= {f"{entry.name}/square-noise/{k}": v for k, v in enumerate(self._square_noise_state[i])}
-        return vectors

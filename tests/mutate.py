@@ -139,8 +139,8 @@ MUTATIONS = [
     Mutation(
         "take a row as spent only after the draw",
         "dpcore/mechanism.py",
-        "        self.step += 1\n        self.releases += 1\n        try:",
-        "        self.releases += 1\n        try:",
+        "        self.step += 1\n        self.releases += 1\n",
+        "        self.releases += 1\n",
         "tests/unit/test_mechanism.py",
     ),
     Mutation(
@@ -168,14 +168,14 @@ MUTATIONS = [
         "clip before the scale is applied",
         "dpcore/mechanism.py",
         "norms = [self.backend.row_norms([rows[i] for i in members])",
-        "bare = [b / s for b, s in zip(rows, self._scales or [1.0] * len(rows), strict=True)]\n"
+        "bare = [b / s for b, s in zip(rows, self.vectors.scales or [1.0] * len(rows), strict=True)]\n"
         "        norms = [self.backend.row_norms([bare[i] for i in members])",
         "tests/papers/test_adaptive.py",
     ),
     Mutation(
         "leave out the scale",
         "dpcore/mechanism.py",
-        "rows = [block * scale for block, scale in zip(rows, self._scales, strict=True)]",
+        "rows = [block * scale for block, scale in zip(rows, self.vectors.scales, strict=True)]",
         "pass",
         "tests/papers/test_adaptive.py",
     ),
@@ -356,7 +356,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rotate the history of parameters the other way",
-        "dpcore/mechanism.py",
+        "dpcore/run_vectors.py",
         "past.insert(0, past.pop())\n                past[0]",
         "past.append(past.pop(0))\n                past[0]",
         "tests/papers/test_pmlf.py",
@@ -371,14 +371,14 @@ MUTATIONS = [
     Mutation(
         "end an earlier displacement one step later",
         "dpcore/mechanism.py",
-        "[past[point.lag - 1] - past[point.lag] for past in self._history]",
-        "[past[point.lag] - past[(point.lag + 1) % len(past)] for past in self._history]",
+        "[past[point.lag - 1] - past[point.lag] for past in history]",
+        "[past[point.lag] - past[(point.lag + 1) % len(past)] for past in history]",
         "tests/papers/test_combinations.py",
     ),
     Mutation(
         "forget that a ball shortens the displacement",
-        "dpcore/mechanism.py",
-        "slot.displacement[...] = slot.displacement + (slot.parameter - before[i])",
+        "dpcore/after_update.py",
+        "slot.displacement[...] = slot.displacement + (slot.parameter - earlier)",
         "pass",
         "tests/papers/test_combinations.py",
     ),
@@ -454,9 +454,9 @@ MUTATIONS = [
     ),
     Mutation(
         "leave the square's correlated state out of the checkpoint",
-        "dpcore/mechanism.py",
-        "for k, v in enumerate(self._square_noise_state[i])}",
-        "for k, v in enumerate(self._square_noise_state[i][:0])}",
+        "dpcore/run_vectors.py",
+        "for k, v in enumerate(self.square_noise_state[i])}",
+        "for k, v in enumerate(self.square_noise_state[i][:0])}",
         "tests/unit/test_mechanism.py",
     ),
     Mutation(

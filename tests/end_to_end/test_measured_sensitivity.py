@@ -196,7 +196,7 @@ class Watched:
         """Release on copies; return the average, what entered the second moment, and the parameters."""
         rule = self.plan.method.update.rule
         place = SECOND_MOMENT.get(rule)
-        before = None if place is None else [m[place].copy() for m in run._moments]
+        before = None if place is None else [m[place].copy() for m in run.vectors.moments]
         x, seen = [p.copy() for p in self.x], []
         if rows is not None:
             run.add(rows)
@@ -204,7 +204,7 @@ class Watched:
             run.release(x, public=public, observe=lambda released, _: seen.extend(r.copy() for r in released), **how)
         square = np.zeros(10)
         if self.plan.square_noise_standard_deviation():
-            after = [m[place] for m in run._moments]
+            after = [m[place] for m in run.vectors.moments]
             beta2 = 0.0 if rule == "adagrad" else BETAS[1]
             found = [a - (b if rule == "adagrad" else beta2 * b) for a, b in zip(after, before, strict=True)]
             square = np.concatenate(found) / (1 - beta2)

@@ -428,3 +428,15 @@ def test_noise_that_the_numbers_cannot_hold_is_refused(norm: float) -> None:
     scaled = methods.dp_adam(lr=0.1, variant="scale_then_privatize", max_scaled_norm=norm, noise_multiplier=1.0)
     with pytest.raises(ArgumentError, match=r"max_grad_norm=.*float32 numbers do not hold"):
         build(scaled)
+
+
+def test_normals_of_the_caller_void_the_guarantee_for_good() -> None:
+    mechanism, x = build(METHODS["dp_sgd"])
+    advance(mechanism, x, 1)
+    assert "supplied by the caller" not in mechanism.statement(1e-5).text()
+    mechanism.add([np.zeros((0, p.size), np.float32) for p in x])
+    mechanism.release(x, normals=lambda row, stream: [np.zeros(p.size, np.float32) for p in x])
+    assert not np.isfinite(mechanism.statement(1e-5).best_epsilon)
+    resumed, _ = build(METHODS["dp_sgd"])
+    resumed.load_state_dict(mechanism.state_dict())
+    assert not np.isfinite(resumed.statement(1e-5).best_epsilon)

@@ -34,7 +34,7 @@ def test_points_share_the_memory_of_the_parameters_or_of_the_mechanism() -> None
             if point.lag == 0:
                 assert all(a.data_ptr() == p.data_ptr() for a, p in zip(at, run.model.parameters(), strict=True))
             else:
-                kept = [past[point.lag - 1].ctypes.data for past in engine.mechanism._history]
+                kept = [past[point.lag - 1].ctypes.data for past in engine.mechanism.vectors.history]
                 assert [a.data_ptr() for a in at] == kept
         run.step(batch)
         path.append([p.detach().clone() for p in run.model.parameters()])
