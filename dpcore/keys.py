@@ -145,9 +145,10 @@ class RunKeys(Provenance):
         Raises
         ------
         PrivacyError
-            If this process began the row before. Not for an exact key, whose caller answers for its use.
+            If this process began the row before. Not for an exact key, whose caller answers for its use; a branch of
+            such a run has a key of its own.
         """
-        if self.origin == EXACT:
+        if self.origin == EXACT and not self.forks:
             return
         digest = hashlib.sha256(b"dpcore spent" + self.noise).digest()
         with _lock:

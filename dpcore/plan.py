@@ -21,7 +21,7 @@ from dpcore.queries import Phase
 from dpcore.report.statement import Statement
 from dpcore.sampling import Sampler
 from dpcore.spec.layout import Layout
-from dpcore.strategies import NamedStrategy, check_steps, identify, sensitivity
+from dpcore.strategies import NamedStrategy, check_steps, check_streaming, identify, sensitivity
 from dpcore.validate import integer, non_negative
 from dpcore.version import __version__
 
@@ -107,6 +107,7 @@ class Plan:
         name = type(self.sampler).__name__
         if strategy is not None:
             check_steps(strategy, self.steps)
+            check_streaming(strategy, self.steps)
             if not hasattr(self.sampler, "patterns"):
                 raise PrivacyError(
                     f"sampler={name}: correlated noise is accounted for by the steps at which an example takes part, "

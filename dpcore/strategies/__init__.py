@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpcore.strategies.banded import Banded
-from dpcore.strategies.base import Strategy, check_steps, identify
+from dpcore.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.strategies.blt import BLT
 from dpcore.strategies.deferred import NamedStrategy
 from dpcore.strategies.dense import Dense, from_matrix
@@ -29,6 +29,7 @@ __all__ = [
     "TreeOptimal",
     "banded_inverse_square_root",
     "check_steps",
+    "check_streaming",
     "from_matrix",
     "identify",
     "max_error",

@@ -23,6 +23,8 @@ Indices = npt.NDArray[np.int64]
 # C times the noise as it was really added is Z plus C times its rounding: in float32, 2^-24 of the noise. At this
 # growth of the noise over Z that is 6e-5 of a standard deviation of Z; far beyond, the noise is no longer Gaussian.
 LARGEST_GROWTH = 1e3
+
+_STREAMING_TOLERANCE = 1e-6
 _SCALED = 1e-13
 
 
@@ -84,6 +86,54 @@ def check_steps(strategy: Strategy, steps: int) -> int:
             f"{growth[first]:.3g} times the seed noise; take at most {first} steps or a better conditioned strategy"
         )
     return steps
+
+
+def check_streaming(strategy: Strategy, steps: int) -> None:
+    """Refuse a strategy whose noise is not that of its matrix: one the caller wrote may contradict itself.
+
+    The event is made of `matrix` and `columns`, the noise of `rows` or `coefficients`. Compared are the first 32 steps,
+    within 1e-6 of the largest entry.
+
+    Raises
+    ------
+    ArgumentError
+        If ``C N = Z`` does not hold for the noise that the strategy streams.
+    """
+    count = min(steps, 32)
+    matrix = np.asarray(strategy.matrix(count), dtype=np.float64)
+    unit = np.eye(count)
+    drawn = np.zeros((count, count))
+    for step in range(count):
+        for row, weight in strategy.rows(step):
+            drawn[step, row] = weight
+    streamed = [drawn]
+    if strategy.coefficients(0) is not None:
+        streamed.append(_recurrence(strategy, unit))
+    for noise in streamed:
+        error = np.abs(matrix @ noise - unit).max()
+        if not error <= _STREAMING_TOLERANCE * max(1.0, np.abs(noise).max()):
+            raise ArgumentError(
+                f"strategy={strategy.describe()['kind']!r}: its noise is not C^{{-1}} Z for its own matrix C (off by "
+                f"{error:.3g} in the first {count} steps); rows(), coefficients() and matrix() must describe one matrix"
+            )
+    if not np.allclose(strategy.columns(np.arange(count), count), matrix, atol=_STREAMING_TOLERANCE):
+        raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: columns() must be columns of matrix()")
+
+
+def _recurrence(strategy: Strategy, seeds: Matrix) -> Matrix:
+    """Stream the rows of `seeds` as `dpcore.spec.ops.Backend.recurrence` does."""
+    state = np.zeros((strategy.order + 1, seeds.shape[1]))
+    noise = np.empty_like(seeds)
+    for step, z in enumerate(seeds):
+        coefficients = strategy.coefficients(step)
+        assert coefficients is not None
+        b, a = np.zeros(strategy.order + 1), np.zeros(strategy.order + 1)
+        b[: len(coefficients.b)] = coefficients.b
+        a[1 : 1 + len(coefficients.a)] = coefficients.a
+        y = b[0] * z + state[0]
+        state[:-1] = state[1:] + np.outer(b[1:], z) - np.outer(a[1:], y)
+        noise[step] = y / coefficients.normalizer
+    return noise
 
 
 def identify(strategy: Strategy) -> str:

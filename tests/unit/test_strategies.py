@@ -413,3 +413,20 @@ def test_a_blt_has_the_sum_of_geometric_sequences_as_its_series() -> None:
 def test_a_blt_refuses(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         BLT(*arguments)
+
+
+@pytest.mark.parametrize("chosen", KINDS, ids=NAMES)
+def test_every_kind_streams_its_own_matrix(chosen: Strategy) -> None:
+    for steps in (1, 5, T):
+        strategies.check_streaming(chosen, steps)
+
+
+@pytest.mark.parametrize("part", ["rows", "coefficients", "columns"])
+def test_a_strategy_that_contradicts_itself_is_refused(part: str) -> None:
+    class Liar(BandedToeplitz):
+        """Claims one matrix and streams, or counts, another."""
+
+    other = BandedToeplitz((1.0, 0.1))
+    setattr(Liar, part, lambda self, *arguments: getattr(other, part)(*arguments))
+    with pytest.raises(ArgumentError, match=r"one matrix|columns\(\)"):
+        strategies.check_streaming(Liar((1.0, 0.9)), 8)
