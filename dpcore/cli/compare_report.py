@@ -81,8 +81,8 @@ class Tuning:
         if self.epsilon is not None:
             best = format_epsilon(min(self.epsilon.values()))
             return (
-                f"Tuning is accounted for: all {self.runs} runs that were begun ({self.searched} in search of learning "
-                f"rates, with those that were stopped or lost) are together ({best}, {format_number(self.delta)})-"
+                f"Tuning is accounted for: all {self.runs} runs that were begun since this folder was last begun anew "
+                f"({self.searched} in search of learning rates, with those that were stopped or lost) are together ({best}, {format_number(self.delta)})-"
                 f"differentially private under {self.adjacency} adjacency, by composition of their events."
             )
         what = (
