@@ -83,7 +83,8 @@ class Tuning:
             return (
                 f"Tuning is accounted for: all {self.runs} runs that were begun since this folder was last begun anew "
                 f"({self.searched} in search of learning rates, with those that were stopped or lost) are together "
-                f"({best}, {format_number(self.delta)})-differentially private under {self.adjacency} adjacency, by composition of their events."
+                f"({best}, {format_number(self.delta)})-differentially private under {self.adjacency} adjacency, by "
+                "composition of their events."
             )
         what = (
             f"the {self.searched} runs in search of learning rates and the choice among them"

@@ -107,6 +107,9 @@ def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> Non
     # With few seeds the interval can be wider than the range of an accuracy.
     axes.vlines(x, np.clip(mean - half, 0, 100), np.clip(mean + half, 0, 100), color=color, linewidth=1.2, alpha=0.5)
     _whole_epochs(axes, x)
+    if len(x) == 1:
+        axes.set_xlim(curves.epochs[0] - 0.5, curves.epochs[0] + 0.5)
+        axes.set_xticks(curves.epochs)
 
 
 def _end(axes: Axes, index: int, curves: Curves) -> None:
@@ -114,7 +117,13 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
     final = 100 * np.asarray(curves.accuracy, float)[:, -1]
     interval = mean_interval(final)
     axes.plot(final, np.full(len(final), index + 0.22), "o", color=color, markersize=3.5, alpha=0.45, markeredgewidth=0)
-    error = None if math.isnan(interval.half_width) else interval.half_width
+    error = None
+    if not math.isnan(interval.half_width):
+        # With few seeds the interval can be wider than the range of an accuracy.
+        error = [
+            [min(interval.half_width, interval.center)],
+            [min(interval.half_width, max(100 - interval.center, 0.0))],
+        ]
     axes.errorbar(
         interval.center, index, xerr=error, color=color, marker=marker, markersize=5.5, capsize=3.5, linewidth=1.5
     )

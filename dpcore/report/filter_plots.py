@@ -147,8 +147,11 @@ def gradient_picture(
     with _figure(path, (9.6, 3.9) if both else (6.4, 3.9)) as figure:
         panels = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
         axes = panels[0]
-        axes.plot(x, _positive(raw), color=COLORS[0], linewidth=1.8, label="before the filter")
-        axes.plot(x, _positive(filtered), color=COLORS[1], linewidth=1.8, label="after the filter")
+        unchanged = np.array_equal(raw, filtered)
+        name = "before and after the filter, which changes nothing" if unchanged else "before the filter"
+        axes.plot(x, _positive(raw), color=COLORS[0], linewidth=1.8, label=name)
+        if not unchanged:
+            axes.plot(x, _positive(filtered), color=COLORS[1], linewidth=1.8, label="after the filter")
         if floor > 0:
             axes.axhline(floor, color=_GRAY, linewidth=1.0, linestyle="--", label="noise of the mechanism, before")
         axes.set_xscale("log")
@@ -199,10 +202,15 @@ def _response(axes: Axes, x: npt.NDArray[np.float64], passed: npt.NDArray[np.flo
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Write 0.01 for 10 to the power of -2."""
+    """Write 0.01 for 10 to the power of -2, and of the ticks between only 2 and 5, where there is room for them."""
     from matplotlib.ticker import FuncFormatter
 
+    low, high = axes.get_xlim()
+    room = high / low < 100
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if room and f"{value:.0e}"[0] in "25" else "")
+    )
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:

@@ -62,3 +62,14 @@ def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="frequencies above 0"):
         filter_plots.gradient_picture(tmp_path / "a.png", F, F, F[1:])
     assert not list(tmp_path.iterdir())
+
+
+def test_ticks_between_the_powers_of_ten_do_not_crowd() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    axes.set_xscale("log")
+    axes.set_xlim(0.03, 0.5)
+    filter_plots._plain_ticks(axes)
+    written = [axes.xaxis.get_minor_formatter()(value) for value in (0.03, 0.05, 0.06, 0.2, 0.3, 0.5)]
+    assert written == ["", "0.05", "", "0.2", "", "0.5"]

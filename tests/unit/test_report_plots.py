@@ -72,3 +72,18 @@ def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""})
+
+
+def test_intervals_stay_within_the_range_of_an_accuracy() -> None:
+    from matplotlib.figure import Figure
+
+    from dpcore.report.comparison_plots import Curves, _end, _way
+
+    way, end = Figure().subplots(2)
+    curves = Curves([1], [[0.61], [0.82]])
+    _way(way, 0, "a", curves, 0.1)
+    _end(end, 0, curves)
+    bars = end.collections[0].get_segments()[0][:, 0]
+    assert bars.min() == pytest.approx(0)
+    assert bars.max() == pytest.approx(100)
+    assert list(way.get_xticks()) == [1]
