@@ -358,6 +358,7 @@ class Plan:
         if abandoned:
             said.append(f"Epsilon counts {abandoned} further step(s), which were released and then abandoned.")
         clip = self.method.describe()["clip"]
+        seed = "" if self.method.noise.strategy is None else "seed_"
         if not isinstance(clip["groups"], str):
             del clip["max_grad_norm"]
         return Statement(
@@ -373,7 +374,8 @@ class Plan:
             noise={
                 **self.method.describe()["noise"],
                 "mechanism": "Gaussian",
-                "standard_deviation_on_sum": self.noise_standard_deviation(),
+                # Correlated noise has another standard deviation at each step: this is that of the seed noise Z.
+                f"{seed}standard_deviation_on_sum": self.noise_standard_deviation(),
                 **self._square_noise(),
                 **({} if layout is None else {"layout_sha256": layout.digest()}),
             },

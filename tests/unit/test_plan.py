@@ -341,3 +341,11 @@ def test_a_statement_has_one_adjacency() -> None:
     plan = Plan(method, sampling.FixedOrderSampler(dataset_size=4, batch_size=1), 4)
     stated = plan.statement(1e-5, steps_taken=4, keys=RunKeys.new(), backend="numpy")
     assert stated.adjacency == stated.sampler["adjacency"] == "replace-one"
+
+
+def test_a_statement_of_correlated_noise_speaks_of_the_seed_noise() -> None:
+    sampler = dpcore.sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
+    plan = Plan(methods.memf(lr=0.1, noise_multiplier=2.0), sampler, 8)
+    noise = plan.statement(1e-5, steps_taken=8, keys=Provenance(), backend="numpy").noise
+    assert noise["seed_standard_deviation_on_sum"] == 2.0
+    assert "standard_deviation_on_sum" not in noise
