@@ -13,7 +13,7 @@ from dpcore.clipping import Clip
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.filters import OptimalFIR
 from dpcore.galore import GaLore
-from dpcore.keys import RunKeys
+from dpcore.keys import Provenance, RunKeys
 from dpcore.plan import Plan
 from dpcore.schedules import WarmupCosine
 from dpcore.strategies import Identity, from_matrix, strategy
