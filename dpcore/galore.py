@@ -17,7 +17,7 @@ class GaLore:
 
     Filter and moments then run on ``P^T G`` and the direction is mapped back by P: functions of released vectors only.
     The states are rank x n instead of m x n, and are kept when P changes. Parameters that are no matrices, or have at
-    most `rank` rows, are not projected.
+    most `rank` rows, are not projected; a run that has no others is refused.
 
     Parameters
     ----------

@@ -145,10 +145,9 @@ class RunKeys(Provenance):
         Raises
         ------
         PrivacyError
-            If this process began the row before. Not for an exact key, whose caller answers for its use; a branch of
-            such a run has a key of its own.
+            If this process began the row before. Not for an exact key, whose caller answers for its use.
         """
-        if self.origin == EXACT and not self.forks:
+        if self.origin == EXACT:
             return
         digest = hashlib.sha256(b"dpcore spent" + self.noise).digest()
         with _lock:

@@ -244,23 +244,43 @@ class Plan:
     def _sensitivities(self) -> dict[int, float]:
         return {}
 
-    def epsilon(self, delta: float, *, steps: int | None = None, accountant: str = "rdp") -> float:
-        """Return epsilon at `delta` after `steps` steps (all planned ones by default)."""
-        taken = self.steps if steps is None else integer(0, steps=steps)
-        return accounting.epsilon(self.event_after(taken), delta, accountant)
+    def epsilon(self, delta: float, *, steps: int | None = None, accountant: str | None = None) -> float:
+        """Return epsilon at `delta` after `steps` steps (all planned ones by default).
 
-    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str = "rdp") -> Plan:
+        Without an accountant it is the smallest value of all that cover the run: each of them is an upper bound.
+        """
+        event = self.event_after(self.steps if steps is None else integer(0, steps=steps))
+        names = [accountant] if accountant is not None else accounting.accountants_for(event)
+        return min(accounting.epsilon(event, delta, name) for name in names or ["rdp"])
+
+    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> Plan:
         """Return the plan at the smallest noise multiplier that meets the target.
+
+        Parameters
+        ----------
+        target_epsilon, target_delta : float
+            The guarantee.
+        accountant : str, optional
+            By default the one that needs least noise: the epsilon of each that covers the run is an upper bound.
 
         Raises
         ------
         PrivacyError
             If no noise multiplier reaches the target, or the accountant does not cover the sampler.
         """
-        sigma = accounting.calibrate_noise_multiplier(
-            target_epsilon, target_delta, lambda multiplier: self._event(multiplier, self.steps), accountant
-        )
-        return replace(self, method=self.method.with_noise_multiplier(sigma))
+        names = [accountant] if accountant is not None else accounting.accountants_for(self._event(1.0, self.steps))
+        found, refusals = [], []
+        for name in names or ["rdp"]:
+            try:
+                sigma = accounting.calibrate_noise_multiplier(
+                    target_epsilon, target_delta, lambda multiplier: self._event(multiplier, self.steps), name
+                )
+                found.append(sigma)
+            except PrivacyError as refusal:  # another accountant may certify the target
+                refusals.append(refusal)
+        if not found:
+            raise refusals[0]
+        return replace(self, method=self.method.with_noise_multiplier(min(found)))
 
     def check_covered(self, accountant: str | None = None) -> None:
         """Refuse a run that the accountant (or, by default, every accountant) cannot account for.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcore.errors import ArgumentError
 from dpcore.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout
@@ -77,6 +78,12 @@ class RunVectors:
                 m, n = entry.shape
                 projections[i] = backend.from_numpy(np.zeros((m, method.galore.rank), dtype_name(flat[i])))
                 small[i] = backend.from_numpy(np.zeros(method.galore.rank * n, dtype_name(flat[i])))
+
+        if method.galore is not None and not projections:
+            raise ArgumentError(
+                f"galore={method.galore!r}: projects no tensor, since none is a matrix with more than "
+                f"{method.galore.rank} rows; take a smaller rank, or leave it out"
+            )
 
         def several(count: int, of: Sequence[Any] = flat) -> list[tuple[Any, ...]]:
             return [tuple(backend.zeros_like(vector) for _ in range(count)) for vector in of]

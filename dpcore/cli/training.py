@@ -12,9 +12,7 @@ import torch
 
 from dpcore import accounting, config
 from dpcore.cli.callbacks import Callback, EpochReleased, StepReleased
-from dpcore.cli.epsilon import chosen_accountant
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.question import ask
 from dpcore.cli.settings import Settings
 from dpcore.datasets import Dataset
 from dpcore.errors import ArgumentError, BackendError
@@ -81,7 +79,6 @@ class Training:
                 epochs=settings.epochs,
                 loss=torch.nn.functional.cross_entropy,
                 sampling=str(settings.sampling).replace("-", "_"),
-                accountant=_accountant(settings, len(dataset)),
             )
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
@@ -181,13 +178,6 @@ class Training:
             test_loss=loss / len(self._test_targets),
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
-
-
-def _accountant(settings: Settings, examples: int) -> str:
-    """Return the tightest accountant that covers the run, so that no more noise is added than the target needs."""
-    batch_size = settings.batch_size_for(examples)
-    planned = ask(str(settings.sampling), None, examples, batch_size, None, settings.epochs)
-    return chosen_accountant(planned.make_event(1.0), settings.delta, None)
 
 
 def _device(backend: str) -> torch.device:

@@ -22,7 +22,7 @@ class NamedStrategy:
     name : str
         One of the names.
     bands : int, optional
-        Of "banded-inverse-square-root".
+        Of "banded-inverse-square-root"; a shorter run takes as many as it has steps.
     """
 
     name: str
@@ -39,7 +39,8 @@ class NamedStrategy:
 
     def of(self, steps: int) -> Strategy:
         """Return the strategy for a run of `steps` steps."""
-        return strategy(self.name, steps, bands=self.bands)
+        bands = None if self.bands is None else min(self.bands, max(steps, 1))
+        return strategy(self.name, steps, bands=bands)
 
     def describe(self) -> dict[str, Any]:
         """Return name and bands."""

@@ -50,7 +50,7 @@ def make_private(
     steps: int | None = None,
     loss: Loss = F.cross_entropy,
     sampling: str | Sampler = "poisson",
-    accountant: str = "rdp",
+    accountant: str | None = None,
     params: Any = None,
     max_memory: int | str = DEFAULT_MAX_MEMORY,
     microbatch_size: int | None = None,
@@ -82,8 +82,8 @@ def make_private(
     sampling : {"poisson", "fixed_size", "fixed_order"} or Sampler
         What draws the batches, and what is accounted. Correlated noise and separately released second moments need
         "fixed_order".
-    accountant : str
-        Used to calibrate; must cover the run in any case.
+    accountant : str, optional
+        Used to calibrate; must cover the run in any case. By default the one that needs least noise.
     params : iterable, optional
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
@@ -197,7 +197,7 @@ def _plan(
         raise
 
 
-def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str) -> Plan:
+def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str | None) -> Plan:
     if target_delta is not None:
         validate.open_unit(target_delta=target_delta)
     given = plan.method.noise.noise_multiplier
