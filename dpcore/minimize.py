@@ -143,6 +143,11 @@ def minimize(
         function(public_gradient=public_gradient)
     backend = load_backend()
     x = _start(x0)
+    if isinstance(batches, (str, bytes)):
+        raise ArgumentTypeError(
+            f"batches={batches!r}: must be a sampler from dpcore.sampling, such as PoissonSampler(dataset_size=..., "
+            "batch_size=...), or a list of index arrays"
+        )
     sampler: Sampler = (
         batches if hasattr(batches, "event") else FixedBatches(batches, batch_size=method.batch_size)  # type: ignore[assignment]
     )

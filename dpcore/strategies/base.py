@@ -213,7 +213,10 @@ def scaled(values: Matrix, norm: float) -> Matrix:
     sensitivity is computed from the values that run.
     """
     if not 0.0 < norm < np.inf:
-        raise ArgumentError(f"the largest column norm {norm:.3g} is out of range; multiply the matrix by a constant")
+        raise ArgumentError(
+            f"strategy: its largest column norm, {norm:.3g}, must be a number that float64 holds; multiply the matrix by a "
+            "constant, which leaves the mechanism as it is"
+        )
     result = values if abs(norm - 1.0) < _SCALED else values / norm
     result.flags.writeable = False
     return result

@@ -122,3 +122,8 @@ def test_non_finite_gradients_are_ordinary_steps() -> None:
     result = dpcore.minimize(broken, np.zeros(3), [[0, 1]], METHOD, key=bytes(32), exact_key=True)
     empty = dpcore.minimize(gradient, np.zeros(3), [[], [0, 1]], METHOD, key=bytes(32), exact_key=True, record=True)
     assert result.x.tobytes() == empty.path[1].tobytes()
+
+
+def test_batches_by_name_are_told_what_to_be() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"batches='poisson': must be a sampler from dpcore\.sampling"):
+        dpcore.minimize(lambda x, i: np.zeros((len(i), 1)), np.zeros(1), "poisson", methods.dp_sgd(lr=1.0), steps=1)
