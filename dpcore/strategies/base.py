@@ -214,8 +214,8 @@ def scaled(values: Matrix, norm: float) -> Matrix:
     """
     if not 0.0 < norm < np.inf:
         raise ArgumentError(
-            f"strategy: its largest column norm, {norm:.3g}, must be a number that float64 holds; multiply the matrix by a "
-            "constant, which leaves the mechanism as it is"
+            f"strategy: its largest column norm {norm:.3g} is out of range; multiply the matrix by a constant, which "
+            "leaves the mechanism as it is"
         )
     result = values if abs(norm - 1.0) < _SCALED else values / norm
     result.flags.writeable = False
