@@ -31,7 +31,6 @@ setup: $(READY)
 $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (some minutes the first time)"
-	$(VENV)/bin/python -m pip install -qq --upgrade pip  # a distribution's own may be too old to read newer metadata
 	$(VENV)/bin/python -m pip install -qq "$$(grep '^torch==' requirements/constraints.txt)"
 	$(VENV)/bin/python -m pip install -qq -c requirements/constraints.txt -e '.[triton,crypto,cli,tensorboard,dev,docs]'
 	touch $@
