@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, Unpack
 
 from dpcore.errors import ArgumentError
 from dpcore.method import Method
 from dpcore.methods.common import Shared, assemble, learning_rate
 from dpcore.queries import Plain, Preconditioned, Query
-from dpcore.updates import AdaGrad, Adam, Update
+from dpcore.updates import AdaGrad, Adam
 from dpcore.validate import choice
 
 VARIANTS: Final = (
@@ -28,6 +27,9 @@ _SOURCES: Final = {
     "side_information": "public",
     "noiseless_preconditioner": "noiseless",
 }
+# Second moments that noise can turn negative, or to zero.
+_NOISY: Final = ("independent_moments", "joint_moments", "bias_corrected")
+_SCALED: Final = "scale_then_privatize or delayed_preconditioner"
 
 
 def dp_adam(
@@ -76,10 +78,15 @@ def dp_adam(
     ----------
     Private adaptive optimizers, sections 3 and 4, algorithms 4 to 9.
     """
-    update, query = _adaptive(
-        lambda lr, **rest: Adam(lr, betas, **rest), variant, 1e-8, common, eps, weight_decay, scale_eps,
-        max_scaled_norm, unscaled_steps, scaled_steps, joint_scale, allow_nonprivate,
-    )  # fmt: skip
+    noisy = variant in _NOISY
+    update = Adam(
+        learning_rate("dp_adam", common),
+        betas,
+        eps if eps is not None else 1e-3 if noisy else 1e-8,
+        weight_decay,
+        **_second_moment(variant, joint_scale, allow_nonprivate, floored=variant == "bias_corrected"),
+    )
+    query = _query(variant, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps)
     return assemble("dp_adam", common, query=query, update=update)
 
 
@@ -112,64 +119,55 @@ def dp_adagrad(
     ----------
     Private adaptive optimizers, algorithm 3 and section 5.1.
     """
-    update, query = _adaptive(
-        AdaGrad, variant, 0.0, common, eps, weight_decay, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps,
-        joint_scale, allow_nonprivate,
-    )  # fmt: skip
+    noisy = variant in _NOISY
+    update = AdaGrad(
+        learning_rate("dp_adagrad", common),
+        eps if eps is not None else 1.0 if noisy else 0.0,
+        weight_decay,
+        **_second_moment(variant, joint_scale, allow_nonprivate, floored=noisy),
+    )
+    query = _query(variant, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps)
     return assemble("dp_adagrad", common, query=query, update=update)
 
 
-def _adaptive(
-    make: Callable[..., Update],
+def _second_moment(variant: str, joint_scale: float | None, allow_nonprivate: bool, *, floored: bool) -> dict[str, Any]:
+    """Return a variant's `dpcore.updates.SecondMoment` settings."""
+    choice(VARIANTS, variant=variant)
+    _only("joint_moments", variant == "joint_moments", variant, joint_scale=joint_scale)
+    return {
+        "second_moment": _SOURCES.get(variant, "filtered"),
+        "denominator": "floored" if floored else "added",
+        "bias_corrected": variant == "bias_corrected",
+        "joint_scale": joint_scale,
+        "allow_nonprivate": allow_nonprivate,
+    }
+
+
+def _query(
     variant: str,
-    default_eps: float,
-    common: Shared,
-    eps: float | None,
-    weight_decay: float,
     scale_eps: float | None,
     max_scaled_norm: float | None,
     unscaled_steps: int | None,
     scaled_steps: int | None,
-    joint_scale: float | None,
-    allow_nonprivate: bool,
-) -> tuple[Update, Query]:
-    """Return the update and the query of a variant; refuse settings that it does not have."""
-    choice(VARIANTS, variant=variant)
-    delayed, scaled = variant == "delayed_preconditioner", variant in ("scale_then_privatize", "delayed_preconditioner")
-    _only("scale_then_privatize or delayed_preconditioner", scaled, variant, scale_eps=scale_eps)
-    _only("scale_then_privatize or delayed_preconditioner", scaled, variant, max_scaled_norm=max_scaled_norm)
+) -> Query:
+    """Return a variant's query; refuse settings that it does not have."""
+    delayed = variant == "delayed_preconditioner"
+    scaled = delayed or variant == "scale_then_privatize"
+    _only(_SCALED, scaled, variant, scale_eps=scale_eps, max_scaled_norm=max_scaled_norm)
     _only("delayed_preconditioner", delayed, variant, unscaled_steps=unscaled_steps, scaled_steps=scaled_steps)
-    _only("joint_moments", variant == "joint_moments", variant, joint_scale=joint_scale)
-    lr = learning_rate("an adaptive method", common)
-    noisy = variant in ("independent_moments", "joint_moments", "bias_corrected")
-    adagrad = default_eps == 0
-    floored = variant == "bias_corrected" or (adagrad and noisy)
-    if eps is None:
-        eps = default_eps if not noisy else 1.0 if adagrad else 1e-3
-    update = make(
-        lr,
-        eps=eps,
-        weight_decay=weight_decay,
-        second_moment=_SOURCES.get(variant, "filtered"),
-        denominator="floored" if floored else "added",
-        bias_corrected=variant == "bias_corrected",
-        joint_scale=joint_scale,
-        allow_nonprivate=allow_nonprivate,
-    )
     if not scaled:
-        return update, Plain()
+        return Plain()
     if delayed and (unscaled_steps is None or scaled_steps is None):
         raise ArgumentError(
             "variant='delayed_preconditioner': needs unscaled_steps and scaled_steps, such as 10 and 10"
         )
-    query = Preconditioned(
+    return Preconditioned(
         Plain(),
         1e-3 if scale_eps is None else scale_eps,
         max_scaled_norm,
-        unscaled_steps or 0,
+        0 if unscaled_steps is None else unscaled_steps,
         1 if scaled_steps is None else scaled_steps,
     )
-    return update, query
 
 
 def _only(variants: str, allowed: bool, variant: str, **given: Any) -> None:
