@@ -606,6 +606,13 @@ MUTATIONS = [
         "if False:",
         "tests/unit/test_mechanism.py",
     ),
+    Mutation(
+        "take a strategy's word for its own noise",
+        "dpcore/plan.py",
+        "            check_streaming(strategy, self.steps)\n",
+        "",
+        tests="tests/unit/test_plan.py",
+    ),
 ]
 
 

@@ -16,7 +16,8 @@ from dpcore.galore import GaLore
 from dpcore.keys import Provenance, RunKeys
 from dpcore.plan import Plan
 from dpcore.schedules import WarmupCosine
-from dpcore.strategies import Identity, from_matrix, strategy
+from dpcore.spec.ops import FilterCoefficients
+from dpcore.strategies import BandedToeplitz, Identity, from_matrix, strategy
 
 POISSON = sampling.PoissonSampler(dataset_size=1000, batch_size=50)
 ORDER = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
@@ -349,3 +350,15 @@ def test_a_statement_of_correlated_noise_speaks_of_the_seed_noise() -> None:
     noise = plan.statement(1e-5, steps_taken=8, keys=Provenance(), backend="numpy").noise
     assert noise["seed_standard_deviation_on_sum"] == 2.0
     assert "standard_deviation_on_sum" not in noise
+
+
+def test_a_plan_refuses_a_strategy_that_streams_another_matrix_than_it_accounts_for() -> None:
+    class Liar(BandedToeplitz):
+        """Accounts for more correlation than its noise has."""
+
+        def coefficients(self, step: int) -> FilterCoefficients:
+            return BandedToeplitz((1.0, 0.1)).coefficients(step)
+
+    sampler = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
+    with pytest.raises(ArgumentError, match="must describe one matrix"):
+        Plan(methods.memf(lr=0.1, noise_multiplier=2.0, strategy=Liar((1.0, 0.9))), sampler, 8)
