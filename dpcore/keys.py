@@ -102,13 +102,14 @@ class RunKeys(Provenance):
         """Return the key of a row of noise: that of the branch in which the row was begun."""
         return next((key for end, key in self.earlier if row < end), self.noise)
 
-    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0) -> RunKeys:
+    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0, number: int | None = None) -> RunKeys:
         """Return keys for a branch: fresh noise from `row` on, and fresh batches unless `keep_sampling`.
 
-        The number that tells branches apart comes from the operating system until a ledger records it. `forks` is how
-        many the caller knows of.
+        `number` tells branches apart; a ledger recorded it before. Without one, the operating system does. `forks` is
+        how many the caller knows of.
         """
-        branch = derive_key(self.noise, b"dpcore fork" + os.urandom(16))
+        tag = os.urandom(16) if number is None else number.to_bytes(8, "little")
+        branch = derive_key(self.noise, b"dpcore fork" + tag)
         sampling = self.sampling if keep_sampling else derive_key(branch, "dpcore sampling")
         # Rows before `row` keep the keys they were drawn with; a branch left before its first row has none.
         earlier, first = [], 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,22 @@ from dpcore.spec.stream import Stream
 from dpcore.updates import SECOND_MOMENTS
 
 STATE_FORMAT = 2
+
+
+class Account(Protocol):
+    """Pays for a run's releases: a ledger's run."""
+
+    def before_draw(self, step: int) -> None:
+        """Make sure that step `step` is paid for, before its batch is drawn; may give the mechanism other keys.
+
+        Raises
+        ------
+        PrivacyError
+            If the budget does not allow it; nothing was drawn or released then.
+        """
+
+    def before_release(self, step: int, settings: Sequence[UpdateSettings]) -> None:
+        """Make sure that step `step` is paid for, and take note of the settings it moves the parameters by."""
 
 
 class Mechanism:
@@ -63,6 +79,8 @@ class Mechanism:
         Steps taken on the way to the present parameters.
     releases : int
         All releases that this object knows of: `step`, and steps that were abandoned by going back to a checkpoint.
+    account : Account or None
+        Told of every batch before it is drawn and of every release before it is made.
     """
 
     def __init__(
@@ -82,6 +100,7 @@ class Mechanism:
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
         self.step = 0
         self.releases = 0
+        self.account: Account | None = None
         self._run = os.urandom(8).hex()
         self._process = os.getpid()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
@@ -101,6 +120,12 @@ class Mechanism:
 
     def _square_noise(self, step: int) -> float:
         return 0.0 if self.plan.noise_multiplier == 0 else self.plan.square_noise_standard_deviation(step)
+
+    def draw(self) -> NDArray[np.int64]:
+        """Return the examples of this step, after the account has agreed to pay for it. Secret where sampling is."""
+        if self.account is not None:
+            self.account.before_draw(self.step)
+        return self.plan.sampler.indices(self.keys.sampling, self.step)
 
     def points(self) -> tuple[Point, ...]:
         """Return where this step's gradients are taken, and with which weights they are combined."""
@@ -202,6 +227,8 @@ class Mechanism:
             raise ArgumentError(
                 "public: must be a gradient of public data for second_moment='public', and None for any other"
             )
+        if self.account is not None:
+            self.account.before_release(row, [method.update.settings()] if settings is None else list(settings))
         numbers = self._prepared(row, settings, len(parameters))
         if method.update.rule == "accelerated" and row == 0:
             for moments, parameter in zip(self.vectors.moments, parameters, strict=True):

@@ -179,8 +179,8 @@ def minimize(
         assert normals is not None
         return [backend.from_numpy(normals[row, int(stream == Stream.SECOND_MOMENT)])]
 
-    for step in range(plan.steps):
-        indices = sampler.indices(keys.sampling, step)
+    for _ in range(plan.steps):
+        indices = mechanism.draw()
         rows: NDArray[Any] | None = None
         for point in mechanism.points():
             (at,) = mechanism.at([device_x], point)

@@ -17,12 +17,15 @@ from dpcore.accounting.calibrate import calibrate_noise_multiplier
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
+    CyclicPoissonSampledGaussian,
     Event,
     FixedSizeSampledGaussian,
     Gaussian,
     MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
 )
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
 from dpcore.accounting.rdp import RdpAccountant
@@ -31,6 +34,7 @@ __all__ = [
     "Accountant",
     "Adjacency",
     "Composed",
+    "CyclicPoissonSampledGaussian",
     "Event",
     "FixedSizeSampledGaussian",
     "Gaussian",
@@ -39,6 +43,8 @@ __all__ = [
     "NonPrivate",
     "PoissonSampledGaussian",
     "RdpAccountant",
+    "SelfComposed",
+    "TruncatedPoissonSampledGaussian",
     "accountants_for",
     "analytic_noise_multiplier",
     "available_accountants",

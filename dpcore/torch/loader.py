@@ -50,9 +50,8 @@ class PrivateLoader:
                     f"step {step - 1} drew a batch that was not stepped, or others were stepped meanwhile: call "
                     "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
                 )
-            keys = self._mechanism.keys
-            indices = self._mechanism.plan.sampler.indices(keys.sampling, step)
-            batch = self._data.batch(indices, step_seed(keys, "augmentation", step))
+            indices = self._mechanism.draw()
+            batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
             self.pending = len(indices)
             yield batch
 

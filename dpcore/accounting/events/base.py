@@ -1,0 +1,90 @@
+"""Events: immutable descriptions of what was released. Accountants interpret them; an event computes no epsilon.
+
+Rules for evolution: the meaning of an event never changes once a ledger or a statement may hold one (add a class
+instead), and an event carries everything one must know to derive epsilon again. `noise_multiplier` is always the
+standard deviation of the noise on a sum over the L2 sensitivity of that sum **under the event's own adjacency**; each
+class says which sensitivity that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from dpcore import validate
+from dpcore.errors import ArgumentError, ArgumentTypeError
+
+
+class Adjacency(StrEnum):
+    """Which two data sets an epsilon tells apart."""
+
+    ADD_REMOVE = "add-remove"
+    """One example is added or removed. A sum of vectors of norm at most C changes by at most C."""
+    ZERO_OUT = "zero-out"
+    """One example is replaced by one whose vector is zero. The sum changes by at most C; no batch changes its size."""
+    REPLACE_ONE = "replace-one"
+    """One example is replaced by another. The sum changes by at most 2C."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of every event."""
+
+    _kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Make the class known to `from_dict` by its name."""
+        Event._kinds[cls.__name__] = cls
+
+    @property
+    def adjacency(self) -> Adjacency | None:
+        """The adjacency the event is described under; None when it gives no guarantee under any."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as a dict of JSON values: its class name under "event", then its fields."""
+        result: dict[str, Any] = {"event": type(self).__name__}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            result[item.name] = value.value if isinstance(value, Adjacency) else value
+        return result
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Event:
+        """Return the event that `to_dict` described.
+
+        Raises
+        ------
+        ArgumentError
+            If the class name is unknown, or a field is missing or unknown.
+        """
+        try:
+            kind = Event._kinds[validate.choice(Event._kinds, event=data["event"])]
+        except (KeyError, TypeError) as cause:
+            message = f"data={data!r}: must be a mapping with the name of an event under 'event'"
+            raise ArgumentTypeError(message) from cause
+        known = [item.name for item in fields(kind)]
+        for name in data:
+            if name != "event":
+                validate.choice(known, field=name)
+        arguments = kind._decode({name: data[name] for name in known if name in data})
+        try:
+            return kind(**arguments)
+        except TypeError as cause:
+            if isinstance(cause, ArgumentTypeError):
+                raise
+            missing = [name for name in known if name not in data]
+            raise ArgumentError(f"data={dict(data)!r}: {kind.__name__} also needs {', '.join(missing)}") from cause
+
+    @classmethod
+    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields with events in place of the dicts that describe them."""
+        return arguments
+
+
+def adjacency_of(event: Event, adjacency: str) -> None:
+    """Set the field `adjacency` of an event under construction, checked."""
+    chosen = Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=adjacency))
+    object.__setattr__(event, "adjacency", chosen)

@@ -1,0 +1,102 @@
+"""Events made of other events, and the one that guarantees nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpcore import validate
+from dpcore.accounting.events.base import Adjacency, Event
+from dpcore.errors import ArgumentError, ArgumentTypeError
+
+
+@dataclass(frozen=True)
+class NonPrivate(Event):
+    """A release without any guarantee: epsilon is infinity. `reason` is one sentence for the statement."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not str(self.reason).strip():
+            raise ArgumentError(f"reason={self.reason!r}: must be a sentence that says why the release is not private")
+
+    @property
+    def adjacency(self) -> None:
+        """None: there is no guarantee under any adjacency."""
+        return
+
+
+@dataclass(frozen=True)
+class Composed(Event):
+    """Several events about the same data, fixed beforehand, one after the other.
+
+    Events under add-remove and zero-out compose under zero-out (an example whose vector is zero adds nothing to any
+    sum, so a bound under add-remove also bounds its replacement by such an example). Replace-one never mixes with
+    either.
+
+    Parameters
+    ----------
+    events : tuple of Event
+        The parts, possibly none (then nothing was released and epsilon is 0).
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))
+        for event in self.events:
+            if not isinstance(event, Event):
+                raise ArgumentTypeError(f"events: {event!r} must be an event of dpcore.accounting")
+        kinds = {event.adjacency for event in self.events} - {None}
+        if Adjacency.REPLACE_ONE in kinds and len(kinds) > 1:
+            raise ArgumentError("events: replace-one cannot be composed with another adjacency in one event")
+
+    @property
+    def adjacency(self) -> Adjacency | None:
+        """The one adjacency all parts share, or zero-out for a mixture of add-remove and zero-out."""
+        kinds = {event.adjacency for event in self.events} - {None}
+        return Adjacency.ZERO_OUT if len(kinds) > 1 else next(iter(kinds), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as a dict of JSON values, its parts as a list under "events"."""
+        return {"event": "Composed", "events": [event.to_dict() for event in self.events]}
+
+    @classmethod
+    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"events": tuple(Event.from_dict(item) for item in arguments.get("events", ()))}
+
+
+@dataclass(frozen=True)
+class SelfComposed(Event):
+    """One event, `count` times over, about the same data and fixed beforehand.
+
+    Parameters
+    ----------
+    repeated : Event
+        What is repeated.
+    count : int
+        How often, 0 or more.
+    """
+
+    repeated: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.repeated, Event):
+            raise ArgumentTypeError(f"repeated={self.repeated!r}: must be an event of dpcore.accounting")
+        object.__setattr__(self, "count", validate.integer(count=self.count, minimum=0))
+
+    @property
+    def adjacency(self) -> Adjacency | None:
+        """That of the repeated event."""
+        return self.repeated.adjacency
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as a dict of JSON values, the repeated one as a dict."""
+        return {**super().to_dict(), "repeated": self.repeated.to_dict()}
+
+    @classmethod
+    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        return (
+            {**arguments, "repeated": Event.from_dict(arguments["repeated"])} if "repeated" in arguments else arguments
+        )

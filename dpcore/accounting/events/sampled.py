@@ -1,0 +1,190 @@
+"""Events of Gaussian noise on sums over secretly sampled examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpcore import validate
+from dpcore.accounting.events.base import Adjacency, Event, adjacency_of
+from dpcore.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class PoissonSampledGaussian(Event):
+    """`steps` sums, each over a fresh secret Poisson sample, each with independent Gaussian noise.
+
+    The adjacency is add-remove.
+
+    Sensitivity assumed: C, the bound on the norm of one example's vector. Each example enters a step with probability
+    exactly `sample_rate`, independently of all others and of all other steps; a full batch is never cut off.
+
+    Parameters
+    ----------
+    sample_rate : float
+        Probability that an example enters a step, 0 < sample_rate <= 1.
+    noise_multiplier : float
+        Standard deviation of the noise on the sum over C; 0 means epsilon = infinity.
+    steps : int
+        Number of steps, 0 or more.
+    """
+
+    sample_rate: float
+    noise_multiplier: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
+        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Add-remove."""
+        return Adjacency.ADD_REMOVE
+
+
+@dataclass(frozen=True)
+class FixedSizeSampledGaussian(Event):
+    """`steps` sums, each over a fresh secret uniform subset of exactly `batch_size` examples. Replace-one adjacency.
+
+    Sensitivity assumed: 2C (one example's vector is exchanged for another's), so `noise_multiplier` is the standard
+    deviation of the noise on the sum over 2C, half of the multiplier relative to the clip norm C.
+
+    Parameters
+    ----------
+    dataset_size, batch_size : int
+        Number of examples, and how many of them each step draws without replacement.
+    noise_multiplier : float
+        Standard deviation of the noise on the sum over 2C; 0 means epsilon = infinity.
+    steps : int
+        Number of steps, 0 or more.
+    """
+
+    dataset_size: int
+    batch_size: int
+    noise_multiplier: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
+        object.__setattr__(self, "batch_size", validate.integer(batch_size=self.batch_size, minimum=1))
+        if self.batch_size > self.dataset_size:
+            raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
+        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Replace-one."""
+        return Adjacency.REPLACE_ONE
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonSampledGaussian(Event):
+    """`steps` sums, each over a fresh secret Poisson sample that is cut down to at most `max_batch_size` examples.
+
+    Where more examples land in a step, a uniformly random subset of exactly `max_batch_size` of them is kept. The step
+    is then a mixture (`dpcore.accounting.phases`): in some steps an example is in with another probability than the
+    rate.
+
+    Sensitivity assumed: C, the bound on the norm of one example's vector, under either adjacency. Under add-remove a
+    full batch exchanges one example for another, which the accounting counts as 2C.
+
+    Parameters
+    ----------
+    dataset_size : int
+        Number of examples that toss a coin, the one in question included.
+    sample_rate : float
+        Probability that an example lands in a step before the cut, 0 < sample_rate <= 1.
+    max_batch_size : int
+        Hard maximum of examples in a step.
+    noise_multiplier : float
+        Standard deviation of the noise on the sum over C; 0 means epsilon = infinity.
+    steps : int
+        Number of steps, 0 or more.
+    adjacency : Adjacency
+        Zero-out (the default: an example without a contribution still tosses its coin and takes its place) or
+        add-remove.
+
+    References
+    ----------
+    Zero-out: derived in `dpcore.accounting.phases`. Add-remove: dp-accounting 0.6, and arXiv 2508.15089.
+    """
+
+    dataset_size: int
+    sample_rate: float
+    max_batch_size: int
+    noise_multiplier: float
+    steps: int
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
+        object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
+        object.__setattr__(self, "max_batch_size", validate.integer(max_batch_size=self.max_batch_size, minimum=1))
+        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
+        adjacency_of(self, self.adjacency)
+        if self.adjacency is Adjacency.REPLACE_ONE:
+            raise ArgumentError("adjacency='replace-one': must be 'zero-out' or 'add-remove' for truncated sampling")
+
+
+@dataclass(frozen=True)
+class CyclicPoissonSampledGaussian(Event):
+    """`steps` sums under banded noise; the examples of group t mod `groups` may enter step t, by secret Poisson coins.
+
+    Every example belongs to one of `groups` fixed groups. The noise is C^{-1} Z with a lower-triangular C of at most
+    `groups` bands. An example's possible steps are then at least `groups` apart, the columns of C at those steps have
+    no row in common, and each of them is one Gaussian mechanism on its own rows, entered with probability
+    `sample_rate`: the run is as private as ceil(steps / groups) steps of `PoissonSampledGaussian` whose sensitivity is
+    the largest column norm of C.
+
+    Sensitivity assumed: one example moves one sum by at most C (the clip norm), under zero-out; the groups stay as they
+    are.
+
+    Parameters
+    ----------
+    sample_rate : float
+        Probability that an example of the step's group enters it, 0 < sample_rate <= 1.
+    groups : int
+        Number of groups, at least the number of bands of the strategy.
+    noise_multiplier : float
+        Standard deviation of a coordinate of Z over the clip norm; 0 means epsilon = infinity.
+    sensitivity : float
+        Largest column norm of the strategy.
+    steps : int
+        Number of steps, 0 or more.
+    strategy : str
+        Name or digest of the strategy.
+
+    References
+    ----------
+    Choquette-Choo et al., "(Amplified) Banded Matrix Factorization: A unified approach to private training", 2023,
+    Theorem 4.
+    """
+
+    sample_rate: float
+    groups: int
+    noise_multiplier: float
+    sensitivity: float
+    steps: int
+    strategy: str = "identity"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
+        object.__setattr__(self, "groups", validate.integer(groups=self.groups, minimum=1))
+        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
+        object.__setattr__(self, "sensitivity", validate.positive(sensitivity=self.sensitivity))
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
+        if not str(self.strategy).strip():
+            raise ArgumentError(f"strategy={self.strategy!r}: must be the name or the digest of the matrix")
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Zero-out."""
+        return Adjacency.ZERO_OUT
+
+    @property
+    def participations(self) -> int:
+        """The most steps that one example may enter."""
+        return -(-self.steps // self.groups)

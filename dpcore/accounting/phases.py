@@ -1,0 +1,191 @@
+"""What an event comes down to: one Gaussian mechanism, and sampled steps with how often each occurs.
+
+Every accountant starts here, so that all of them account for the same thing. Equal steps are counted together, whatever
+order and nesting an event gives them: composition does not depend on the order.
+
+Truncated Poisson sampling
+--------------------------
+Let U be the Poisson sample, i the example in question, m = |U minus i| ~ Bin(n - 1, q), B the maximum, S the batch (U,
+or a uniformly random B-subset of it where |U| > B) and T = S minus i.
+
+**Zero-out.** i tosses its coin in both data sets, so S has one distribution, and they differ in whether i's vector
+enters where i is in S. Given |T|, the set T is uniform over the other examples, whether i is in S or not. So knowing T
+tells nothing of which data set it is, and given T the step is a Poisson-subsampled Gaussian whose rate is the
+probability of i in S given |T|:
+
+    |T| < B - 1:  the coin alone: q
+    |T| = B - 1:  a / (a + b),  a = q (Pr[m = B-1] + sum_{k >= B} Pr[m = k] B/(k+1)),  b = (1-q) Pr[m = B-1]
+    |T| = B:      i is not in S: 0
+
+With binomials, sum_{k >= B} Pr[m = k] q B/(k+1) = (B/n) Pr[Bin(n, q) >= B + 1]. Telling the adversary T can only help
+(joint convexity of every f-divergence), so the mixture of the three, weighted by how likely they are, bounds the step.
+
+**Add-remove.** Without i there are n - 1 examples. If m < B nothing is cut off in either data set: rate q, sensitivity
+C. If m >= B both have B examples, and i, if in S, stands in the place of another one: sensitivity 2C, with probability
+(B/n) Pr[Bin(n, q) >= B + 1] / Pr[m >= B] given that m >= B. (dp-accounting 0.6 has the same.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scipy.special import bdtr, bdtrc, gammaln, xlog1py, xlogy
+
+from dpcore.accounting.events import (
+    Adjacency,
+    Composed,
+    CyclicPoissonSampledGaussian,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    MatrixGaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
+)
+
+
+@dataclass(frozen=True)
+class PoissonStep:
+    """A mixture of Poisson-subsampled Gaussians, one of which is drawn in the open at each step.
+
+    Attributes
+    ----------
+    components : tuple of (weight, sample_rate, noise_multiplier)
+        Weights add up to at most 1; with the remaining probability nothing about the example is released. Rates lie in
+        (0, 1], multipliers above 0. A single component has weight 1 and a rate below 1.
+    """
+
+    components: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True)
+class WithoutReplacementStep:
+    """A Gaussian on the sum over a uniformly random subset of `batch_size` of `dataset_size`; replace-one.
+
+    `noise_multiplier` is above 0 and relative to the sensitivity under replacement, 2C; batch_size < dataset_size.
+    """
+
+    dataset_size: int
+    batch_size: int
+    noise_multiplier: float
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability that an example is in the subset."""
+        return self.batch_size / self.dataset_size
+
+
+Step = PoissonStep | WithoutReplacementStep
+
+
+@dataclass(frozen=True)
+class Phases:
+    """An event taken apart.
+
+    Attributes
+    ----------
+    mu : float
+        Of the one Gaussian mechanism that all unsampled parts make together: 0 where there is none, infinity where
+        anything is released without noise or without a guarantee (then `steps` does not matter).
+    steps : tuple of (Step, int)
+        Each sampled step and how often it occurs, at least once; no step occurs twice.
+    """
+
+    mu: float
+    steps: tuple[tuple[Step, int], ...]
+
+
+def phases(event: Event) -> Phases | None:
+    """Return what the event comes down to; None if some part of it is of a kind unknown here."""
+    squares: list[float] = []
+    steps: Counter[Step] = Counter()
+    for part, count in _parts(event, 1):
+        found = _part(part)
+        if found is None:
+            return None
+        mu, step, times = found
+        # Not mu^2 summed with 0 * inf: a part that never happens has no mu.
+        if mu > 0.0 and count > 0:
+            squares.append(math.sqrt(count) * mu)
+        if step is not None and times * count > 0:
+            steps[step] += times * count
+    return Phases(math.hypot(*squares), tuple(steps.items()))
+
+
+def _parts(event: Event, count: int) -> Iterator[tuple[Event, int]]:
+    if isinstance(event, Composed):
+        for part in event.events:
+            yield from _parts(part, count)
+    elif isinstance(event, SelfComposed):
+        yield from _parts(event.repeated, count * event.count)
+    else:
+        yield event, count
+
+
+def _part(event: Event) -> tuple[float, Step | None, int] | None:
+    """Return mu, a step, and how often it occurs, of an event that is not composed."""
+    if isinstance(event, NonPrivate):
+        return math.inf, None, 0
+    if isinstance(event, Gaussian):
+        return _mu(event.noise_multiplier, event.count), None, 0
+    if isinstance(event, MatrixGaussian):
+        return event.mu, None, 0
+    if isinstance(event, CyclicPoissonSampledGaussian):
+        sigma = event.noise_multiplier / event.sensitivity
+        event = PoissonSampledGaussian(event.sample_rate, sigma, event.participations)
+    if isinstance(event, PoissonSampledGaussian):
+        if event.sample_rate == 1.0 or event.noise_multiplier == 0.0:
+            return _mu(event.noise_multiplier, event.steps), None, 0
+        return 0.0, PoissonStep(((1.0, event.sample_rate, event.noise_multiplier),)), event.steps
+    if isinstance(event, TruncatedPoissonSampledGaussian):
+        if event.noise_multiplier == 0.0:
+            return _mu(0.0, event.steps), None, 0
+        components = truncated_components(event)
+        if len(components) == 1 and components[0][0] == 1.0 and components[0][1] == 1.0:
+            return _mu(components[0][2], event.steps), None, 0
+        return 0.0, PoissonStep(components), event.steps
+    if isinstance(event, FixedSizeSampledGaussian):
+        if event.batch_size == event.dataset_size or event.noise_multiplier == 0.0:
+            return _mu(event.noise_multiplier, event.steps), None, 0
+        step = WithoutReplacementStep(event.dataset_size, event.batch_size, event.noise_multiplier)
+        return 0.0, step, event.steps
+    return None
+
+
+def _mu(noise_multiplier: float, count: int) -> float:
+    if count == 0:
+        return 0.0
+    return math.sqrt(count) / noise_multiplier if noise_multiplier > 0.0 else math.inf
+
+
+def truncated_components(event: TruncatedPoissonSampledGaussian) -> tuple[tuple[float, float, float], ...]:
+    """Return the mixture that a truncated step comes down to, as `PoissonStep.components`; derivation above."""
+    n, q, most, sigma = event.dataset_size, event.sample_rate, event.max_batch_size, event.noise_multiplier
+    if most >= n:
+        return ((1.0, q, sigma),)
+    cut = most / n * float(bdtrc(most, n, q))  # Pr[m >= B and i in S]
+    if event.adjacency is Adjacency.ADD_REMOVE:
+        full = float(bdtrc(most - 1, n - 1, q))  # Pr[m >= B]
+        parts = [(1.0 - full, q, sigma), (full, min(1.0, cut / full) if full > 0.0 else 0.0, sigma / 2.0)]
+    else:
+        almost = _binomial(most - 1, n - 1, q)  # Pr[m = B - 1]
+        inside, outside = q * almost + cut, (1.0 - q) * almost
+        below = float(bdtr(most - 2, n - 1, q)) if most >= 2 else 0.0  # Pr[m < B - 1]
+        weight = inside + outside
+        parts = [(below, q, sigma), (weight, inside / weight if weight > 0.0 else 0.0, sigma)]
+    # bdtr rounds: a weight never exceeds 1, and what it lacks is at most some 1e-16.
+    kept = [(min(1.0, weight), rate, multiplier) for weight, rate, multiplier in parts if weight > 0.0 and rate > 0.0]
+    if len(kept) == 1 and kept[0][1] < 1.0 and kept[0][0] > 1.0 - 1e-15:
+        return ((1.0, *kept[0][1:]),)
+    return tuple(kept)
+
+
+def _binomial(k: int, n: int, p: float) -> float:
+    """Return Pr[Bin(n, p) = k]."""
+    log_choose = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+    return math.exp(float(log_choose + xlogy(k, p) + xlog1py(n - k, -p)))
