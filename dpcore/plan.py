@@ -15,27 +15,19 @@ from dpcore import accounting, scales
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
 from dpcore.clipping import Clip, Grouping, Sensitivity
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
-from dpcore.keys import CALLER, EXACT, Provenance
+from dpcore.keys import Provenance
 from dpcore.method import Method
 from dpcore.queries import Phase
 from dpcore.report.statement import Statement
 from dpcore.sampling import Sampler
 from dpcore.spec.layout import Layout
+from dpcore.stating import state
 from dpcore.strategies import NamedStrategy, check_steps, check_streaming, identify, sensitivity
 from dpcore.validate import integer, non_negative
 from dpcore.version import __version__
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
 _BATCH_SIZE_TOLERANCE = 1e-3
-
-CAVEATS = (
-    "The number of examples n and the sampling rate are treated as public.",
-    "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered.",
-    "Choosing hyper-parameters, or when to stop, by looking at results on the same data is not accounted for.",
-    "The unit of privacy is one example: a person with several examples has less protection than stated.",
-)
-PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
-SECRET_BATCHES = "The batches are secret: how long a step takes, which tells how many examples it had, is not covered."
 
 
 @dataclass(frozen=True)
@@ -295,30 +287,6 @@ class Plan:
             return
         accounting.epsilon(self.event, 0.5, accountant or "rdp")
 
-    def _scaled_clip(self) -> dict[str, float]:
-        query = self.method.preconditioning
-        if query is None:
-            return {}
-        step = query.unscaled_steps
-        return {
-            "max_scaled_norm": self.clip_at(step).max_grad_norm,
-            "scaled_sensitivity": self.sensitivity_at(step).contribution,
-            "standard_deviation_on_scaled_sum": self.noise_standard_deviation(step),
-        }
-
-    def _square_noise(self) -> dict[str, float]:
-        scale, update = self.square_noise_standard_deviation(), self.method.update
-        if not scale:
-            return {}
-        said = {"standard_deviation_on_square": scale}
-        contribution = self.sensitivity_at(0).contribution
-        if update.second_moment == "joint":
-            said["joint_scale"] = scales.joint_scale(update, contribution)
-            # The pair moves as far as the gradient alone does, which under replacement is twice the clip.
-            return said | {"sensitivity_under_replacement": 2 * contribution}
-        # Each of the two releases has sqrt(2) sigma of noise for a unit of its own sensitivity.
-        return said | {"sensitivity_of_square": scale / (math.sqrt(2) * self.noise_multiplier)}
-
     def statement(
         self,
         delta: float,
@@ -333,6 +301,7 @@ class Plan:
         caveats: tuple[str, ...] = (),
         note: str = "",
         software: dict[str, str] | None = None,
+        ledger: dict[str, Any] | None = None,
     ) -> Statement:
         """Return the privacy statement after `steps_taken` steps (and `abandoned` ones).
 
@@ -356,65 +325,22 @@ class Plan:
             On the moment of writing.
         software : dict, optional
             Further versions.
+        ledger : dict, optional
+            "ledger", "run" and "total", as in `dpcore.report.Statement`.
         """
-        non_negative(delta=delta)
-        event, planned = self.event_after(steps_taken, abandoned), self.event_after(self.steps, abandoned)
-        said = [*CAVEATS, *([] if self.sampler.keeps_order else [SECRET_BATCHES]), *caveats]
-        if self.method.update.second_moment == "public":
-            said.append(PUBLIC_DATA)
-        if caller_noise:
-            event = planned = NonPrivate("the noise was supplied by the caller")
-        if rng != "chacha20":
-            event = planned = NonPrivate(f"the noise came from {rng}, which is not cryptographic")
-        if keys.origin.startswith(CALLER):
-            said.append("The guarantee holds only while the caller's key stays secret.")
-        if keys.origin == EXACT:
-            said.append("It holds only if no other run used that key: two runs with one exact key share all noise.")
-        if keys.forks:
-            said.append(
-                f"The run was resumed {keys.forks} time(s) from a checkpoint, under fresh noise; steps that another "
-                "process took after such a checkpoint are further releases, and are not counted here."
-            )
-        if abandoned:
-            said.append(f"Epsilon counts {abandoned} further step(s), which were released and then abandoned.")
-        clip = self.method.describe()["clip"]
-        seed = "" if self.method.noise.strategy is None else "seed_"
-        if not isinstance(clip["groups"], str):
-            del clip["max_grad_norm"]
-        return Statement(
-            adjacency=str(planned.adjacency or "none"),
-            # Joint moments turn the sampler's adjacency into another one; a statement has one.
-            sampler={**self.sampler.describe(), **({"adjacency": str(event.adjacency)} if event.adjacency else {})},
-            clip={
-                **clip,
-                "tensor_groups": len(self.grouping_at().names),
-                "sensitivity": self.sensitivity_at().contribution,
-                **self._scaled_clip(),
-            },
-            noise={
-                **self.method.describe()["noise"],
-                "mechanism": "Gaussian",
-                # Correlated noise has another standard deviation at each step: this is that of the seed noise Z.
-                f"{seed}standard_deviation_on_sum": self.noise_standard_deviation(),
-                **self._square_noise(),
-                **({} if layout is None else {"layout_sha256": layout.digest()}),
-            },
-            method=self.method.describe(),
-            steps_planned=self.steps,
+        return state(
+            self,
+            non_negative(delta=delta),
             steps_taken=steps_taken,
-            delta=delta,
-            epsilon=_epsilons(event, delta),
-            epsilon_planned=_epsilons(planned, delta),
-            event=event.to_dict(),
-            randomness={
-                "rng": rng,
-                "cryptographic": rng == "chacha20" and not caller_noise,
-                "key": "none: noise supplied by the caller" if caller_noise else keys.origin,
-                "forks": keys.forks,
-            },
-            caveats=tuple(said),
-            software={**versions(), "backend": backend, **(software or {})},
+            abandoned=abandoned,
+            keys=keys,
+            rng=rng,
+            layout=layout,
+            caller_noise=caller_noise,
+            caveats=caveats,
             note=note,
+            software={**versions(), "backend": backend, **(software or {})},
+            ledger=ledger or {},
         )
 
 
@@ -424,13 +350,6 @@ def _replacing(event: Event) -> Event:
         return Composed(tuple(map(_replacing, event.events)))
     assert isinstance(event, (Gaussian, MatrixGaussian))
     return replace(event, noise_multiplier=event.noise_multiplier / 2, adjacency=Adjacency.REPLACE_ONE)
-
-
-def _epsilons(event: Event, delta: float) -> dict[str, float]:
-    names = accounting.accountants_for(event)
-    if not names:
-        return {"none": math.inf}
-    return {name: accounting.epsilon(event, delta, name) for name in names}
 
 
 def versions() -> dict[str, str]:

@@ -169,7 +169,7 @@ def test_objects_do_not_slip_in() -> None:
 
 def test_damaged_statements_are_refused() -> None:
     good = make().to_dict()
-    for content in ({**good, "format": 2}, {**good, "extra": 1}, {key: good[key] for key in good if key != "noise"}):
+    for content in ({**good, "format": 1}, {**good, "format": 3}, {**good, "extra": 1}, {key: good[key] for key in good if key != "noise"}):
         with pytest.raises(DataError, match="statement: "):
             Statement.from_dict(content)
     for text in ("", "[]", "nonsense"):

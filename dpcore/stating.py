@@ -1,0 +1,139 @@
+"""From a plan and what a run knows of itself to the privacy statement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dpcore import scales
+from dpcore.accounting import Event, NonPrivate
+from dpcore.assumptions import assumptions
+from dpcore.guarantee import guarantee
+from dpcore.keys import Provenance
+from dpcore.report.canonical import digest
+from dpcore.report.statement import Statement
+from dpcore.spec.layout import Layout
+
+if TYPE_CHECKING:
+    from dpcore.plan import Plan
+
+CALLER_NOISE = NonPrivate("the noise was supplied by the caller")
+
+
+def not_cryptographic(rng: str) -> NonPrivate:
+    """Return the event of a run whose noise another generator drew."""
+    return NonPrivate(f"the noise came from {rng}, which is not cryptographic")
+
+
+def state(
+    plan: Plan,
+    delta: float,
+    *,
+    steps_taken: int,
+    abandoned: int,
+    keys: Provenance,
+    rng: str,
+    layout: Layout | None,
+    caller_noise: bool,
+    caveats: tuple[str, ...],
+    note: str,
+    software: Mapping[str, str],
+    ledger: Mapping[str, Any],
+) -> Statement:
+    """Return the statement of a run by `plan`; arguments as of `dpcore.Plan.statement`."""
+    event, planned = plan.event_after(steps_taken, abandoned), plan.event_after(plan.steps, abandoned)
+    if caller_noise:
+        event = planned = CALLER_NOISE
+    if rng != "chacha20":
+        event = planned = not_cryptographic(rng)
+    sampler = plan.sampler.describe()
+    if event.adjacency:
+        # Joint moments turn the sampler's adjacency into another one; a statement has one.
+        sampler["adjacency"] = str(event.adjacency)
+    unit = str(sampler.get("unit", "example"))
+    needed = assumptions(
+        unit=unit,
+        secret_batches=bool(sampler.get("secret", not plan.sampler.keeps_order)),
+        second_moment=plan.method.update.second_moment,
+        origin=keys.origin,
+        forks=keys.forks,
+        abandoned=abandoned,
+        ledger=ledger,
+    )
+    method = plan.method.describe()
+    return Statement(
+        adjacency=str(planned.adjacency or "none"),
+        unit=unit,
+        sampler=sampler,
+        clip=_clip(plan, method["clip"]),
+        noise={
+            **method["noise"],
+            "mechanism": "Gaussian",
+            **_scales(plan),
+            **_correlation(plan, planned),
+            **({} if layout is None else {"layout_sha256": layout.digest()}),
+        },
+        method=method,
+        steps_planned=plan.steps,
+        steps_taken=steps_taken,
+        steps_abandoned=abandoned,
+        delta=delta,
+        **guarantee(event, planned, delta),
+        randomness={
+            "rng": rng,
+            "cryptographic": rng == "chacha20" and not caller_noise,
+            "key": "none: noise supplied by the caller" if caller_noise else keys.origin,
+            "forks": keys.forks,
+        },
+        caveats=(*needed, *caveats),
+        software=dict(software),
+        ledger=dict(ledger),
+        note=note,
+    )
+
+
+def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
+    """The clip with the norm of every group, from which the sensitivity follows."""
+    clip, grouping = dict(described), plan.grouping_at()
+    if not isinstance(clip["groups"], str):
+        del clip["max_grad_norm"]
+    clip |= {
+        "group_norms": dict(zip(grouping.names, grouping.bounds, strict=True)),
+        "sensitivity": plan.sensitivity_at().contribution,
+    }
+    query = plan.method.preconditioning
+    if query is not None:
+        step = query.unscaled_steps
+        clip["max_scaled_norm"] = plan.clip_at(step).max_grad_norm
+        clip["scaled_sensitivity"] = plan.sensitivity_at(step).contribution
+        clip["standard_deviation_on_scaled_sum"] = plan.noise_standard_deviation(step)
+    return clip
+
+
+def _scales(plan: Plan) -> dict[str, float]:
+    # Correlated noise has another standard deviation at each step: this is that of the seed noise Z.
+    seed = "" if plan.method.noise.strategy is None else "seed_"
+    said = {f"{seed}standard_deviation_on_sum": plan.noise_standard_deviation()}
+    square, update = plan.square_noise_standard_deviation(), plan.method.update
+    contribution = plan.sensitivity_at(0).contribution
+    if update.second_moment == "joint" and square:
+        # The pair moves as far as the gradient alone does, which under replacement is twice the clip.
+        joint = scales.joint_scale(update, contribution)
+        said |= {"standard_deviation_on_square": square, "joint_scale": joint}
+        return said | {"sensitivity_under_replacement": 2 * contribution}
+    if square:
+        # Each of the two releases has sqrt(2) sigma of noise for a unit of its own sensitivity.
+        share = square / (math.sqrt(2) * plan.noise_multiplier)
+        return said | {"standard_deviation_on_square": square, "sensitivity_of_square": share}
+    return said
+
+
+def _correlation(plan: Plan, planned: Event) -> dict[str, Any]:
+    strategy = plan.method.noise.strategy
+    if strategy is None:
+        return {}
+    said = {"strategy_sha256": digest(strategy.describe())}
+    # Of the whole run, in clip norms: how far an example moves C times the sums.
+    sensitivity = getattr(planned, "sensitivity", None)
+    return said if sensitivity is None else {**said, "sensitivity_of_run": sensitivity}
