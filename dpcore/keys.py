@@ -18,7 +18,7 @@ EXACT = "caller's key, exact"
 
 # Digest of a noise key -> number of its rows that this process has begun. Objects come and go, and a checkpoint can be
 # loaded into several of them; what was released stays released.
-_begun: dict[bytes, int] = {}
+_begun: dict[str, int] = {}
 _lock = threading.Lock()
 
 
@@ -140,8 +140,19 @@ class RunKeys(Provenance):
             earlier=tuple((int(row), key) for row, key in saved["earlier_keys"]),
         )
 
-    def begin(self, row: int) -> None:
+    @property
+    def digest(self) -> str:
+        """SHA-256 that tells one noise key from another and gives neither away."""
+        return hashlib.sha256(b"dpcore spent" + self.noise).hexdigest()
+
+    def begin(self, row: int, *, again: bool = False) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.
+
+        Parameters
+        ----------
+        row : int
+        again : bool
+            A ledger vouches that the row, if it was spent before, was spent on the very same sum.
 
         Raises
         ------
@@ -150,14 +161,13 @@ class RunKeys(Provenance):
         """
         if self.origin == EXACT:
             return
-        digest = hashlib.sha256(b"dpcore spent" + self.noise).digest()
         with _lock:
-            if row < _begun.get(digest, 0):
+            if row < _begun.get(self.digest, 0) and not again:
                 raise PrivacyError(
                     f"step {row + 1} was already released with this key, and its noise must not be added to another "
                     "sum: load the checkpoint with fork=True"
                 )
-            _begun[digest] = row + 1
+            _begun[self.digest] = max(row + 1, _begun.get(self.digest, 0))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied along with an object that holds the keys."""

@@ -81,6 +81,8 @@ class Mechanism:
         All releases that this object knows of: `step`, and steps that were abandoned by going back to a checkpoint.
     account : Account or None
         Told of every batch before it is drawn and of every release before it is made.
+    replay_end : int
+        Rows below it may have left with these keys before; a ledger allows to release them once more, the same sums.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Mechanism:
         self.step = 0
         self.releases = 0
         self.account: Account | None = None
+        self.replay_end = 0
         self._run = os.urandom(8).hex()
         self._process = os.getpid()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
@@ -240,10 +243,10 @@ class Mechanism:
         # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen is
         # never added to another sum.
         self.step += 1
-        self.releases += 1
+        self.releases += row >= self.replay_end
         self._caller_noise |= normals is not None
         try:
-            self.keys.begin(row)
+            self.keys.begin(row, again=row < self.replay_end)
             self.vectors.keep_history(parameters)
             self._torn = True
             self._take(slots, row, numbers, normals, observe)
@@ -473,6 +476,7 @@ class Mechanism:
         self._torn = False
         self.discard()
         self.step, self.rng = int(public["step"]), str(public["rng"])
+        self.replay_end = 0
         # Saved by this very object, the state's releases are among ours; saved by another, they come on top.
         self.releases += 0 if public["run"] == self._run else int(public["releases"])
         self._process = os.getpid()
@@ -480,10 +484,19 @@ class Mechanism:
         keep = self.plan.sampler.keeps_order
         self.keys = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=self.step) if fork else keys
 
+    def branch(self, keys: RunKeys, releases: int) -> None:
+        """Go on under other keys, after `releases` releases in all."""
+        self.keys, self.releases, self.replay_end = keys, max(releases, self.step), 0
+
+    @property
+    def released(self) -> int:
+        """Rows of these keys' branch that may have left: the steps taken, or more where a replay is under way."""
+        return max(self.step, self.replay_end)
+
     @property
     def abandoned(self) -> int:
         """Releases that the present parameters do not rest on: they cost privacy all the same."""
-        return self.releases - self.step
+        return self.releases - self.released
 
     def statement(
         self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None
@@ -491,7 +504,7 @@ class Mechanism:
         """Return the privacy statement for what was released so far."""
         return self.plan.statement(
             delta,
-            steps_taken=self.step,
+            steps_taken=self.released,
             abandoned=self.abandoned,
             keys=self.keys,
             backend=self.backend.name,

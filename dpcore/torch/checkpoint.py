@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from dpcore.errors import DpcoreError
+from dpcore.ledger_account import LedgerAccount
 from dpcore.torch.check_state import KEYS, as_key
 from dpcore.torch.engine import Engine
+from dpcore.torch.fingerprint import parameters_digest
 from dpcore.torch.recorder import Recorder
 
 UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
@@ -43,6 +46,9 @@ def save(engine: Engine) -> dict[str, Any]:
     public["microbatch_size"] = engine.microbatch_size
     public["settings"] = fingerprint(engine)
     public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
+    account = engine.mechanism.account
+    public["ledger"] = account.saved if isinstance(account, LedgerAccount) else None
+    public["parameters_sha256"] = None if public["ledger"] is None else parameters_digest(engine.gradient.model)
     secret["arrays"] = _tensors(secret["arrays"])
     secret |= {name: secret[name].hex() for name in KEYS}
     secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]
@@ -51,25 +57,41 @@ def save(engine: Engine) -> dict[str, Any]:
     return {"format": state["format"], "public": public, "secret": secret}
 
 
-def load(engine: Engine, state: Mapping[str, Any], *, fork: bool) -> None:
-    """Take over a state that `dpcore.torch.check_state.check` accepted."""
+def load(engine: Engine, state: Mapping[str, Any], *, fork: bool | None) -> None:
+    """Take over a state that `dpcore.torch.check_state.check` accepted.
+
+    Raises
+    ------
+    PrivacyError
+        With fork=False, where a ledger does not allow it; nothing was changed then.
+    """
     public, secret = dict(state["public"]), dict(state["secret"])
+    mechanism, before = engine.mechanism, (engine.mechanism.plan, engine.microbatch_size)
     # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
     # digits. The plan takes it over, so that the event is that of what was released and of what will be, exactly, and
     # a run that goes on adds the very noise it would have added. The other way round the event could claim more noise
     # than earlier steps had. The price: a target epsilon is missed by about that last digit, as epsilon() says.
-    plan = engine.mechanism.plan
-    method = plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
-    engine.mechanism.plan = replace(plan, method=method)
+    method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
+    mechanism.plan = replace(mechanism.plan, method=method)
+    engine.microbatch_size = int(public["microbatch_size"])
+    account, decision = mechanism.account, None
+    if isinstance(account, LedgerAccount):
+        try:
+            decision = account.decide(public["ledger"], int(public["step"]), fork=fork)
+        except DpcoreError:
+            mechanism.plan, engine.microbatch_size = before
+            raise
     public["arrays"] = _arrays(public["arrays"])
     secret["arrays"] = _arrays(secret["arrays"])
     secret |= {name: as_key(secret[name], name) for name in KEYS}
     secret["earlier_keys"] = [(row, as_key(text, "earlier_keys")) for row, text in secret["earlier_keys"]]
-    engine.mechanism.load_state_dict({"format": state["format"], "public": public, "secret": secret}, fork=fork)
+    whole = {"format": state["format"], "public": public, "secret": secret}
+    mechanism.load_state_dict(whole, fork=decision is None and fork is not False)
+    if decision is not None and isinstance(account, LedgerAccount):
+        account.resume(decision, mechanism.keys, mechanism.step, public["parameters_sha256"])
     for name, value in public["wide_parameters"].items():
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)
-    engine.microbatch_size = int(public["microbatch_size"])
     _take_over_records(engine, public["recorded"], secret["diagnostics"])
 
 

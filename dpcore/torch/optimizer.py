@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.torch import checkpoint, groups
 from dpcore.torch.check_state import check
 from dpcore.torch.engine import Engine
@@ -118,38 +118,49 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, fork: bool = True) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, fork: bool | None = None) -> None:
         """Go on from a saved state. Load the model's own state beside it.
 
         Parameters
         ----------
         state_dict : mapping
             From `state_dict`, of a run with the same method, data size, sampler, planned steps and tensors.
-        fork : bool
-            True, the default, draws fresh noise and fresh batches from here on. Steps taken after the checkpoint may
-            have been seen; the same noise on another sum would give both away. Steps that this run object abandons by
-            going back stay counted in epsilon; those of other processes cannot be, and the statement says so. False
-            goes on with the saved keys, bit for bit as if never stopped: only if nothing after this checkpoint was
-            ever released, and nothing but this run goes on from it.
+        fork : bool, optional
+            Whether to draw fresh noise and fresh batches from here on. By default a run with a ledger asks it: a state
+            from which nothing was released later goes on; what was released later is released once more, bit for bit
+            and free of charge, where all that shapes the sums is the same; anything else forks and is charged. Without
+            a ledger the default is to fork, since steps taken after the checkpoint may have been seen, and the same
+            noise on another sum would give both away. Steps that this run object abandons by going back stay counted in
+            epsilon; those of other processes are known to a ledger only. True always forks. False goes on with the
+            saved keys or refuses; without a ledger it is for a caller who knows that nothing after this checkpoint was
+            ever released, and that nothing but this run goes on from it.
 
         Raises
         ------
         ArgumentError
             If the state is of another run's settings, or damaged; nothing was changed then.
         PrivacyError
-            With fork=False, if this very run went on past the checkpoint: its noise is spent.
+            With fork=False, if this very run went on past the checkpoint (its noise is spent), or if the ledger does
+            not allow it.
         """
         if "dpcore" not in state_dict:
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
         self._engine.check_not_swapped("optimizer.load_state_dict")
-        check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine), fork=fork)
+        own = self._engine.mechanism.account is None and fork is False
+        check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine), fork=not own)
         for group in state_dict["param_groups"]:
             lacking = next((key for key in self.defaults if key not in group), None)
             if lacking is not None:
                 raise ArgumentError(f"state_dict['param_groups']: a group lacks {lacking!r}, which the update needs")
             groups.settings(group, self._update)
-        # torch checks the number of groups and of their parameters, and then changes the groups; nothing fails after.
+        # torch checks the number of groups and of their parameters before it changes them; only a ledger may still
+        # refuse what comes after, and then the groups are put back.
+        before = super().state_dict()
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
-        checkpoint.load(self._engine, state_dict["dpcore"], fork=fork)
+        try:
+            checkpoint.load(self._engine, state_dict["dpcore"], fork=fork)
+        except DpcoreError:
+            super().load_state_dict(before)
+            raise
         self._ready = False
         self._loader.pending = None

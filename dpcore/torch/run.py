@@ -173,7 +173,7 @@ class PrivateRun:
         """
         chosen = self._delta(delta)
         mechanism = self._engine.mechanism
-        event = self.plan.event_after(mechanism.step, mechanism.abandoned)
+        event = self.plan.event_after(mechanism.released, mechanism.abandoned)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
         names = accounting.accountants_for(event)

@@ -1,0 +1,201 @@
+"""A run that pays from a ledger: every row is reserved before its batch is drawn, and drawn twice only for one sum.
+
+What may be replayed, and what must fork, is decided in two places. When a state is loaded, the ledger compares the
+digest of all that shapes the sums (`dpcore.ledger`). While rows are replayed, the numbers that move the parameters
+(learning rates and the like, which may change at every step) are compared with the ledger's log, row by row: where one
+differs, that row itself is still the same sum, but the next one will not be, so the run forks before the next batch is
+drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpcore.errors import PrivacyError
+from dpcore.keys import RunKeys
+from dpcore.mechanism import Mechanism
+from dpcore.report.canonical import digest, plain
+from dpcore.spec.ops import UpdateSettings
+
+if TYPE_CHECKING:
+    from dpcore.ledger import Ledger, LedgerRun
+
+NO_LEDGER = (
+    "The run goes on from a checkpoint that this ledger does not know: it was forked, and counts as a run of its own, "
+    "the steps before the checkpoint included."
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a run goes on from a saved state.
+
+    Attributes
+    ----------
+    kind : str
+        "continue", "replay" or "fork".
+    run : LedgerRun or None
+        The ledger's run; None where the ledger does not know the checkpoint, which then begins one.
+    number : int or None
+        Of the fork.
+    reason : str
+        One sentence.
+    """
+
+    kind: str
+    run: LedgerRun | None
+    number: int | None
+    reason: str
+
+
+class LedgerAccount:
+    """Implements `dpcore.mechanism.Account` by a ledger.
+
+    Parameters
+    ----------
+    ledger : Ledger
+    mechanism : Mechanism
+    name : str
+        What the ledger calls the run.
+    run_digest : callable
+        Returns the digest of all that shapes the run's sums besides its state and the update's numbers; empty where it
+        is not known, which makes every replay a fork.
+    dataset : str
+        Fingerprint of the data, or empty.
+    parameters_digest : callable, optional
+        Returns the digest of the parameters as they are; compared with that of the checkpoint before a replay.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        mechanism: Mechanism,
+        *,
+        name: str,
+        run_digest: Callable[[], str],
+        dataset: str = "",
+        parameters_digest: Callable[[], str] | None = None,
+    ) -> None:
+        self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
+        self.run: LedgerRun | None = None
+        self.caveats: tuple[str, ...] = ()
+        self._run_digest, self._parameters_digest = run_digest, parameters_digest
+        self._expected_parameters: str | None = None
+        self._fork_from: int | None = None
+        self._last: tuple[list[UpdateSettings], str] | None = None
+
+    def before_draw(self, step: int) -> None:
+        """Reserve the row, or fork first where the replay would no longer be one."""
+        run = self._begun()
+        if step < self.mechanism.replay_end and self._expected_parameters is not None:
+            assert self._parameters_digest is not None
+            if self._parameters_digest() != self._expected_parameters:
+                self._fork_from = step
+        self._expected_parameters = None
+        if self._fork_from is not None and step >= self._fork_from:
+            run = self._fork(step)
+        run.reserve(step)
+
+    def before_release(self, step: int, settings: Sequence[UpdateSettings]) -> None:
+        """Log the settings, or note that from the next row on this is no replay."""
+        self.before_draw(step)
+        assert self.run is not None
+        known = self._digest(settings)
+        if step >= self.mechanism.replay_end:
+            self.run.settings(step, known)
+        elif self.run.settings_at(step) != known:
+            self._fork_from = step + 1
+
+    def _digest(self, settings: Sequence[UpdateSettings]) -> str:
+        given = list(settings)
+        if self._last is None or self._last[0] != given:
+            self._last = given, digest(plain([numbers._asdict() for numbers in given]))
+        return self._last[1]
+
+    def _begun(self) -> LedgerRun:
+        if self.run is None:
+            plan = self.mechanism.plan
+            self.run = self.ledger.begin(
+                name=self.name,
+                adjacency=plan.event.adjacency,
+                steps=plan.steps,
+                event_after=plan.event_after,
+                description={"method": plan.method.describe(), "sampler": plan.sampler.describe()},
+                digest=self._run_digest(),
+                key_digest=self.mechanism.keys.digest,
+                dataset=self.dataset,
+            )
+        return self.run
+
+    def _fork(self, row: int) -> LedgerRun:
+        assert self.run is not None
+        self.run, number = self.run.fork(row, digest=self._run_digest())
+        keys = self.mechanism.keys.fork(keep_sampling=self.mechanism.plan.sampler.keeps_order, row=row, number=number)
+        self.run.use_key(keys.digest)
+        self.mechanism.branch(keys, self.run.releases)
+        self._fork_from = None
+        return self.run
+
+    @property
+    def saved(self) -> dict[str, Any] | None:
+        """What a checkpoint must hold so that the ledger knows it again: nothing secret."""
+        if self.run is None:
+            return None
+        return {"ledger": self.ledger.ledger_id, "run": self.run.run_id, "branch": self.run.branch_id}
+
+    def decide(self, saved: Mapping[str, Any] | None, row: int, *, fork: bool | None) -> Decision:
+        """Ask the ledger how to go on from a checkpoint at `row`; nothing of the run is changed yet.
+
+        Parameters
+        ----------
+        saved : mapping or None
+            From `saved`.
+        row : int
+            The checkpoint's step.
+        fork : bool or None
+            True forks in any case; False refuses to; None leaves it to the ledger.
+
+        Raises
+        ------
+        PrivacyError
+            With fork=False where the ledger does not allow to go on under the same keys.
+        """
+        if saved is None or saved.get("ledger") != self.ledger.ledger_id:
+            if fork is False:
+                raise PrivacyError("fork=False: the checkpoint does not belong to a run of this ledger; leave fork out")
+            return Decision("fork", None, None, NO_LEDGER)
+        if self.run is not None:
+            self.close()
+        plan = self.mechanism.plan
+        own = "" if fork else self._run_digest()
+        found = self.ledger.resume(
+            saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
+        )
+        if fork is False and found.kind == "fork":
+            raise PrivacyError(f"fork=False: {found.reason}; leave fork out, and the further steps are charged")
+        return Decision(found.kind, found.run, found.number, found.reason)
+
+    def resume(self, decision: Decision, keys: RunKeys, row: int, parameters: str | None) -> None:
+        """Go on as decided, once the mechanism has taken over the saved state with its `keys`."""
+        mechanism = self.mechanism
+        self.run, self._fork_from = decision.run, None
+        if decision.kind == "fork":
+            number = decision.number
+            keys = keys.fork(keep_sampling=mechanism.plan.sampler.keeps_order, row=row, number=number)
+            if self.run is not None:
+                self.run.use_key(keys.digest)
+            else:
+                self.caveats = (NO_LEDGER,)
+            mechanism.branch(keys, row if self.run is None else self.run.releases)
+            return
+        assert self.run is not None
+        mechanism.replay_end = self.run.mark if decision.kind == "replay" else row
+        mechanism.releases = mechanism.replay_end + self.run.releases - self.run.mark
+        self._expected_parameters = parameters if decision.kind == "replay" else None
+
+    def close(self) -> None:
+        """Give back what was reserved and not released."""
+        if self.run is not None:
+            self.run.close(max(self.mechanism.step, self.mechanism.replay_end))
