@@ -60,6 +60,9 @@ def make_private(
     key: bytes | None = None,
     exact_key: bool = False,
     private_diagnostics: bool = False,
+    ledger: Any = None,
+    data_id: str | None = None,
+    run_name: str | None = None,
 ) -> PrivateRun:
     """Make a private run that trains `model` on `data` by `method`.
 
@@ -104,6 +107,13 @@ def make_private(
     private_diagnostics : bool
         Keep the norm of each step's clipped average, in memory and in the secret part of the state. It is **private**:
         the statement says that publishing it voids the guarantee.
+    ledger : path or dpcore.ledger.Ledger, optional
+        Every step is reserved there before its batch is drawn, and training stops before it would cross the ledger's
+        budget. With it, a checkpoint knows what was released after it was saved.
+    data_id : str, optional
+        A name for the data that changes when they do, for a ledger's replay. Tensors need none: they are fingerprinted.
+    run_name : str, optional
+        What the ledger calls the run; by default the model's class and the method.
 
     Returns
     -------
@@ -118,6 +128,8 @@ def make_private(
     PrivacyError
         If no noise multiplier reaches the target, no accountant covers the run, or a parameter group carries a privacy
         setting.
+    DataError
+        If the ledger cannot be used.
 
     Notes
     -----
@@ -154,6 +166,12 @@ def make_private(
     engine.diagnostics = [] if private_diagnostics else None
     loader = PrivateLoader(source, mechanism)
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
+    if ledger is not None:
+        from dpcore.torch.ledger import attach, open_ledger
+
+        attach(open_ledger(ledger), engine, source, loss, data_id=data_id, run_name=run_name)
+    elif data_id is not None or run_name is not None:
+        raise ArgumentError("data_id and run_name: must be given together with a ledger")
     caveats = (CAVEAT,) if draws or source.tensors is None else ()
     return PrivateRun(model, optimizer, loader, engine, frozen, target_delta, caveats)
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from dpcore import accounting, validate
 from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.ledger_account import LedgerAccount
 from dpcore.minimize import PRIVATE_DIAGNOSTICS
 from dpcore.plan import Plan
 from dpcore.report.statement import Statement
@@ -185,6 +186,15 @@ class PrivateRun:
         return self._engine.mechanism.statement(
             self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
         )
+
+    def close(self) -> None:
+        """End the run's account: what its ledger reserved and the run did not release is given back.
+
+        Without a ledger there is nothing to end. A process that ends in good order does this by itself.
+        """
+        account = self._engine.mechanism.account
+        if isinstance(account, LedgerAccount):
+            account.close()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what a run holds includes its keys."""

@@ -1,0 +1,73 @@
+"""A torch run's account in a ledger."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from pathlib import Path
+from typing import Any
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.ledger import Ledger
+from dpcore.ledger_account import LedgerAccount
+from dpcore.torch.data import Data
+from dpcore.torch.engine import Engine
+from dpcore.torch.fingerprint import data_fingerprint, parameters_digest, run_digest
+
+NOT_FINGERPRINTED = (
+    "The data set was not fingerprinted: no step of this run is ever replayed for free; make_private(data_id=...) "
+    "gives it a name to be known by."
+)
+
+
+def open_ledger(ledger: Any) -> Ledger:
+    """Return the ledger, opened if it was given as a path.
+
+    Raises
+    ------
+    DataError
+        If there is no ledger at that path, or it cannot be used.
+    """
+    if isinstance(ledger, Ledger):
+        return ledger
+    if isinstance(ledger, (str, Path)):
+        return Ledger.open(Path(ledger))
+    raise ArgumentTypeError(f"ledger={ledger!r}: must be a path or a dpcore.ledger.Ledger")
+
+
+def attach(
+    ledger: Ledger, engine: Engine, source: Data, loss: Any, *, data_id: str | None, run_name: str | None
+) -> LedgerAccount:
+    """Give the engine's mechanism an account in the ledger; nothing is written before the first batch is drawn."""
+    for name, value, wanted in (
+        ("data_id", data_id, "a name that changes when the data do"),
+        ("run_name", run_name, "what the ledger shall call the run"),
+    ):
+        if value is not None and not str(value).strip():
+            raise ArgumentError(f"{name}={value!r}: must be {wanted}")
+    mechanism, model = engine.mechanism, engine.gradient.model
+    data = data_fingerprint(source, ledger.salt, data_id)
+
+    def digest() -> str:
+        return run_digest(mechanism.plan, engine, loss, data, engine.microbatch_size) if data else ""
+
+    account = LedgerAccount(
+        ledger,
+        mechanism,
+        name=run_name or f"{type(model).__name__}, {mechanism.plan.method.name}",
+        run_digest=digest,
+        dataset=data,
+        parameters_digest=lambda: parameters_digest(model),
+    )
+    if not data:
+        account.caveats = (NOT_FINGERPRINTED,)
+    mechanism.account = account
+    # A process that ends in good order gives back what it reserved and did not release.
+    atexit.register(_close, weakref.ref(account))
+    return account
+
+
+def _close(reference: weakref.ref[LedgerAccount]) -> None:
+    account = reference()
+    if account is not None:
+        account.close()
