@@ -25,3 +25,7 @@ class PrivacyError(DpcoreError, RuntimeError):
 
 class DataError(DpcoreError, OSError):
     """A data file or folder is missing, truncated or corrupt."""
+
+
+class BudgetError(PrivacyError):
+    """The budget of a ledger does not allow the next step; nothing was drawn or released for it."""

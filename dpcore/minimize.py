@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting import Event, NonPrivate
 from dpcore.config import load_backend
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError
 from dpcore.keys import Provenance, RunKeys
+from dpcore.ledger_account import LedgerAccount
 from dpcore.mechanism import Mechanism
 from dpcore.method import Method
 from dpcore.plan import Plan
@@ -21,6 +22,9 @@ from dpcore.sampling import FixedBatches, Sampler
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.validate import function, integer
+
+if TYPE_CHECKING:
+    from dpcore.ledger import Ledger
 
 PRIVATE_DIAGNOSTICS = (
     "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
@@ -55,6 +59,10 @@ class MinimizeResult:
         What it was run on.
     provenance : Provenance
         Where its keys came from; the keys themselves are forgotten.
+    steps_taken : int
+        Steps released: all of the plan's, unless a ledger's budget ended before.
+    stopped : str
+        Why fewer steps were taken; empty otherwise.
     """
 
     x: NDArray[Any]
@@ -63,6 +71,8 @@ class MinimizeResult:
     plan: Plan
     backend: str
     provenance: Provenance
+    steps_taken: int
+    stopped: str = ""
     gradients: NDArray[Any] | None = None
     filtered: NDArray[Any] | None = None
     negative_share: NDArray[np.float64] | None = None
@@ -72,7 +82,8 @@ class MinimizeResult:
         """Return the privacy statement at `delta`."""
         return self.plan.statement(
             delta,
-            steps_taken=self.plan.steps,
+            steps_taken=self.steps_taken,
+            note=self.stopped,
             keys=self.provenance,
             backend=self.backend,
             layout=Layout.of([("x", self.x.shape)]),
@@ -95,6 +106,8 @@ def minimize(
     record_gradients: bool = False,
     public_gradient: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     private_diagnostics: bool = False,
+    ledger: Ledger | None = None,
+    run_name: str | None = None,
 ) -> MinimizeResult:
     """Minimize a sum of per-example losses privately.
 
@@ -126,6 +139,11 @@ def minimize(
     private_diagnostics : bool
         Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the
         statement says that publishing it voids the guarantee.
+    ledger : dpcore.ledger.Ledger, optional
+        Every step is reserved there before its batch is drawn. Where the budget ends, so does the run: the result is
+        that of the steps until then, and `stopped` says so.
+    run_name : str, optional
+        What the ledger calls the run.
 
     Returns
     -------
@@ -136,7 +154,7 @@ def minimize(
     ArgumentError, ArgumentTypeError
         For shapes, dtypes or numbers that do not fit.
     PrivacyError
-        If no accountant covers the sampler.
+        If no accountant covers the sampler; if the ledger's budget does not allow one step.
     """
     function(per_example_gradient=per_example_gradient)
     if public_gradient is not None:
@@ -165,6 +183,12 @@ def minimize(
     keys = RunKeys.new(key, exact_key=exact_key)
     device_x = backend.from_numpy(x)
     mechanism = Mechanism(plan, Layout.of([("x", x.shape)]), [device_x], backend=backend, keys=keys)
+    account = None
+    if ledger is not None:
+        # Without a digest of what shapes the sums: there is no state to resume from, so nothing is ever replayed.
+        name = run_name or f"minimize, {method.name}"
+        account = LedgerAccount(ledger, mechanism, name=name, run_digest=str)
+        mechanism.account = account
     path = [x.copy()] if record else None
     gradients: list[NDArray[Any]] = []
     filtered: list[NDArray[Any]] = []
@@ -179,8 +203,15 @@ def minimize(
         assert normals is not None
         return [backend.from_numpy(normals[row, int(stream == Stream.SECOND_MOMENT)])]
 
+    stopped = ""
     for _ in range(plan.steps):
-        indices = mechanism.draw()
+        try:
+            indices = mechanism.draw()
+        except BudgetError as end:
+            if mechanism.step == 0:
+                raise
+            stopped = str(end)
+            break
         rows: NDArray[Any] | None = None
         for point in mechanism.points():
             (at,) = mechanism.at([device_x], point)
@@ -206,13 +237,17 @@ def minimize(
             negative.append(mechanism.negative_share())
         if path is not None:
             path.append(backend.to_numpy(device_x))
+    if account is not None:
+        account.close()
     return MinimizeResult(
         x=backend.to_numpy(mechanism.output([device_x])[0]).copy(),
         path=None if path is None else np.stack(path),
-        event=plan.event if noise is None else CALLER_NOISE,
+        event=plan.event_after(mechanism.step) if noise is None else CALLER_NOISE,
         plan=plan,
         backend=backend.name,
         provenance=keys.provenance,
+        steps_taken=mechanism.step,
+        stopped=stopped,
         gradients=np.stack(gradients) if record_gradients else None,
         filtered=np.stack(filtered) if record_gradients else None,
         negative_share=np.array(negative) if record_gradients else None,
