@@ -66,6 +66,7 @@ def compare(
     clipping: shared.Clipping = None,
     clipping_groups: shared.ClippingGroups = "flat",
     sampling: shared.Sampling = None,
+    ledger: shared.Ledger = None,
     epochs: shared.Epochs = 10,
     batch_size: shared.BatchSize = None,
     lr: Annotated[
@@ -178,7 +179,7 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
             console.print(f"{complete} of {comparison.total} runs were made before and are kept.")
         try:
             with Display(console, complete, comparison.total) as display:
-                make_runs(comparison, log, dataset, plans, jobs, display, interruption)
+                make_runs(comparison, log, dataset, plans, jobs, display, interruption, ledger)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; what was spent is at most what {out / 'results.json'} states", stop.status

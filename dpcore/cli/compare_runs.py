@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +20,7 @@ from dpcore.cli.compare_worker import Process, shared_stop, train_once
 from dpcore.cli.comparison import Comparison, Run
 from dpcore.cli.interrupt import Interruption
 from dpcore.datasets import Dataset
-from dpcore.errors import DpcoreError
+from dpcore.errors import BudgetError, DpcoreError
 from dpcore.report.text import format_number
 
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -122,25 +124,29 @@ def make_runs(
     jobs: int,
     display: Display,
     interruption: Interruption,
+    ledger: Path | None = None,
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop.
 
     Raises
     ------
     DpcoreError
-        Where a run fails; what was complete before stays in the log.
+        Where a run fails, or a ledger's budget ends; what was complete before stays in the log.
     """
     if jobs > 1:
-        _side_by_side(comparison, log, plans, jobs, display, interruption)
+        _side_by_side(comparison, log, plans, jobs, display, interruption, ledger)
         return
     while not interruption and (due := comparison.due(accuracies(log))):
         run = due[0]
         number = log.begin(run, plans[run.contestant, run.epsilon, run.role].event)
         display.begin(run)
         settings = comparison.settings_for(run)
-        result = train_once(settings, dataset, interruption, lambda *steps, run=run: display.steps(run, *steps))
+        tell = partial(display.steps, run)
+        result = train_once(settings, dataset, interruption, tell, ledger, described(run))
         log.end(number, result)
         display.end(run, result)
+        if "budget" in result:
+            raise BudgetError(f"the run {described(run)} was ended: {result['budget']}")
 
 
 def accuracies(log: Log) -> dict[Run, float]:
@@ -149,7 +155,13 @@ def accuracies(log: Log) -> dict[Run, float]:
 
 
 def _side_by_side(
-    comparison: Comparison, log: Log, plans: Plans, jobs: int, display: Display, interruption: Interruption
+    comparison: Comparison,
+    log: Log,
+    plans: Plans,
+    jobs: int,
+    display: Display,
+    interruption: Interruption,
+    ledger: Path | None,
 ) -> None:
     stop = shared_stop()
     active: dict[Connection, tuple[Run, int, Process]] = {}
@@ -163,7 +175,7 @@ def _side_by_side(
             for run in waiting[: jobs - len(active)]:
                 number = log.begin(run, plans[run.contestant, run.epsilon, run.role].event)
                 display.begin(run)
-                process = Process(comparison.settings_for(run), stop)
+                process = Process(comparison.settings_for(run), stop, ledger, described(run))
                 active[process.connection] = (run, number, process)
         if not active:
             break
@@ -177,6 +189,9 @@ def _side_by_side(
             if kind == "done":
                 log.end(number, content)
                 display.end(run, content)
+                if "budget" in content:
+                    failure = failure or f"the run {described(run)} was ended: {content['budget']}"
+                    stop.value = int(signal.SIGTERM)
             elif not interruption:
                 # The others end after their step, with true statements; then the failure is told.
                 failure = failure or f"the run {described(run)} {'failed: ' if kind == 'failed' else ''}{content}"

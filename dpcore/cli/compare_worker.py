@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -57,7 +58,12 @@ class Steps:
 
 
 def train_once(
-    settings: Settings, dataset: Dataset, interruption: Interruption, tell: Callable[[int, int], None]
+    settings: Settings,
+    dataset: Dataset,
+    interruption: Interruption,
+    tell: Callable[[int, int], None],
+    ledger: Path | None = None,
+    run_name: str = "",
 ) -> dict[str, Any]:
     """Train once and return what is kept of it: released numbers, and the time it took.
 
@@ -69,10 +75,14 @@ def train_once(
         Looked at after each step.
     tell : callable
         (steps taken, steps planned) -> None.
+    ledger : Path, optional
+        Pays for the steps.
+    run_name : str
+        What the ledger calls the run.
     """
     from dpcore.cli.training import Training
 
-    training = Training(settings, dataset)
+    training = Training(settings, dataset, ledger, run_name)
     begun = time.perf_counter()
     outcome = training.run([Steps(tell)], interruption)
     seconds = time.perf_counter() - begun
@@ -86,6 +96,7 @@ def train_once(
         "event": statement.event,
         "statement": statement.to_dict(),
         "seconds": seconds,
+        **({"budget": outcome.budget} if outcome.budget else {}),
     }
     return dict(plain(result))
 
@@ -115,13 +126,17 @@ class Process:
     settings : Settings
     stop : shared int
         As `shared_stop` returns it; the number of the signal that asks to stop, 0 while there is none.
+    ledger : Path, optional
+        Pays for the steps.
+    run_name : str
+        What the ledger calls the run.
     """
 
-    def __init__(self, settings: Settings, stop: Any) -> None:
+    def __init__(self, settings: Settings, stop: Any, ledger: Path | None = None, run_name: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe(duplex=False)
         # A daemon: it does not outlive this process, however that ends.
-        self._process = context.Process(target=_work, args=(settings, theirs, stop), daemon=True)
+        self._process = context.Process(target=_work, args=(settings, theirs, stop, ledger, run_name), daemon=True)
         with _environment(dict.fromkeys(_ONE_THREAD, "1")), _held_back(signal.SIGINT):
             self._process.start()
         theirs.close()
@@ -145,7 +160,7 @@ def shared_stop() -> Any:
     return multiprocessing.get_context("spawn").Value("i", 0)
 
 
-def _work(settings: Settings, connection: Connection, stop: Any) -> None:
+def _work(settings: Settings, connection: Connection, stop: Any, ledger: Path | None, run_name: str) -> None:
     # Ctrl-C reaches the whole group of processes; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
@@ -153,7 +168,8 @@ def _work(settings: Settings, connection: Connection, stop: Any) -> None:
     torch.set_num_threads(1)
     try:
         dataset = load(settings.data, settings.data_dir)
-        result = train_once(settings, dataset, _Remote(stop), lambda *steps: connection.send(("steps", steps)))
+        tell = lambda *steps: connection.send(("steps", steps))  # noqa: E731
+        result = train_once(settings, dataset, _Remote(stop), tell, ledger, run_name)
         connection.send(("done", result))
     except BrokenPipeError:
         # The parent is gone: nobody would write down what is spent from here on.

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from dpcore.cli.training import Outcome
 
 
-def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool) -> int:
+BUDGET_STATUS = 3
+"""Exit status of a run that a ledger's budget ended before its plan."""
+
+
+def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None = None) -> int:
     """Train by settings, into a run folder; return the exit status."""
     from dpcore.datasets import load
 
@@ -31,7 +35,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool) ->
     warning = check_delta(settings.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
-    training = Training(settings, dataset)
+    training = Training(settings, dataset, ledger)
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
     folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
     with deferred() as interruption:
@@ -49,6 +53,8 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool) ->
             raise
         _finish(folder, settings, outcome)
     _tell(folder, settings, outcome, interruption, as_json)
+    if outcome.budget:
+        return BUDGET_STATUS
     return interruption.status if outcome.statement.steps_taken < outcome.statement.steps_planned else 0
 
 
@@ -80,10 +86,11 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
 def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
     statement, last = outcome.statement, outcome.evaluations[-1]
     stopped = statement.steps_taken < statement.steps_planned
+    who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
         write_json(
             {
-                "status": f"stopped by {interruption.name}" if stopped else "complete",
+                "status": f"stopped by {who}" if stopped else "complete",
                 "test_accuracy": last.test_accuracy,
                 "test_loss": last.test_loss,
                 "run_folder": str(folder.path),
@@ -94,7 +101,7 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
         return
     if stopped:
         write_line(
-            f"Stopped by {interruption.name} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
+            f"Stopped by {who} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
             "what was spent until then is spent."
         )
     write_line(f"held-out accuracy  {100 * last.test_accuracy:.2f}%")

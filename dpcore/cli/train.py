@@ -104,6 +104,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", metavar=" ", help="Also write TensorBoard events.", rich_help_panel=RUN)
     ] = False,
+    ledger: shared.Ledger = None,
     record_gradients: Annotated[
         int | None,
         typer.Option(
@@ -124,6 +125,6 @@ def train(
     given = {name: value for name, value in given.items() if name in SETTINGS}
     given["data_dir"] = None if data_dir is None else str(data_dir)
     settings = Settings(**{**given, "backend": backend or get_backend()})
-    status = run(settings, out, overwrite, as_json)
+    status = run(settings, out, overwrite, as_json, ledger)
     if status:
         raise typer.Exit(status)

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from dpcore.cli.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.settings import Settings
 from dpcore.datasets import Dataset
-from dpcore.errors import ArgumentError, BackendError
+from dpcore.errors import ArgumentError, BackendError, BudgetError
 from dpcore.report.statement import Statement
 from dpcore.torch import make_private, models
 
@@ -35,13 +36,15 @@ class Outcome:
     """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
-    the keywords of `dpcore.report.gradients.save_gradients`, where a record was asked for.
+    the keywords of `dpcore.report.gradients.save_gradients`, where a record was asked for. `budget` says why a ledger's
+    budget ended the run, if it did.
     """
 
     parameters: dict[str, Any]
     evaluations: tuple[EpochReleased, ...]
     statement: Statement
     recorded: dict[str, Any] | None = None
+    budget: str = ""
 
 
 class Training:
@@ -52,14 +55,18 @@ class Training:
     settings : Settings
     dataset : Dataset
         Its training part is private; its test part is declared not to be in it.
+    ledger : Path, optional
+        Of the ledger that pays for the steps.
+    run_name : str
+        What the ledger calls the run.
 
     Raises
     ------
-    ArgumentError, BackendError, PrivacyError
+    ArgumentError, BackendError, DataError, PrivacyError
         Where settings do not fit each other, the data or this machine.
     """
 
-    def __init__(self, settings: Settings, dataset: Dataset) -> None:
+    def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.dataset = settings, dataset
         device = _device(settings.backend)
         # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
@@ -79,6 +86,8 @@ class Training:
                 epochs=settings.epochs,
                 loss=torch.nn.functional.cross_entropy,
                 sampling=str(settings.sampling).replace("-", "_"),
+                ledger=ledger,
+                run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
@@ -126,31 +135,39 @@ class Training:
             process in between finds a statement that counts too much, never too little.
         """
         evaluations: list[EpochReleased] = []
-        taken = 0
+        taken, budget = 0, ""
         for epoch in range(1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
             if state is not None:
                 state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
-            for batch in self.private.loader:
-                self.private.step(batch)
-                taken += 1
-                for callback in callbacks:
-                    callback.on_step(StepReleased(taken, self.plan.steps))
-                if interruption:
-                    break
+            try:
+                for batch in self.private.loader:
+                    self.private.step(batch)
+                    taken += 1
+                    for callback in callbacks:
+                        callback.on_step(StepReleased(taken, self.plan.steps))
+                    if interruption:
+                        break
+            except BudgetError as end:
+                if taken == 0:
+                    raise
+                budget = str(end)
             evaluations.append(self._evaluate(taken))
             for callback in callbacks:
                 callback.on_epoch(evaluations[-1])
-            if interruption:
+            if interruption or budget:
                 break
+        self.private.close()
         note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
+        if budget:
+            note = f"Stopped by the ledger's budget: {budget}."
         statement = self.statement(taken, note)
         if state is not None:
             state(statement)
         for callback in callbacks:
             callback.on_end(statement)
         recorded = None if self.settings.record_gradients is None else self.private.recorded
-        return Outcome(self._parameters(), tuple(evaluations), statement, recorded)
+        return Outcome(self._parameters(), tuple(evaluations), statement, recorded, budget)
 
     def _parameters(self) -> dict[str, Any]:
         """Return the method's output and what was not trained, as arrays; nothing of the optimizer, keys or sampler."""

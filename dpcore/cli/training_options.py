@@ -79,6 +79,14 @@ BatchSize = Annotated[
         rich_help_panel=METHOD,
     ),
 ]
+Ledger = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Pay for every step from this ledger, and stop before its budget is crossed (dpcore ledger create).",
+        rich_help_panel=PRIVACY,
+    ),
+]
 Backend = Annotated[
     str | None,
     typer.Option(parser=one_of(_backends), metavar="NAME", help="numpy (CPU) or triton (CUDA).", rich_help_panel=RUN),
