@@ -150,12 +150,12 @@ def compare(
         search_epochs=search_epochs,
         account_for_tuning=account_for_tuning,
     )
-    status = _run(comparison, out, jobs, overwrite, as_json)
+    status = _run(comparison, out, jobs, overwrite, as_json, ledger)
     if status:
         raise typer.Exit(status)
 
 
-def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json: bool) -> int:
+def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
     from dpcore.datasets import load
 
     dataset = load(comparison.data, comparison.data_dir)

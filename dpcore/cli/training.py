@@ -17,6 +17,7 @@ from dpcore.cli.interrupt import Interruption
 from dpcore.cli.settings import Settings
 from dpcore.datasets import Dataset
 from dpcore.errors import ArgumentError, BackendError, BudgetError
+from dpcore.guarantee import guarantee
 from dpcore.report.statement import Statement
 from dpcore.torch import make_private, models
 
@@ -105,15 +106,12 @@ class Training:
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps."""
         now: Statement = self.private.statement()
-        event = self.plan.event_after(steps)
-        epsilon = {name: accounting.epsilon(event, now.delta, name) for name in now.epsilon if name != "none"}
         return replace(
             now,
             steps_taken=steps,
-            epsilon=epsilon or now.epsilon,
-            event=event.to_dict(),
             caveats=(*now.caveats, HELD_OUT),
             note=note,
+            **guarantee(self.plan.event_after(steps), self.plan.event, now.delta),
         )
 
     def run(
