@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.after_update import average, constrain
+from dpcore.clipping.running import RunningNorm
 from dpcore.composition import Composition, Normals, Observer
+from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.noise_state import check_noise_range, rebuild
@@ -109,6 +111,10 @@ class Mechanism:
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))
         self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)))
+        adaptive = plan.adaptive_clip
+        self._running: RunningNorm | None = None
+        if adaptive is not None:
+            self._running = RunningNorm(adaptive, plan.clip_at().max_grad_norm, plan.batch_size)
         self._summed = 0
         self._torn = False
         self._caller_noise = False
@@ -123,6 +129,16 @@ class Mechanism:
 
     def _square_noise(self, step: int) -> float:
         return 0.0 if self.plan.noise_multiplier == 0 else self.plan.square_noise_standard_deviation(step)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The clip norm in force where it is adapted; a function of releases."""
+        return None if self._running is None else self._running.norm
+
+    @property
+    def clip_norms(self) -> list[float] | None:
+        """The clip norms C_0 .. C_t on the way to the present parameters, where they are adapted; they are released."""
+        return None if self._running is None else self._running.at(self.step)
 
     def draw(self) -> NDArray[np.int64]:
         """Return the examples of this step, after the account has agreed to pay for it. Secret where sampling is."""
@@ -162,7 +178,8 @@ class Mechanism:
         if len(rows) != len(self.vectors.totals):
             raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self.vectors.totals)}, one block for each tensor")
         self._drop_earlier_sum()
-        clip, grouping = self.plan.clip_at(self.step), self.plan.grouping_at(self.step)
+        now = self.step, self.clip_norm
+        clip, grouping = self.plan.clip_at(*now), self.plan.grouping_at(*now)
         if self.vectors.scales is not None and self.plan.scaled(self.step):
             # The scaled vector itself is formed, so that what is clipped is what is summed, rounding included. Without
             # NumPy's warning of an overflow, which would tell of one example.
@@ -175,6 +192,8 @@ class Mechanism:
             for i in members:
                 weights[i] = factor
         self.backend.weighted_sum(rows, weights, self.vectors.totals)
+        if self._running is not None:
+            self._running.add(norms[0])
 
     def clipped_mean_norm(self) -> float:
         """Return ``||sum of clipped vectors|| / (B C_eff)``, of the sum so far.
@@ -183,7 +202,7 @@ class Mechanism:
         """
         total = [vector.reshape(1, -1) for vector in self.vectors.totals]
         norm = float(self.backend.row_norms(total)[0])
-        return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step).contribution)
+        return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step, self.clip_norm).contribution)
 
     def release(
         self,
@@ -203,7 +222,8 @@ class Mechanism:
             One for each tensor; the method's by default. The schedule's factor is applied to them.
         normals : callable, optional
             ``normals(row, stream)`` returns standard normals, (d_l,) for each tensor, instead of the stream's: for
-            tests and study. From then on the statement says that the run is not private.
+            tests and study; of the clip norm's stream the very first is used. From then on the statement says that the
+            run is not private.
         public : sequence of arrays, optional
             A gradient of public data, where the update's second moment is made of one.
         observe : callable, optional
@@ -245,6 +265,7 @@ class Mechanism:
         self.step += 1
         self.releases += row >= self.replay_end
         self._caller_noise |= normals is not None
+        norm = self.clip_norm
         try:
             self.keys.begin(row, again=row < self.replay_end)
             self.vectors.keep_history(parameters)
@@ -252,8 +273,11 @@ class Mechanism:
             self._take(slots, row, numbers, normals, observe)
             self._torn = False
             constrain(self.backend, method, slots, numbers)
+            norm = self._following_norm(row, normals)
         finally:
             self.discard()
+            if self._running is not None and norm is not None:
+                self._running.keep(row + 1, norm)
             # After an interruption, too: the next step may be a scaled one.
             self._numbers = numbers
             for i, used in enumerate(numbers):
@@ -261,6 +285,19 @@ class Mechanism:
             self._prepare_scale()
         if method.averaging is not None and self.vectors.averages is not None:
             average(method.averaging, self.vectors.averages, self._outcome(parameters), row)
+
+    def _following_norm(self, row: int, normals: Normals | None) -> float | None:
+        """Return the next step's clip norm, where it is adapted: the second release of this step.
+
+        Its one normal number is the float64 definition's on every backend, and no other draw's: a stream of its own.
+        """
+        if self._running is None:
+            return None
+        if normals is not None:
+            return self._running.following(float(normals(row, Stream.CLIP_BOUND)[0][0]))
+        reference = load_backend("numpy")
+        z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, dtype="float64", rng=self.rng)
+        return self._running.following(float(z[0]))
 
     def _prepared(self, row: int, settings: Sequence[UpdateSettings] | None, count: int) -> list[UpdateSettings]:
         """Return each tensor's numbers of this step: schedule, bias of the second moment, denominators."""
@@ -311,7 +348,7 @@ class Mechanism:
         """Take the step by the fused operation, or by the plain ones where it does not cover the method."""
         plan, method = self.plan, self.plan.method
         strategy = method.noise.strategy
-        scale, square_scale = plan.noise_standard_deviation(row), self._square_noise(row)
+        scale, square_scale = plan.noise_standard_deviation(row, self.clip_norm), self._square_noise(row)
         noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng)
         square_noise = NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT, square_scale, self.rng)
         square = SECOND_MOMENTS[method.update.second_moment]
@@ -404,6 +441,8 @@ class Mechanism:
         """Forget the sum of an unfinished step."""
         for total in self.vectors.totals:
             total[...] = 0
+        if self._running is not None:
+            self._running.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and NumPy arrays, in a public and a **secret** part.
@@ -427,6 +466,7 @@ class Mechanism:
                 "caller_noise": self._caller_noise,
                 "statistics": list(self._statistics),
                 "corrections": list(self._corrections),
+                **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
                 "arrays": arrays(self.vectors.public(self.layout)),
             },
             "secret": {**self.keys.to_dict(), "arrays": arrays(self.vectors.secret(self.layout))},
@@ -465,9 +505,13 @@ class Mechanism:
         saved = public["arrays"], secret["arrays"]
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
+        if ("clip_norms" in public) != (self._running is not None):
+            raise ArgumentError("state: must hold the clip norms of its run where the clip is adaptive, and only there")
         for vectors, theirs in zip(mine, saved, strict=True):
             for name, vector in vectors.items():
                 vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
+        if self._running is not None:
+            self._running.norms = [float(norm) for norm in public["clip_norms"]]
         self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
         self._statistics = tuple(public["statistics"])
         self._corrections = list(public["corrections"])

@@ -116,6 +116,8 @@ class Method:
                     "query=Preconditioned(...): the noise of its average differs from coordinate to coordinate, which "
                     "bias_corrected and an adaptive filter do not allow for; take one of them away"
                 )
+        if getattr(self.clip, "adaptive", None) is not None:
+            self._check_adaptive_clip()
         if adaptive and self.noise.strategy is not None:
             raise ArgumentError(
                 "filter: an adaptive filter estimates autocorrelations under independent noise; give strategy=None, or "
@@ -140,6 +142,29 @@ class Method:
                     "be scaled; put it outermost, Preconditioned(query=...)"
                 )
             inner = getattr(inner, "query", None)
+
+    def _check_adaptive_clip(self) -> None:
+        """Refuse what was derived for one clip norm throughout the run."""
+        if self.noise.strategy is not None:
+            raise ArgumentError(
+                "adaptive_clip: must be None with correlated noise, whose seed noise has one standard deviation in all "
+                "steps, while a clip norm that changes needs another in each; give strategy=None"
+            )
+        if self.update.second_moment not in ("filtered", "released", "public"):
+            raise ArgumentError(
+                f"adaptive_clip: must be None with second_moment={self.update.second_moment!r}, whose sensitivity and "
+                "noise are derived for a gradient and its square alone; use variant='post_processing'"
+            )
+        if self.preconditioning is not None:
+            raise ArgumentError(
+                "adaptive_clip: must be None with a preconditioned query, whose scaled and unscaled vectors have norms "
+                "in other units"
+            )
+        if self.update.bias_corrected:
+            raise ArgumentError(
+                "adaptive_clip: must be None with bias_corrected, which takes off the variance of noise that is known "
+                "before the run, while a clip norm that changes changes it"
+            )
 
     @property
     def preconditioning(self) -> Preconditioned | None:
@@ -178,7 +203,10 @@ def describe(stage: Any) -> dict[str, Any]:
         return dict(stage.describe())
     described: dict[str, Any] = {"kind": type(stage).__name__}
     if is_dataclass(stage):
-        described |= {setting.name: _plain(getattr(stage, setting.name)) for setting in fields(stage)}
+        settings = {setting.name: _plain(getattr(stage, setting.name)) for setting in fields(stage)}
+        # Settings that came later say nothing where they are not used: states and statements from before stay as equal.
+        later = {setting.name for setting in fields(stage) if setting.metadata.get("described") == "if set"}
+        described |= {name: value for name, value in settings.items() if value is not None or name not in later}
     return described
 
 

@@ -49,6 +49,8 @@ class MinimizeResult:
         The released averages g_t and what the filter made of them, where recorded.
     negative_share : (T,) array or None
         Share of coordinates whose debiased second moment is negative, where recorded; NaN without a second moment.
+    clip_norms : (T + 1,) array or None
+        The clip norm of every step and the one after the last, where it is adapted; they are released.
     private_diagnostics : dict of str to array, or None
         **Not released**, see `minimize`.
     event : Event
@@ -76,6 +78,7 @@ class MinimizeResult:
     gradients: NDArray[Any] | None = None
     filtered: NDArray[Any] | None = None
     negative_share: NDArray[np.float64] | None = None
+    clip_norms: NDArray[np.float64] | None = None
     private_diagnostics: dict[str, NDArray[np.float64]] | None = field(default=None, repr=False)
 
     def statement(self, delta: float) -> Statement:
@@ -127,7 +130,8 @@ def minimize(
         Number of steps; required with a sampler, the number of batches otherwise.
     noise : (T, d) or (T, 2, d) array, optional
         Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and
-        beside them those of a separately released second moment. Then nothing is private, and the event says so.
+        beside them those of a separately released second moment. With an adaptive clip (T, d + 1), where the last
+        column is that of the bits. Then nothing is private, and the event says so.
     key : bytes, optional
         32 bytes; see `dpcore.keys.RunKeys.new`, also for `exact_key`.
     record : bool
@@ -201,7 +205,10 @@ def minimize(
 
     def drawn(row: int, stream: int) -> list[Any]:
         assert normals is not None
-        return [backend.from_numpy(normals[row, int(stream == Stream.SECOND_MOMENT)])]
+        chosen = normals[row, int(stream == Stream.SECOND_MOMENT)]
+        if stream == Stream.CLIP_BOUND:
+            return [chosen[x.size :]]
+        return [backend.from_numpy(chosen[: x.size].astype(x.dtype))]
 
     stopped = ""
     for _ in range(plan.steps):
@@ -251,6 +258,7 @@ def minimize(
         gradients=np.stack(gradients) if record_gradients else None,
         filtered=np.stack(filtered) if record_gradients else None,
         negative_share=np.array(negative) if record_gradients else None,
+        clip_norms=None if mechanism.clip_norms is None else np.array(mechanism.clip_norms),
         private_diagnostics={"clipped_mean_norm": np.array(clipped)} if private_diagnostics else None,
     )
 
@@ -267,17 +275,18 @@ def _start(x0: NDArray[Any]) -> NDArray[Any]:
 
 
 def _normals(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the caller's normals as (T, 1 or 2, d)."""
+    """Return the caller's normals as (T, 1 or 2, d), with one more column for an adaptive clip."""
     if noise is None:
         return None
     normals = np.asarray(noise)
     separate = plan.method.update.second_moment in ("independent", "joint")
-    shape = (plan.steps, 2, x.size) if separate else (plan.steps, x.size)
+    columns = x.size + int(plan.adaptive_clip is not None)
+    shape = (plan.steps, 2, x.size) if separate else (plan.steps, columns)
     if normals.shape != shape:
         raise ArgumentError(
             f"noise.shape={normals.shape}: must be {shape}, one row of normals for each step's releases"
         )
-    return normals.astype(x.dtype).reshape(plan.steps, -1, x.size)
+    return normals.reshape(plan.steps, -1, columns)
 
 
 def _public(public_gradient: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,8 @@ import scipy
 
 from dpcore import accounting, scales
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
-from dpcore.clipping import Clip, Grouping, Sensitivity
+from dpcore.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
+from dpcore.clipping.adaptive import limits
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import Provenance
 from dpcore.method import Method
@@ -81,6 +82,8 @@ class Plan:
             noise = replace(self.method.noise, strategy=strategy.of(self.steps))  # type: ignore[type-var]
             object.__setattr__(self, "method", replace(self.method, noise=noise))
         self._check_sampling()
+        if self.adaptive_clip is not None and self.method.noise.noise_multiplier is not None:
+            self.noise_standard_deviation()  # is there any, beside that of the bits
         if self.method.schedule is not None:
             self.method.schedule.check(self.steps)
         query = self.method.preconditioning
@@ -144,17 +147,38 @@ class Plan:
         query = self.method.preconditioning
         return query is not None and query.phase(step) is not Phase.UNSCALED
 
-    def clip_at(self, step: int = 0) -> Clip:
-        """The clip of step `step`: of scaled vectors, with their own norm, where they are scaled."""
-        return self._clips[self.scaled(step)][0]
+    @property
+    def adaptive_clip(self) -> AdaptiveClip | None:
+        """How the clip norm is adapted; None where it is fixed."""
+        return getattr(self.method.clip, "adaptive", None)
 
-    def grouping_at(self, step: int = 0) -> Grouping:
+    @property
+    def clip_limits(self) -> tuple[float, ...]:
+        """The least and the greatest norm that an adaptive clip may come to; empty where the norm is fixed."""
+        return () if self.adaptive_clip is None else limits(self.method.clip.max_grad_norm)
+
+    def clip_at(self, step: int = 0, norm: float | None = None) -> Clip:
+        """The clip of step `step`: of scaled vectors, with their own norm, where they are scaled.
+
+        An adaptive clip's norm is a release, which the plan cannot know: here and below, `norm` is the one in force at
+        the step, known to the mechanism, or None for that of the first step.
+        """
+        return self._clip(step, norm)[0]
+
+    def grouping_at(self, step: int = 0, norm: float | None = None) -> Grouping:
         """The clipping groups of this plan's tensors at step `step`."""
-        return self._clips[self.scaled(step)][1]
+        return self._clip(step, norm)[1]
 
-    def sensitivity_at(self, step: int = 0) -> Sensitivity:
+    def sensitivity_at(self, step: int = 0, norm: float | None = None) -> Sensitivity:
         """The bound on one example's contribution to the sum of step `step`."""
-        return self._clips[self.scaled(step)][2]
+        return self._clip(step, norm)[2]
+
+    def _clip(self, step: int, norm: float | None) -> tuple[Clip, Grouping, Sensitivity]:
+        if norm is None:
+            return self._clips[self.scaled(step)]
+        clip = replace(self.method.clip, max_grad_norm=norm)
+        grouping = clip.grouping(self.tensors)
+        return clip, grouping, clip.sensitivity(grouping)
 
     @cached_property
     def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
@@ -168,11 +192,23 @@ class Plan:
             found[key] = clip, grouping, clip.sensitivity(grouping)
         return found
 
-    def noise_standard_deviation(self, step: int = 0) -> float:
+    @property
+    def bit_noise_standard_deviation(self) -> float:
+        """Standard deviation of the noise on the sum of an adaptive clip's bits; 0 where the norm is fixed."""
+        return 0.0 if self.adaptive_clip is None else self.adaptive_clip.noise_on_bits(self.batch_size)
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """sigma, raised where the bits of an adaptive clip are released beside the sum: `scales.raised_multiplier`."""
+        if self.adaptive_clip is None:
+            return self.noise_multiplier
+        return scales.raised_multiplier(self.noise_multiplier, self.bit_noise_standard_deviation)
+
+    def noise_standard_deviation(self, step: int = 0, norm: float | None = None) -> float:
         """Standard deviation of the seed noise on each coordinate of the *sum* of a step (before division by B)."""
         return scales.gradient_noise(
-            self.method.update, self.noise_multiplier, self.sensitivity_at(step).contribution
-        )  # fmt: skip
+            self.method.update, self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution
+        )
 
     def square_noise_standard_deviation(self, step: int = 0) -> float:
         """Standard deviation of the noise on each coordinate of the squared average; 0 where none is released."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpcore import scales
-from dpcore.accounting import Event, NonPrivate
+from dpcore.accounting import NonPrivate
 from dpcore.assumptions import assumptions
 from dpcore.guarantee import guarantee
 from dpcore.keys import Provenance
@@ -18,6 +18,7 @@ from dpcore.spec.layout import Layout
 if TYPE_CHECKING:
     from dpcore.plan import Plan
 
+NO_KEY = "none: noise supplied by the caller"
 CALLER_NOISE = NonPrivate("the noise was supplied by the caller")
 
 
@@ -71,7 +72,7 @@ def state(
             **method["noise"],
             "mechanism": "Gaussian",
             **_scales(plan),
-            **_correlation(plan, planned),
+            **_correlation(plan),
             **({} if layout is None else {"layout_sha256": layout.digest()}),
         },
         method=method,
@@ -83,7 +84,7 @@ def state(
         randomness={
             "rng": rng,
             "cryptographic": rng == "chacha20" and not caller_noise,
-            "key": "none: noise supplied by the caller" if caller_noise else keys.origin,
+            "key": NO_KEY if caller_noise else keys.origin,
             "forks": keys.forks,
         },
         caveats=(*needed, *caveats),
@@ -98,6 +99,11 @@ def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
     clip, grouping = dict(described), plan.grouping_at()
     if not isinstance(clip["groups"], str):
         del clip["max_grad_norm"]
+    if plan.adaptive_clip is not None:
+        least, most = plan.clip_limits
+        clip |= {"initial_max_grad_norm": clip.pop("max_grad_norm"), "least_norm": least, "greatest_norm": most}
+        clip["initial_sensitivity"] = plan.sensitivity_at().contribution
+        return clip | {"norm": "moved after every step by the released share of vectors whose norm it leaves as it is"}
     clip |= {
         "group_norms": dict(zip(grouping.names, grouping.bounds, strict=True)),
         "sensitivity": plan.sensitivity_at().contribution,
@@ -111,7 +117,14 @@ def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
     return clip
 
 
-def _scales(plan: Plan) -> dict[str, float]:
+def _scales(plan: Plan) -> dict[str, Any]:
+    if plan.adaptive_clip is not None:
+        return {
+            "multiplier_on_sum": plan.gradient_noise_multiplier,
+            "initial_standard_deviation_on_sum": plan.noise_standard_deviation(),
+            "standard_deviation_on_bits": plan.bit_noise_standard_deviation,
+            "scale": "the multiplier on the sum times the sensitivity of the sum under the clip norm in force",
+        }
     # Correlated noise has another standard deviation at each step: this is that of the seed noise Z.
     seed = "" if plan.method.noise.strategy is None else "seed_"
     said = {f"{seed}standard_deviation_on_sum": plan.noise_standard_deviation()}
@@ -129,11 +142,11 @@ def _scales(plan: Plan) -> dict[str, float]:
     return said
 
 
-def _correlation(plan: Plan, planned: Event) -> dict[str, Any]:
+def _correlation(plan: Plan) -> dict[str, Any]:
     strategy = plan.method.noise.strategy
     if strategy is None:
         return {}
     said = {"strategy_sha256": digest(strategy.describe())}
-    # Of the whole run, in clip norms: how far an example moves C times the sums.
-    sensitivity = getattr(planned, "sensitivity", None)
+    # In clip norms: how far an example moves C times the sums of the whole run.
+    sensitivity = getattr(plan.event, "sensitivity", None)
     return said if sensitivity is None else {**said, "sensitivity_of_run": sensitivity}

@@ -196,8 +196,8 @@ MUTATIONS = [
     Mutation(
         "take the unscaled norm for the noise of scaled steps",
         "dpcore/plan.py",
-        "self.method.update, self.noise_multiplier, self.sensitivity_at(step).contribution\n        )  # fmt: skip",
-        "self.method.update, self.noise_multiplier, self.sensitivity_at(0 * step).contribution\n        )  # fmt: skip",
+        "self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution",
+        "self.gradient_noise_multiplier, self.sensitivity_at(0 * step, norm).contribution",
         "tests/papers/test_noise.py",
     ),
     Mutation(
@@ -588,8 +588,8 @@ MUTATIONS = [
     Mutation(
         "add the noise of the first step's norm to all sums",
         "dpcore/mechanism.py",
-        "scale, square_scale = plan.noise_standard_deviation(row)",
-        "scale, square_scale = plan.noise_standard_deviation(0)",
+        "scale, square_scale = plan.noise_standard_deviation(row,",
+        "scale, square_scale = plan.noise_standard_deviation(0,",
         "tests/end_to_end/test_measured_sensitivity.py",
     ),
     Mutation(

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dpcore.clipping.adaptive import AdaptiveClip, check_fits
 from dpcore.clipping.groups import Grouping
 from dpcore.clipping.sensitivity import Sensitivity
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.validate import choice, positive
 
@@ -27,6 +28,9 @@ class Clip:
         ``v min(1, C/||v||)``, ``v C/(||v|| + 0.01)`` (AUTO-S), ``v C/||v||`` (AUTO-V), ``(v/C) min(1, C/||v||)``.
     groups : {"flat", "per_layer", "per_tensor"} or mapping of str to float
         The coordinates that are clipped together: see `Grouping.of`.
+    adaptive : AdaptiveClip or None
+        Lets C follow a private quantile of the norms, from `max_grad_norm` on; for one flat group under "standard" or
+        "normalized".
 
     Notes
     -----
@@ -37,6 +41,7 @@ class Clip:
     max_grad_norm: float = 1.0
     rule: str = "standard"
     groups: str | Mapping[str, float] = field(default="flat")
+    adaptive: AdaptiveClip | None = field(default=None, metadata={"described": "if set"})
 
     def __post_init__(self) -> None:
         positive(max_grad_norm=self.max_grad_norm)
@@ -48,6 +53,13 @@ class Clip:
                 positive(**{f"clipping_groups[{pattern!r}]": bound})
         else:
             choice(GROUPS, clipping_groups=self.groups)
+        if self.adaptive is not None:
+            if not isinstance(self.adaptive, AdaptiveClip):
+                raise ArgumentTypeError(
+                    f"adaptive_clip={self.adaptive!r}: must be None or a dpcore.clipping.AdaptiveClip, such as "
+                    "AdaptiveClip(target_quantile=0.5)"
+                )
+            check_fits(self.adaptive, self.rule, self.groups)
 
     def grouping(self, tensors: tuple[str, ...]) -> Grouping:
         """Partition the named tensors."""

@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict
 import numpy as np
 
 from dpcore.averaging import Averaging
-from dpcore.clipping import Clip
+from dpcore.clipping import AdaptiveClip, Clip
 from dpcore.errors import ArgumentError
 from dpcore.filters import Filter, Identity, LowPass, named_filter
 from dpcore.galore import GaLore
@@ -50,6 +50,8 @@ class Shared(TypedDict, total=False):
         Clip rule, see `dpcore.clipping.Clip`.
     clipping_groups : str or mapping of str to float
         "flat", "per_layer", "per_tensor", or clip norms by name pattern.
+    adaptive_clip : AdaptiveClip or None
+        Lets the clip norm follow a private quantile, from `max_grad_norm` on: `dpcore.clipping.AdaptiveClip`.
     noise_multiplier : float or None
         sigma; None to have it calibrated.
     batch_size : float or None
@@ -70,6 +72,7 @@ class Shared(TypedDict, total=False):
     max_grad_norm: float
     clipping: str
     clipping_groups: str | Mapping[str, float]
+    adaptive_clip: AdaptiveClip | None
     noise_multiplier: float | None
     batch_size: float | None
     strategy: Any
@@ -123,7 +126,10 @@ def assemble(
         update=update,
         query=query or Plain(),
         clip=Clip(
-            common.get("max_grad_norm", 1.0), common.get("clipping", clipping), common.get("clipping_groups", "flat")
+            common.get("max_grad_norm", 1.0),
+            common.get("clipping", clipping),
+            common.get("clipping_groups", "flat"),
+            common.get("adaptive_clip"),
         ),
         noise=make_noise(common.get("noise_multiplier"), common.get("strategy")),
         filter=filter or Identity(),

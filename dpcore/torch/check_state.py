@@ -83,6 +83,13 @@ def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, 
             raise ArgumentError(f"state_dict['dpcore']: its copy of parameter {name!r} has another shape")
     if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
         raise ArgumentError(f"state_dict['dpcore']: its step {public['step']!r} lies outside of the plan")
+    if engine.mechanism.clip_norms is not None:
+        norms, (least, most) = public["clip_norms"], engine.mechanism.plan.clip_limits
+        if not _are_numbers(norms) or len(norms) != public["step"] + 1 or not least <= min(norms) <= max(norms) <= most:
+            raise ArgumentError(
+                "state_dict['dpcore']: its clip_norms must be one number for each step and one for the next, all from "
+                f"{least:g} to {most:g}"
+            )
     if not _is_count(public["releases"]) or public["releases"] < public["step"]:
         raise ArgumentError(
             f"state_dict['dpcore']: its releases {public['releases']!r} must be at least its {public['step']} steps"

@@ -153,8 +153,15 @@ class PrivateRun:
             **recorder.arrays(),
             "dimension": self._engine.mechanism.layout.dimension,
             "noise_std": plan.noise_standard_deviation() / plan.batch_size,
-            "white_noise": plan.method.noise.strategy is None and plan.method.preconditioning is None,
+            "white_noise": plan.method.noise.strategy is None
+            and plan.method.preconditioning is None
+            and plan.adaptive_clip is None,
         }
+
+    @property
+    def clip_norms(self) -> list[float] | None:
+        """The clip norm of every step so far and of the next one, where it is adapted; they are released."""
+        return self._engine.mechanism.clip_norms
 
     @property
     def private_diagnostics(self) -> dict[str, NDArray[np.float64]] | None:
