@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from dpcore.sampling.base import Indices, Sampler
+from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpcore.sampling.fixed_batches import FixedBatches
 from dpcore.sampling.fixed_order import FixedOrderSampler
 from dpcore.sampling.fixed_size import FixedSizeSampler
 from dpcore.sampling.poisson import PoissonSampler
+from dpcore.sampling.sharding import Shard, shard
+from dpcore.sampling.shuffled import ShuffledSampler
+from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
+from dpcore.sampling.users import UserSampler
 
-__all__ = ["FixedBatches", "FixedOrderSampler", "FixedSizeSampler", "Indices", "PoissonSampler", "Sampler"]
+__all__ = [
+    "CyclicPoissonSampler",
+    "FixedBatches",
+    "FixedOrderSampler",
+    "FixedSizeSampler",
+    "Indices",
+    "PoissonSampler",
+    "Sampler",
+    "Shard",
+    "ShuffledSampler",
+    "TruncatedPoissonSampler",
+    "UserSampler",
+    "shard",
+]

@@ -1,8 +1,8 @@
 """Unbiased draws from the secret stream: coins, subsets and orders.
 
 Word(row, element) is uniform on 32 bits (ChaCha20; dpcore.spec.stream). Sampling reads the stream SAMPLING under the
-run's own sampling key; the row is the step. The last row, 2^32 - 1, belongs to the one shuffle before a run, so steps
-end before it.
+run's own sampling key; the row is the step, or the epoch for a sampler that draws once an epoch and never by step. The
+last row, 2^32 - 1, belongs to the one shuffle before a run, so steps end before it.
 
 Subsets and orders give each example a 64-bit sort key made of two words. Where sort keys collide in a way that matters
 the **whole** draw is thrown away and the next words of the row are taken. Given that no collision matters, the joint
@@ -45,6 +45,20 @@ def row_words(key: bytes, row: int) -> Words:
     return lambda start, size: np.asarray(words(key, row, Stream.SAMPLING, start, size), dtype=np.uint32)
 
 
+def after(words: Words, used: int) -> Words:
+    """Return the words of a row from element `used` on: fresh ones, whatever the first `used` decided."""
+    return lambda start, size: words(used + start, size)
+
+
+def cut(batch: Indices, size: int, start: int, stop: int | None) -> Indices:
+    """Return those of the sorted indices below `size` that lie in [start, stop): a shard of the data set."""
+    first = validate.integer(start=start, minimum=0)
+    last = size if stop is None else validate.integer(stop=stop, minimum=first)
+    if last > size:
+        raise ArgumentError(f"stop={stop!r}: must be at most dataset_size={size}")
+    return batch[np.searchsorted(batch, first) : np.searchsorted(batch, last)]
+
+
 def coins(words: Words, threshold: int, start: int, stop: int, block: int = 1 << 20) -> Indices:
     """Return the i in [start, stop) with word(i) < threshold: each with probability threshold / 2^32, independently."""
     found = [
@@ -54,7 +68,7 @@ def coins(words: Words, threshold: int, start: int, stop: int, block: int = 1 <<
     return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 
 
-def _sort_keys(words: Words, size: int) -> Iterator[SortKeys]:
+def sort_keys(words: Words, size: int) -> Iterator[SortKeys]:
     """Yield fresh draws of `size` 64-bit keys: words i and size + i of attempt a, which starts at element 2 a size."""
     start = 0
     while True:
@@ -82,17 +96,17 @@ def order(keys: SortKeys) -> Indices | None:
 
 def subset(words: Words, population: int, size: int) -> Indices:
     """Return a uniformly random subset of [0, population) with `size` elements, sorted."""
-    return next(found for keys in _sort_keys(words, population) if (found := smallest(keys, size)) is not None)
+    return next(found for keys in sort_keys(words, population) if (found := smallest(keys, size)) is not None)
 
 
 @lru_cache(maxsize=4)
-def permutation(key: bytes, size: int) -> Indices:
-    """Return the one uniformly random order of [0, size) that belongs to a sampling key; read-only.
+def permutation(key: bytes, size: int, row: int = SHUFFLE_ROW) -> Indices:
+    """Return the one uniformly random order of [0, size) that belongs to a key and a row; read-only.
 
-    Cached, since every step of a run asks for a slice of it. The cache holds secrets, in the memory of a process that
-    holds the key anyway; nothing of it is ever written.
+    Cached, since every step asks for a slice of it. The cache holds secrets, in the memory of a process that holds the
+    key anyway; nothing of it is ever written.
     """
-    words = row_words(key, SHUFFLE_ROW)
-    result = next(found for keys in _sort_keys(words, size) if (found := order(keys)) is not None)
+    words = row_words(key, row)
+    result = next(found for keys in sort_keys(words, size) if (found := order(keys)) is not None)
     result.flags.writeable = False
     return result

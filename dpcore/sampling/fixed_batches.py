@@ -117,9 +117,10 @@ class FixedBatches:
         used = np.concatenate([np.empty(0, np.int64), *self.batches[:count]])
         return np.bincount(used, minlength=self.dataset_size).astype(np.int64)
 
-    def indices(self, key: bytes, step: int) -> Indices:
-        """Return the examples of a step, sorted, read-only; the key is not used."""
-        return self.batches[draw.check_step(step) % len(self.batches)]
+    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
+        """Return the examples of a step, sorted, read-only, those in [start, stop) for a shard; the key is not used."""
+        batch = self.batches[draw.check_step(step) % len(self.batches)]
+        return draw.cut(batch, self.dataset_size, start, stop)
 
     def event(self, noise_multiplier: float, steps: int) -> Gaussian:
         """Return the event of `steps` steps: Gaussian, with one release for each use of the most used example."""

@@ -87,13 +87,18 @@ class FixedOrderSampler:
         epoch, steps = self.steps_per_epoch, validate.integer(steps=steps, minimum=0)
         return [np.arange(first, steps, epoch, dtype=np.int64) for first in range(min(epoch, steps))]
 
-    def indices(self, key: bytes, step: int) -> Indices:
-        """Return the examples of a step, sorted, (m,) int64 with m = batch_size except in a shorter last batch."""
+    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
+        """Return the examples of a step, sorted, (m,) int64 with m = batch_size except in a shorter last batch.
+
+        With `start` and `stop`, those of them in [start, stop) (a shard).
+        """
         first = draw.check_step(step) % self.steps_per_epoch * self.batch_size
         last = min(first + self.batch_size, self.dataset_size)
-        if not self.shuffle:
-            return np.arange(first, last, dtype=np.int64)
-        return np.sort(draw.permutation(key, self.dataset_size)[first:last])
+        if self.shuffle:
+            batch = np.sort(draw.permutation(key, self.dataset_size)[first:last])
+        else:
+            batch = np.arange(first, last, dtype=np.int64)
+        return draw.cut(batch, self.dataset_size, start, stop)
 
     def event(self, noise_multiplier: float, steps: int) -> Gaussian:
         """Return the event of `steps` steps: Gaussian, with one release for each time an example takes part."""

@@ -60,9 +60,10 @@ class FixedSizeSampler:
         """dataset_size / batch_size, rounded up."""
         return -(-self.dataset_size // self.batch_size)
 
-    def indices(self, key: bytes, step: int) -> Indices:
-        """Return the examples of a step, (batch_size,) int64, sorted."""
-        return draw.subset(draw.row_words(key, draw.check_step(step)), self.dataset_size, self.batch_size)
+    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
+        """Return the examples of a step, (batch_size,) int64, sorted; those in [start, stop) for a shard."""
+        batch = draw.subset(draw.row_words(key, draw.check_step(step)), self.dataset_size, self.batch_size)
+        return draw.cut(batch, self.dataset_size, start, stop)
 
     def event(self, noise_multiplier: float, steps: int) -> FixedSizeSampledGaussian:
         """Return the event of `steps` steps.

@@ -13,7 +13,35 @@ from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
 
-_WORDS = 1 << 32
+WORDS = 1 << 32
+
+
+def coin(size: int, batch_size: float | None, sample_rate: float | None) -> tuple[float, int]:
+    """Return the expected batch size of `size` examples, and how many of the 2^32 words of a coin are heads.
+
+    Raises
+    ------
+    ArgumentError
+        If neither is given, or both contradict each other; if the rate is no probability, or no coin can land.
+    """
+    if batch_size is None and sample_rate is None:
+        raise ArgumentError("batch_size=None: give batch_size (expected examples a step) or sample_rate")
+    if sample_rate is not None:
+        exact = Fraction(validate.fraction(sample_rate=sample_rate))
+    if batch_size is not None:
+        wanted = Fraction(validate.positive(batch_size=batch_size))
+        if wanted > size:
+            raise ArgumentError(f"batch_size={batch_size!r}: must be at most dataset_size={size}")
+        # Both may be given, as a stored config does; they must then mean the same coins.
+        if sample_rate is not None and abs(wanted / size - exact) * WORDS > 1:
+            raise ArgumentError(
+                f"sample_rate={sample_rate!r}: contradicts batch_size={batch_size!r} of {size} examples; give one"
+            )
+        exact = wanted / size if sample_rate is None else exact
+    threshold = math.floor(exact * WORDS)
+    if threshold == 0:
+        raise ArgumentError(f"sample_rate={float(exact)!r}: must be at least 2^-32, below which no coin can land")
+    return float(exact * size if batch_size is None else batch_size), threshold
 
 
 @dataclass(frozen=True, init=False)
@@ -44,26 +72,10 @@ class PoissonSampler:
 
     def __init__(self, *, dataset_size: int, batch_size: float | None = None, sample_rate: float | None = None) -> None:
         size = validate.integer(dataset_size=dataset_size, minimum=1)
-        if batch_size is None and sample_rate is None:
-            raise ArgumentError("batch_size=None: give batch_size (expected examples a step) or sample_rate")
-        if sample_rate is not None:
-            exact = Fraction(validate.fraction(sample_rate=sample_rate))
-        if batch_size is not None:
-            wanted = Fraction(validate.positive(batch_size=batch_size))
-            if wanted > size:
-                raise ArgumentError(f"batch_size={batch_size!r}: must be at most dataset_size={size}")
-            # Both may be given, as a stored config does; they must then mean the same coins.
-            if sample_rate is not None and abs(wanted / size - exact) * _WORDS > 1:
-                raise ArgumentError(
-                    f"sample_rate={sample_rate!r}: contradicts batch_size={batch_size!r} of {size} examples; give one"
-                )
-            exact = wanted / size if sample_rate is None else exact
-        threshold = math.floor(exact * _WORDS)
-        if threshold == 0:
-            raise ArgumentError(f"sample_rate={float(exact)!r}: must be at least 2^-32, below which no coin can land")
+        expected, threshold = coin(size, batch_size, sample_rate)
         object.__setattr__(self, "dataset_size", size)
-        object.__setattr__(self, "batch_size", float(exact * size if batch_size is None else batch_size))
-        object.__setattr__(self, "sample_rate", threshold / _WORDS)
+        object.__setattr__(self, "batch_size", expected)
+        object.__setattr__(self, "sample_rate", threshold / WORDS)
 
     @property
     def max_batch_size(self) -> None:
@@ -102,7 +114,7 @@ class PoissonSampler:
         last = self.dataset_size if stop is None else validate.integer(stop=stop, minimum=first)
         if last > self.dataset_size:
             raise ArgumentError(f"stop={stop!r}: must be at most dataset_size={self.dataset_size}")
-        threshold = round(self.sample_rate * _WORDS)
+        threshold = round(self.sample_rate * WORDS)
         return draw.coins(draw.row_words(key, draw.check_step(step)), threshold, first, last)
 
     def event(self, noise_multiplier: float, steps: int) -> PoissonSampledGaussian:

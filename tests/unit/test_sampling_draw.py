@@ -70,7 +70,7 @@ def test_a_collision_that_matters_throws_the_whole_draw_away() -> None:
     assert draw.subset(words, 3, 2).tolist() == [0, 1]
 
 
-def test_sort_keys_use_all_64_bits() -> None:
+def testsort_keys_use_all_64_bits() -> None:
     # The first word is the high half: (2, 0) < (1, 5) by the low half alone, but not as a whole.
     words = source([2, 1, 0, 5])
     assert draw.subset(words, 2, 1).tolist() == [1]

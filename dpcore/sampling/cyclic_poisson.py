@@ -1,0 +1,216 @@
+"""Cyclic Poisson sampling: the groups of a public partition take turns, and within a group coins decide.
+
+It joins amplification by sampling with correlated noise. With C of at most `groups` bands, the steps p, p + groups, ...
+at which one example may take part have columns of C without a common row. To release S + C^{-1} Z is to release
+C S + Z, where a coin of the example at step p moves the rows p .. p + bands - 1 alone: every coin is a Gaussian
+mechanism on rows of its own, of sensitivity ||C[:, p]||, entered with the coin's probability. Together they are
+ceil(steps / groups) Poisson-subsampled Gaussian mechanisms at the largest column norm.
+
+Branches
+--------
+A run that goes back to a checkpoint at step t and on from there draws fresh noise rows and **fresh coins** from t on;
+the rows and coins before t are those of the run it left, and the groups stay (they are public, and no secret of the run
+decides them). Put the rows of all branches in one tree. A coin at step p of a branch moves the rows after it, fewer
+than `groups` steps on, in every branch that they belong to.
+
+- Coins whose rows all lie in one branch: each is one subsampled mechanism as above. Those on the way to the present
+  parameters are counted by the run's own event. Of the others there is at most one for each abandoned step, as many as
+  that, all of one group: `abandoned` steps of a cycle of one group.
+- Coins at p < t whose rows reach beyond t, into k branches more: one coin, and a vector of squared norm at most
+  (1 + k) ||C[:, p]||^2. Two releases about one coin cost more than two about two coins, so no sampling is claimed for
+  them. A point of branching lies within reach of one such coin of an example at most, for its possible steps are
+  `groups` apart; each branch more has an abandoned step of its own; and 1 + k <= 2 k. So all of them are
+  at most one Gaussian mechanism with mu^2 = 2 abandoned (largest norm / sigma)^2.
+
+With independent noise (one band) no row lies beyond t, and the second kind does not occur.
+
+References
+----------
+Choquette-Choo et al., "(Amplified) Banded Matrix Factorization: A unified approach to private training", 2023, Theorem
+4. The branches are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpcore import validate
+from dpcore.accounting import Adjacency, Composed, CyclicPoissonSampledGaussian, Event, Gaussian
+from dpcore.errors import ArgumentError
+from dpcore.sampling import draw
+from dpcore.sampling.base import Indices
+from dpcore.sampling.poisson import WORDS
+from dpcore.spec.stream import derive_key
+
+# Known to everybody: the partition is a public setting, and outlives the run's keys.
+_PUBLIC_KEY = derive_key(bytes(32), "dpcore public partition")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoissonSampler:
+    """Step t draws Poisson coins among the examples of group t mod `groups`; the groups are fixed and public.
+
+    With independent noise or a banded strategy of at most `groups` bands.
+
+    Parameters
+    ----------
+    dataset_size : int
+        Number of examples. Treated as public.
+    batch_size : float
+        Expected batch size, at most dataset_size / groups; the fixed denominator of averages. The coins' rate is
+        batch_size groups / dataset_size, rounded down to a multiple of 2^-32 (`sample_rate`), the same for every
+        example. Groups differ in size by at most one example, and so the true expectation of a step by one rate.
+    groups : int
+        Number of groups, at most `dataset_size`. 1 is Poisson sampling.
+    shuffle : bool
+        Whether the partition is drawn at random (from a public key: the same for every run of this size) or follows
+        the order of the data set, group g being the g-th slice.
+
+    Notes
+    -----
+    Guarantee: example number p of the step's group, in ascending order, is in step t if and only if
+    word(t, p) < sample_rate 2^32.
+    """
+
+    dataset_size: int
+    batch_size: float
+    groups: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        size = validate.integer(dataset_size=self.dataset_size, minimum=1)
+        groups = validate.integer(groups=self.groups, minimum=1)
+        if groups > size:
+            raise ArgumentError(f"groups={groups!r}: must be at most dataset_size={size}, an example for each group")
+        batch_size = validate.positive(batch_size=self.batch_size)
+        if Fraction(batch_size) * groups > size:
+            raise ArgumentError(
+                f"batch_size={self.batch_size!r}: must be at most {size / groups:g}, the examples of one of "
+                f"{groups} groups; take fewer groups or smaller batches"
+            )
+        object.__setattr__(self, "dataset_size", size)
+        object.__setattr__(self, "batch_size", batch_size)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "shuffle", bool(self.shuffle))
+        if self._threshold == 0:
+            raise ArgumentError(
+                f"batch_size={batch_size!r}: its rate among the {size} examples must be at least 2^-32, below which no "
+                "coin can land"
+            )
+
+    @property
+    def _threshold(self) -> int:
+        return math.floor(Fraction(self.batch_size) * self.groups / self.dataset_size * WORDS)
+
+    @property
+    def sample_rate(self) -> float:
+        """Probability that an example of the step's group is in the step: a multiple of 2^-32."""
+        return self._threshold / WORDS
+
+    @property
+    def max_batch_size(self) -> int:
+        """The size of the largest group."""
+        return -(-self.dataset_size // self.groups)
+
+    @property
+    def keeps_order(self) -> bool:
+        """False: every step tosses fresh coins. The groups are kept all the same, since no key decides them."""
+        return False
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Zero-out: removing an example would change the groups."""
+        return Adjacency.ZERO_OUT
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The fixed denominator: `batch_size` as given."""
+        return self.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """dataset_size / batch_size, rounded up: so many steps use every example about once, in expectation."""
+        return math.ceil(round(self.dataset_size / self.batch_size, 9))
+
+    def group(self, number: int) -> Indices:
+        """Return the examples of a group, sorted, (m,) int64. Public.
+
+        Parameters
+        ----------
+        number : int
+            0 <= number < groups.
+        """
+        number = validate.integer(number=number, minimum=0)
+        if number >= self.groups:
+            raise ArgumentError(f"number={number}: must be less than groups={self.groups}")
+        first, last = (i * self.dataset_size // self.groups for i in (number, number + 1))
+        if not self.shuffle:
+            return np.arange(first, last, dtype=np.int64)
+        return np.sort(draw.permutation(_PUBLIC_KEY, self.dataset_size)[first:last])
+
+    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
+        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard)."""
+        words = draw.row_words(key, draw.check_step(step))
+        members = self.group(step % self.groups)
+        batch = members[draw.coins(words, self._threshold, 0, members.size)]
+        return draw.cut(batch, self.dataset_size, start, stop)
+
+    def event(self, noise_multiplier: float, steps: int) -> CyclicPoissonSampledGaussian:
+        """Return the event of `steps` steps with independent noise."""
+        return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, noise_multiplier, 1.0, steps)
+
+    def banded_event(
+        self, noise_multiplier: float, steps: int, abandoned: int, *, bands: int, column_norm: float, strategy: str
+    ) -> Event:
+        """Return the event of `steps` steps under banded noise, and of `abandoned` others that were given up.
+
+        Parameters
+        ----------
+        noise_multiplier : float
+            Standard deviation of a coordinate of Z over the clip norm.
+        steps, abandoned : int
+            Steps on the way to the present parameters, and all others that were released.
+        bands : int
+            Of the strategy C, at most `groups`; 1 for independent noise.
+        column_norm : float
+            Largest column norm of C.
+        strategy : str
+            What C is called.
+
+        Raises
+        ------
+        ArgumentError
+            If there are more bands than groups.
+        """
+        if bands > self.groups:
+            raise ArgumentError(f"bands={bands}: must be at most groups={self.groups}")
+        own = CyclicPoissonSampledGaussian(
+            self.sample_rate, self.groups, noise_multiplier, column_norm, steps, strategy
+        )  # fmt: skip
+        if not abandoned:
+            return own
+        others = CyclicPoissonSampledGaussian(self.sample_rate, 1, noise_multiplier, column_norm, abandoned, strategy)
+        if bands == 1:
+            return Composed((own, others))
+        # Coins that two branches share: see the module.
+        return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * abandoned, Adjacency.ZERO_OUT)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the public settings."""
+        return {
+            "sampler": "cyclic poisson",
+            "dataset_size": self.dataset_size,
+            "expected_batch_size": self.batch_size,
+            "sample_rate": self.sample_rate,
+            "groups": self.groups,
+            "shuffle": self.shuffle,
+            "adjacency": self.adjacency.value,
+            "secret": True,
+            "note": "the groups of a fixed, public partition take turns; each example of the step's group enters it "
+            "independently with the given probability",
+        }

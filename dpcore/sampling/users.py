@@ -1,0 +1,256 @@
+"""User-level privacy: a sampler draws users, and each user's examples make one vector."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore import validate
+from dpcore.accounting import Adjacency, Event
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling import draw
+from dpcore.sampling.base import Indices, Sampler
+from dpcore.spec.stream import derive_key
+
+
+@dataclass(frozen=True, init=False)
+class UserSampler:
+    """Draws users by any sampler, and gives the examples of those drawn, each user's in a row.
+
+    The sums of a run are then over users: the vectors of a user's examples are added up **before** the clip, so that
+    one user moves a sum by at most C, whatever the number of examples (clipping each example instead would allow m C).
+    All that is said of examples elsewhere holds for users: `dataset_size` is the number of users, the batch size and
+    the denominator of averages count users, and so does the event.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Over users: its `dataset_size` is the number of users U.
+    user_of_example : (n,) integer array
+        The user, 0 to U - 1, of each example. Every user must have an example. Taken as public; copied.
+    max_examples_per_user : int
+        m, 1 or more: of a user with more examples m take part, drawn once for the run, in secret and uniformly. A
+        branch under fresh sampling keys draws them anew, which costs nothing: what a user's vector is made of is not
+        what the guarantee rests on.
+
+    Attributes
+    ----------
+    sha256 : str
+        Digest of `user_of_example`.
+
+    Notes
+    -----
+    A user with any example whose vector is not finite contributes exactly 0.
+    """
+
+    sampler: Sampler
+    user_of_example: npt.NDArray[np.int64] = field(compare=False, repr=False)
+    max_examples_per_user: int
+    sha256: str
+
+    def __init__(self, sampler: Sampler, user_of_example: npt.ArrayLike, max_examples_per_user: int) -> None:
+        if isinstance(sampler, UserSampler):
+            raise ArgumentTypeError("sampler=UserSampler: must draw the users themselves, as PoissonSampler does")
+        if not all(hasattr(sampler, name) for name in ("indices", "event", "dataset_size")):
+            raise ArgumentTypeError(f"sampler={sampler!r}: must be a sampler of dpcore.sampling over the users")
+        users = _users(user_of_example, sampler.dataset_size)
+        object.__setattr__(self, "sampler", sampler)
+        object.__setattr__(self, "user_of_example", users)
+        object.__setattr__(
+            self, "max_examples_per_user", validate.integer(max_examples_per_user=max_examples_per_user, minimum=1)
+        )
+        object.__setattr__(self, "sha256", hashlib.sha256(users.astype("<i8").tobytes()).hexdigest())
+
+    @property
+    def dataset_size(self) -> int:
+        """The number of users."""
+        return self.sampler.dataset_size
+
+    @property
+    def example_count(self) -> int:
+        """The number of examples; indices lie in [0, example_count)."""
+        return int(self.user_of_example.size)
+
+    @property
+    def unit_of_privacy(self) -> str:
+        """What one neighbor differs in: "user"."""
+        return "user"
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Expected **users** a step."""
+        return self.sampler.expected_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which every user has been used once, or once in expectation."""
+        return self.sampler.steps_per_epoch
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """The most users that any step can have."""
+        return self.sampler.max_batch_size
+
+    @property
+    def keeps_order(self) -> bool:
+        """As the sampler of the users."""
+        return self.sampler.keeps_order
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """That of the sampler, with "user" for "example"."""
+        return self.sampler.adjacency
+
+    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
+        """Return the examples of the users of a step, (m,) int64: user by user, ascending within each.
+
+        With `start` and `stop`, those of the users in [start, stop) (a shard).
+        """
+        return self._of(key, self._users(key, step, start, stop))[0]
+
+    def units(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+        """Return how many of `indices` belong to each user of the step, in their order: (users,) int64, 1 or more."""
+        return self._of(key, self._users(key, step, start, stop))[1]
+
+    def _users(self, key: bytes, step: int, start: int, stop: int | None) -> Indices:
+        return draw.cut(self.sampler.indices(key, step), self.dataset_size, start, stop)
+
+    def _of(self, key: bytes, users: Indices) -> tuple[Indices, npt.NDArray[np.int64]]:
+        examples, first = _kept(key, self)
+        sizes = first[users + 1] - first[users]
+        # Place j of the result lies so many places after the beginning of its own user.
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return examples[np.repeat(first[users], sizes) + within], sizes
+
+    @cached_property
+    def _by_user(self) -> tuple[Indices, npt.NDArray[np.int64]]:
+        """All examples, user by user, and how many each user has."""
+        counts = np.bincount(self.user_of_example, minlength=self.dataset_size).astype(np.int64)
+        return np.argsort(self.user_of_example, kind="stable").astype(np.int64), counts
+
+    def event(self, noise_multiplier: float, steps: int) -> Event:
+        """Return the event of `steps` steps: that of the sampler of users."""
+        return self.sampler.event(noise_multiplier, steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the public settings: those of the sampler of users, and what a user is."""
+        return {
+            **self.sampler.describe(),
+            "unit": self.unit_of_privacy,
+            "examples": self.example_count,
+            "max_examples_per_user": self.max_examples_per_user,
+            "users_sha256": self.sha256,
+        }
+
+
+def _users(user_of_example: npt.ArrayLike, count: int) -> npt.NDArray[np.int64]:
+    array = np.asarray(user_of_example)
+    if array.ndim != 1 or array.size == 0:
+        raise ArgumentError(
+            f"user_of_example.shape={array.shape}: must be (n,), the user of each example, at least one"
+        )
+    if array.dtype.kind not in "iu":
+        raise ArgumentTypeError(
+            f"user_of_example.dtype={array.dtype}: must be integers, users numbered from 0; "
+            "numpy.unique(names, return_inverse=True)[1] numbers names"
+        )
+    users: npt.NDArray[np.int64] = np.array(array, dtype=np.int64)
+    if users.min() < 0 or users.max() >= count:
+        bad = int(users.min() if users.min() < 0 else users.max())
+        raise ArgumentError(
+            f"user_of_example: holds the user {bad}; must be 0 to {count - 1}, for the sampler has "
+            f"dataset_size={count} users"
+        )
+    missing = np.flatnonzero(np.bincount(users, minlength=count) == 0)
+    if missing.size:
+        raise ArgumentError(
+            f"user_of_example: user {missing[0]} of the sampler's {count} has no example; number the users that have "
+            "some from 0 on, and give the sampler their number as dataset_size"
+        )
+    users.flags.writeable = False
+    return users
+
+
+@lru_cache(maxsize=2)
+def _kept(key: bytes, sampler: UserSampler) -> tuple[Indices, npt.NDArray[np.int64]]:
+    """Return the examples that take part, user by user, and where each user's begin: (K,) and (U + 1,).
+
+    The m smallest of a user's sort keys are kept, by words of a key of their own (the samplers of users use up the rows
+    of the sampling key). Equal sort keys of one user leave the choice open: then all are drawn again, see
+    `dpcore.sampling.draw`. Cached, with the care that `draw.permutation` explains.
+    """
+    examples, counts = sampler._by_user
+    most = sampler.max_examples_per_user
+    if counts.max() > most:
+        words = draw.row_words(derive_key(key, "dpcore sampling examples of users"), draw.SHUFFLE_ROW)
+        examples = next(found for keys in draw.sort_keys(words, examples.size)
+                        if (found := _chosen(keys, examples, counts, most)) is not None)  # fmt: skip
+        counts = np.minimum(counts, most)
+    first = np.concatenate([[0], np.cumsum(counts)])
+    examples.flags.writeable = first.flags.writeable = False
+    return examples, first
+
+
+def _chosen(keys: draw.SortKeys, examples: Indices, counts: npt.NDArray[np.int64], most: int) -> Indices | None:
+    """Return the `most` examples with the smallest keys of each user, in the given order; None if two keys collide."""
+    user = np.repeat(np.arange(counts.size), counts)
+    by_key = np.lexsort((keys, user))
+    same_user = user[1:] == user[:-1]  # the lexicographic order leaves users where they are
+    if np.any(same_user & (keys[by_key][1:] == keys[by_key][:-1])):
+        return None
+    rank = np.arange(user.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    return examples[np.sort(by_key[rank < most])]
+
+
+def unit_sums(rows: npt.NDArray[Any], units: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return the sum of each unit's rows, (len(units), d): what is clipped where one unit has several examples.
+
+    Parameters
+    ----------
+    rows : (B, d) array
+        Unit by unit.
+    units : (k,) int64
+        Rows of each unit, 1 or more; they add up to B.
+    """
+    if units.size == 0:
+        return rows[:0]
+    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one user
+        sums: npt.NDArray[Any] = np.add.reduceat(rows, np.cumsum(units) - units, axis=0, dtype=rows.dtype)
+    return sums
+
+
+def portions(units: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int, list[int], bool]]:
+    """Split the rows of whole units into portions of at most `most` rows.
+
+    A unit is split only if it is larger than a portion, and then its portions hold nothing else.
+
+    Yields
+    ------
+    start, stop : int
+        Rows of the portion.
+    sizes : list of int
+        How many of them belong to each of its units.
+    more : bool
+        Whether its one unit goes on in the next portion, so that the sums are not complete.
+    """
+    start, sizes = 0, list[int]()
+    for unit in units.tolist():
+        if sizes and sum(sizes) + unit > most:
+            yield start, start + sum(sizes), sizes, False
+            start, sizes = start + sum(sizes), []
+        rest = unit
+        while rest > most:
+            yield start, start + most, [most], True
+            start, rest = start + most, rest - most
+        sizes.append(rest)
+        if rest < unit:
+            yield start, start + rest, sizes, False
+            start, sizes = start + rest, []
+    if sizes:
+        yield start, start + sum(sizes), sizes, False
