@@ -20,7 +20,7 @@ _DICTS = (
     *("software", "attacker", "derivation", "ledger"),
 )
 # Written beside the fields, and compared with them when read.
-_DERIVED = ("settings_hash", "delta_is_below_1/n")
+_DERIVED = ("settings_hash", "statement_hash", "delta_is_below_1/n")
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,19 @@ class Statement:
         """SHA-256 of the settings that decide the mechanism, as canonical JSON."""
         return digest({name: getattr(self, name) for name in SETTINGS})
 
+    @property
+    def statement_hash(self) -> str:
+        """SHA-256 of all fields, as canonical JSON: shows damage. Whoever changes a field on purpose can renew it."""
+        return digest({item.name: getattr(self, item.name) for item in fields(self)})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the statement as plain data; an infinite epsilon is the string "inf"."""
         return {
             "format": FORMAT,
             **{item.name: plain(getattr(self, item.name), item.name) for item in fields(self)},
-            "settings_hash": self.settings_hash,
             "delta_is_below_1/n": self.delta_is_small,
+            "settings_hash": self.settings_hash,
+            "statement_hash": self.statement_hash,
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -186,11 +192,13 @@ class Statement:
             raise DataError("statement: its settings do not match their hash; it was changed after it was written")
         if content["delta_is_below_1/n"] is not statement.delta_is_small:
             raise DataError("statement: what it says of delta and 1/n is not so; it was changed after it was written")
+        if content["statement_hash"] != statement.statement_hash:
+            raise DataError("statement: it does not match its hash; it was changed after it was written")
         return statement
 
     @classmethod
     def unchecked(cls, content: Mapping[str, Any]) -> Statement:
-        """Read what `to_dict` wrote, without comparing the settings with their hash; raises DataError otherwise."""
+        """Read what `to_dict` wrote, without comparing it with its hashes; raises DataError otherwise."""
         if not isinstance(content, Mapping):
             raise DataError("statement: is not a JSON object")
         found = content.get("format")

@@ -1,0 +1,71 @@
+"""What a check found, and how values are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+OK: Final = "ok"
+FAILED: Final = "failed"
+TRUSTED: Final = "trusted"
+REMARK: Final = "remark"
+
+# Between two machines: rounding of sums and of special functions.
+SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes
+    ----------
+    check : str
+        What was checked.
+    status : {"ok", "failed", "trusted", "remark"}
+        "trusted" is what nothing in the statement can confirm; a "remark" is true and needs attention.
+    words : str
+        One clause for a person.
+    """
+
+    check: str
+    status: str
+    words: str
+
+
+def difference(stated: Any, derived: Any, tolerance: float = SAME, where: str = "") -> str | None:
+    """Return where two plain values differ, in words; None where they are equal up to rounding."""
+    if isinstance(stated, Mapping) and isinstance(derived, Mapping):
+        for name in (*derived, *stated):
+            if (name in stated) != (name in derived):
+                return f"{_join(where, name)} is {'stated' if name in stated else 'not stated'}"
+            found = difference(stated[name], derived[name], tolerance, _join(where, name))
+            if found is not None:
+                return found
+        return None
+    if isinstance(stated, (list, tuple)) and isinstance(derived, (list, tuple)) and len(stated) == len(derived):
+        pairs = enumerate(zip(stated, derived, strict=True))
+        return next((d for i, (s, o) in pairs if (d := difference(s, o, tolerance, f"{where}[{i}]")) is not None), None)
+    if same(stated, derived, tolerance):
+        return None
+    return f"{where or 'it'} is stated as {short(stated)} and follows as {short(derived)}"
+
+
+def same(stated: Any, derived: Any, tolerance: float = SAME) -> bool:
+    """Whether two leaves are equal: numbers up to rounding, True only to True."""
+    numbers = [value for value in (stated, derived) if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if len(numbers) == 2:
+        return math.isclose(numbers[0], numbers[1], rel_tol=tolerance, abs_tol=1e-300)
+    return type(stated) is type(derived) and bool(stated == derived)
+
+
+def short(value: Any) -> str:
+    """Return a value for a message, cut off where it is long."""
+    text = f"{value:.10g}" if isinstance(value, float) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _join(where: str, name: Any) -> str:
+    return f"{where}.{name}" if where else str(name)

@@ -1,0 +1,120 @@
+"""Checks of what was spent: the events from the settings, and every epsilon from the events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dpcore import accounting
+from dpcore.accounting import Event
+from dpcore.guarantee import ROUTES, attacker, epsilon_interval, epsilons
+from dpcore.plan import Plan
+from dpcore.report.statement import Statement
+from dpcore.report.text import format_epsilon
+from dpcore.stating import CALLER_NOISE, NO_KEY, not_cryptographic
+from dpcore.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference, same
+from dpcore.version import __version__
+
+# Accountants are deterministic; two machines differ by the rounding of sums, transforms and root-finding.
+ROUNDING = 1e-6
+
+
+def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
+    """Both events follow from sampler, noise and steps."""
+    abandoned = statement.steps_abandoned
+    for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
+        stated = getattr(statement, name)
+        words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
+        label = name.replace("_", " ")
+        forced = _forced(statement)
+        if forced is None and plan is None:
+            yield _by_parts(label, stated, statement, steps)
+            continue
+        derived = forced if forced is not None or plan is None else plan.event_after(steps, abandoned)
+        assert derived is not None
+        problem = difference(stated, derived.to_dict())
+        yield Finding(label, OK, words) if problem is None else Finding(label, FAILED, problem)
+    adjacency = str(Event.from_dict(statement.event_planned).adjacency or "none")
+    problem = difference(statement.adjacency, adjacency, where="adjacency")
+    yield Finding("adjacency", OK if problem is None else FAILED, problem or adjacency)
+
+
+def _forced(statement: Statement) -> Event | None:
+    """The event of a run that is not private whatever its plan."""
+    said = statement.randomness
+    if said["rng"] != "chacha20":
+        return not_cryptographic(said["rng"])
+    return CALLER_NOISE if said["key"] == NO_KEY else None
+
+
+def _by_parts(label: str, stated: Mapping[str, Any], statement: Statement, steps: int) -> Finding:
+    """What can be said of an event whose sampler or strategy is known by name only."""
+    Event.from_dict(stated)
+    parts = stated.get("events", [stated])
+    sigma = statement.noise["noise_multiplier"]
+    for index, part in enumerate(parts):
+        if "noise_multiplier" in part and not same(part["noise_multiplier"], sigma):
+            return Finding(label, FAILED, f"has another noise multiplier than the noise, {sigma!r}")
+        if index == 0 and "steps" in part and part["steps"] != steps:
+            return Finding(label, FAILED, f"has {part['steps']!r} steps, and {steps!r} were taken or planned")
+    words = "its noise and steps are those stated; how often an example takes part, or what it moves, is not derivable"
+    return Finding(label, TRUSTED, words)
+
+
+def check_epsilons(statement: Statement) -> Iterator[Finding]:
+    """Every epsilon follows from its event, and none is below what follows."""
+    safe = statement.software.get("dpcore") != __version__
+    for name, described in (("epsilon", statement.event), ("epsilon_planned", statement.event_planned)):
+        event, stated = Event.from_dict(described), getattr(statement, name)
+        derived = epsilons(event, statement.delta)
+        for accountant, value in stated.items():
+            label = f"{name.replace('_', ' ')} ({accountant})"
+            if accountant not in derived:
+                covering = ", ".join(derived)
+                yield Finding(label, FAILED, f"cannot be recomputed: the event is covered by {covering}")
+            else:
+                yield _upper_bound(label, value, derived[accountant], safe)
+    event = Event.from_dict(statement.event)
+    interval = epsilon_interval(event, statement.delta)
+    problem = difference(statement.epsilon_interval, interval, ROUNDING)
+    words = f"epsilon lies in [{interval['lower']:.6g}, {interval['upper']:.6g}]" if interval else "none is known"
+    yield (
+        Finding("certified interval", OK, words) if problem is None else Finding("certified interval", FAILED, problem)
+    )
+
+
+def check_attacker(statement: Statement) -> Iterator[Finding]:
+    """What is left to an attacker, recomputed from the event."""
+    derived = attacker(Event.from_dict(statement.event))
+    problem = difference(statement.attacker, derived, ROUNDING)
+    words = f"advantage at most {derived['advantage']:.4g}" if derived else "not known for this event"
+    yield Finding("attacker", OK, words) if problem is None else Finding("attacker", FAILED, problem)
+
+
+def check_derivation(statement: Statement) -> Iterator[Finding]:
+    """The sentence of each accountant is the one that this version has."""
+    derived = {name: ROUTES[name] for name in statement.epsilon if name in ROUTES}
+    problem = difference(statement.derivation, derived)
+    yield (
+        Finding("derivation", OK, "one sentence for each accountant")
+        if problem is None
+        else Finding("derivation", FAILED, problem)
+    )
+
+
+def check_coverage(statement: Statement) -> Iterator[Finding]:
+    """Remark on accountants that would state less."""
+    known = set(accounting.accountants_for(Event.from_dict(statement.event)))
+    unused = sorted(known - set(statement.epsilon))
+    if unused:
+        yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the event")
+
+
+def _upper_bound(label: str, stated: float, derived: float, safe: bool) -> Finding:
+    if same(stated, derived, ROUNDING):
+        return Finding(label, OK, format_epsilon(derived))
+    said = f"is stated as {format_epsilon(stated)} and follows as {format_epsilon(derived)}"
+    if stated < derived or math.isnan(stated):
+        return Finding(label, FAILED, f"{said}: too little")
+    return Finding(label, REMARK if safe else FAILED, f"{said}: more than follows")
