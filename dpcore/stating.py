@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dpcore import scales
 from dpcore.accounting import NonPrivate
 from dpcore.assumptions import assumptions
+from dpcore.clipping import AdaptiveClip
+from dpcore.clipping.adaptive import limits
 from dpcore.guarantee import guarantee
 from dpcore.keys import Provenance
 from dpcore.report.canonical import digest
@@ -99,15 +101,12 @@ def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
     clip, grouping = dict(described), plan.grouping_at()
     if not isinstance(clip["groups"], str):
         del clip["max_grad_norm"]
-    if plan.adaptive_clip is not None:
-        least, most = plan.clip_limits
-        clip |= {"initial_max_grad_norm": clip.pop("max_grad_norm"), "least_norm": least, "greatest_norm": most}
-        clip["initial_sensitivity"] = plan.sensitivity_at().contribution
-        return clip | {"norm": "moved after every step by the released share of vectors whose norm it leaves as it is"}
     clip |= {
         "group_norms": dict(zip(grouping.names, grouping.bounds, strict=True)),
         "sensitivity": plan.sensitivity_at().contribution,
     }
+    if plan.adaptive_clip is not None:
+        clip |= adaptive_norms(plan.method.clip.max_grad_norm)
     query = plan.method.preconditioning
     if query is not None:
         step = query.unscaled_steps
@@ -117,17 +116,51 @@ def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
     return clip
 
 
+def adaptive_norms(initial: float) -> dict[str, Any]:
+    """Return what a statement says of an adaptive clip beside its settings and the norm and sensitivity to begin with.
+
+    Parameters
+    ----------
+    initial : float
+        C_0.
+    """
+    least, most = limits(initial)
+    words = (
+        "norm and sensitivity are those of the first step; every step moves the norm by the released share of vectors "
+        "whose norm it left as it was"
+    )
+    return {"least_norm": least, "greatest_norm": most, "in_force": words}
+
+
+def adaptive_noise(adaptive: AdaptiveClip, sigma: float, batch_size: float) -> dict[str, Any]:
+    """Return what a statement says of the noise of an adaptive clip: on the sum, raised, and on the bits.
+
+    Parameters
+    ----------
+    adaptive : AdaptiveClip
+    sigma : float
+        The noise multiplier of both together.
+    batch_size : float
+        B.
+    """
+    bits = adaptive.noise_on_bits(batch_size)
+    words = (
+        "the standard deviation on the sum is that of the first step; at every step it is the multiplier on the sum "
+        "times the sensitivity under the norm in force"
+    )
+    return {
+        "multiplier_on_sum": scales.raised_multiplier(sigma, bits),
+        "standard_deviation_on_bits": bits,
+        "in_force": words,
+    }
+
+
 def _scales(plan: Plan) -> dict[str, Any]:
-    if plan.adaptive_clip is not None:
-        return {
-            "multiplier_on_sum": plan.gradient_noise_multiplier,
-            "initial_standard_deviation_on_sum": plan.noise_standard_deviation(),
-            "standard_deviation_on_bits": plan.bit_noise_standard_deviation,
-            "scale": "the multiplier on the sum times the sensitivity of the sum under the clip norm in force",
-        }
     # Correlated noise has another standard deviation at each step: this is that of the seed noise Z.
     seed = "" if plan.method.noise.strategy is None else "seed_"
-    said = {f"{seed}standard_deviation_on_sum": plan.noise_standard_deviation()}
+    said: dict[str, Any] = {f"{seed}standard_deviation_on_sum": plan.noise_standard_deviation()}
+    if plan.adaptive_clip is not None:
+        said |= adaptive_noise(plan.adaptive_clip, plan.noise_multiplier, plan.batch_size)
     square, update = plan.square_noise_standard_deviation(), plan.method.update
     contribution = plan.sensitivity_at(0).contribution
     if update.second_moment == "joint" and square:
