@@ -20,10 +20,12 @@ from dpcore.keys import Provenance
 from dpcore.method import Method
 from dpcore.queries import Phase
 from dpcore.report.statement import Statement
-from dpcore.sampling import Sampler
+from dpcore.sampling import Sampler, UserSampler
 from dpcore.spec.layout import Layout
 from dpcore.stating import state
-from dpcore.strategies import NamedStrategy, check_steps, check_streaming, identify, sensitivity
+from dpcore.strategies import NamedStrategy, Strategy, check_steps, check_streaming, identify, sensitivity
+from dpcore.strategies.bands import bands, largest_column_norm
+from dpcore.strategies.blocks import block_sensitivity
 from dpcore.validate import integer, non_negative
 from dpcore.version import __version__
 
@@ -103,15 +105,14 @@ class Plan:
         if strategy is not None:
             check_steps(strategy, self.steps)
             check_streaming(strategy, self.steps)
-            if not hasattr(self.sampler, "patterns"):
-                raise PrivacyError(
-                    f"sampler={name}: correlated noise is accounted for by the steps at which an example takes part, "
-                    "which must be fixed; use dpcore.sampling.FixedOrderSampler, or strategy=None with this sampler"
-                )
-        if moment == "independent" and (self.sampler.max_batch_size is None or not self.sampler.keeps_order):
+            self._check_participation(strategy, name)
+        # Given the batch, an example moves the pair of releases by at most what `scales` says, under zero-out.
+        bounded = self.sampler.max_batch_size is not None and self.sampler.adjacency is Adjacency.ZERO_OUT
+        if moment == "independent" and not bounded:
             raise PrivacyError(
                 f"sampler={name}: independent moments need a hard maximum of examples in a batch, since their "
-                "sensitivity grows with it; use dpcore.sampling.FixedOrderSampler"
+                "sensitivity grows with it, and zero-out adjacency; use dpcore.sampling.FixedOrderSampler or "
+                "TruncatedPoissonSampler"
             )
         single = self.sampler.max_batch_size == 1 and self.batch_size == 1 and self.sampler.keeps_order
         if moment == "joint" and not single:
@@ -119,6 +120,27 @@ class Plan:
                 f"sampler={name}: joint moments hold for batches of one example only, in a fixed order; use "
                 "dpcore.sampling.FixedOrderSampler(dataset_size=..., batch_size=1), or variant='independent_moments'"
             )
+
+    def _check_participation(self, strategy: Strategy, name: str) -> None:
+        if hasattr(self._drawing, "banded_event"):
+            groups, found = self._drawing.groups, bands(strategy, self.steps)
+            if found > groups:
+                raise PrivacyError(
+                    f"sampler={name}: its amplification holds for strategies of at most as many bands as groups, "
+                    f"{groups}, and {strategy.describe()['kind']} has {found} (a banded inverse makes no banded "
+                    "matrix); use dpcore.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
+                    "dpcore.sampling.FixedOrderSampler"
+                )
+        elif not (hasattr(self._drawing, "patterns") or hasattr(self._drawing, "blocks")):
+            raise PrivacyError(
+                f"sampler={name}: correlated noise is accounted for by the steps at which an example takes part, "
+                "which must be fixed; use dpcore.sampling.FixedOrderSampler, or strategy=None with this sampler"
+            )
+
+    @property
+    def _drawing(self) -> Any:
+        """What draws the units of privacy: the sampler, or the one of users that it is made of."""
+        return self.sampler.sampler if isinstance(self.sampler, UserSampler) else self.sampler
 
     @property
     def batch_size(self) -> float:
@@ -230,7 +252,8 @@ class Plan:
 
         Where every step draws anew, abandoned steps are steps like the others. Where an order is kept, nothing is
         known of which batches they met, so that each may have met the same example once more. Under correlated noise
-        every abandoned step is taken for a branch of its own, and a branch for a whole planned run.
+        every abandoned step is taken for a branch of its own, and a branch for a whole planned run; under cyclic
+        sampling `dpcore.sampling.cyclic_poisson` says what branches cost.
         """
         return self._event(self.noise_multiplier, steps, abandoned)
 
@@ -238,9 +261,11 @@ class Plan:
         moment = self.method.update.second_moment
         if moment == "noiseless":
             return NonPrivate("the second moment is made of clipped gradients without noise")
-        if self.method.noise.strategy is not None:
+        if hasattr(self._drawing, "banded_event"):
+            event: Event = self._banded_event(sigma, steps, abandoned)
+        elif self.method.noise.strategy is not None:
             run = self._matrix_event(sigma, steps)
-            event: Event = Composed((run, *[self._matrix_event(sigma, self.steps)] * abandoned)) if abandoned else run
+            event = Composed((run, *[self._matrix_event(sigma, self.steps)] * abandoned)) if abandoned else run
         elif not abandoned:
             event = self.sampler.event(sigma, steps)
         elif not self.sampler.keeps_order:
@@ -261,12 +286,31 @@ class Plan:
         assert strategy is not None
         known = self._sensitivities
         if steps not in known:
-            known[steps] = sensitivity(strategy, self._patterns(steps), steps) if steps else 0.0
+            known[steps] = self._moved(strategy, steps) if steps else 0.0
         return MatrixGaussian(sigma, known[steps], steps, identify(strategy), Adjacency.ZERO_OUT)
 
-    def _patterns(self, steps: int) -> Any:
-        sampler: Any = self.sampler
-        return sampler.patterns(steps)
+    def _moved(self, strategy: Strategy, steps: int) -> float:
+        if hasattr(self._drawing, "blocks"):
+            return block_sensitivity(strategy, self._drawing.blocks(steps), steps)
+        return sensitivity(strategy, self._drawing.patterns(steps), steps)
+
+    def _banded_event(self, sigma: float, steps: int, abandoned: int) -> Event:
+        strategy = self.method.noise.strategy
+        if strategy is None:
+            wide, norm, name = 1, 1.0, "identity"
+        else:  # of all planned steps: a shorter run's columns are parts of these
+            wide, norm = self._banded
+            name = identify(strategy)
+        event: Event = self._drawing.banded_event(
+            sigma, steps, abandoned, bands=wide, column_norm=norm, strategy=name
+        )  # fmt: skip
+        return event
+
+    @cached_property
+    def _banded(self) -> tuple[int, float]:
+        strategy = self.method.noise.strategy
+        assert strategy is not None
+        return bands(strategy, self.steps), largest_column_norm(strategy, self.steps)
 
     @cached_property
     def _sensitivities(self) -> dict[int, float]:
