@@ -1,0 +1,252 @@
+"""The audit: runs with canaries, scores, a test of the claim, and direct checks of noise and batches.
+
+What the result rests on
+------------------------
+**A flag** says that the run is not the planned one. Its false-alarm rate is at most 1 - confidence, and that needs
+nothing but the plan: under the planned mechanism, with vectors that do not depend on earlier releases, canaries on
+orthogonal coordinates meet independent noise, and each has a fair coin of its own; so, given public batches or under
+Poisson sampling, their scores are independent of each other. Half of 1 - confidence belongs to the canaries, half is
+shared equally by the direct checks. Sampling of a fixed size draws canaries without replacement: they repel each other,
+and counts spread slightly less than the binomials that bound them; ``canaries=1`` makes every canary a run of its own.
+
+**The lower bound** as a number holds for whatever mechanism really ran, if guesses about different canaries are
+independent of each other given the coins. Privacy does not imply that, and a broken mechanism may lack it.
+``canaries=1`` with many runs needs no such assumption. (What one run with many canaries can show of any mechanism at
+all: Steinke, Nasr, Jagielski 2023.) Where the event is Gaussian as a whole, the bound also assumes that what ran is
+Gaussian. The threshold is chosen on every other canary and the errors are counted on the rest, so that nothing is
+tested twice.
+
+References
+----------
+Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.
+Nasr et al., "Tight Auditing of Differentially Private Machine Learning", 2023.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.accounting import (
+    Adjacency,
+    FixedSizeSampledGaussian,
+    PoissonSampledGaussian,
+    TruncatedPoissonSampledGaussian,
+)
+from dpcore.accounting.gaussian import gaussian_epsilon
+from dpcore.audit import checks, scores
+from dpcore.audit.bounds import Claim, best_threshold, count_errors
+from dpcore.audit.canaries import CanaryRun, MakeMechanism, Records, Step, joined, private_step, secret_batches
+from dpcore.audit.result import AuditResult
+from dpcore.config import load_backend
+from dpcore.errors import ArgumentError
+from dpcore.keys import RunKeys
+from dpcore.mechanism import Mechanism
+from dpcore.method import Method
+from dpcore.plan import Plan
+from dpcore.sampling import Sampler
+from dpcore.spec.stream import Stream, check_key, derive_key, new_key
+from dpcore.validate import choice, integer, open_unit
+
+FLAT = ("first.weight", "second.weight")
+GROUPED = ("first.weight", "first.bias", "second.weight", "second.bias")
+
+# Values of all runs together on untouched coordinates, for each row of noise.
+_UNTOUCHED = 2048
+
+GAUSSIAN = "guesses about different canaries are independent, and what ran is a Gaussian mechanism, as the plan's is"
+ANY = "guesses about different canaries are independent"
+
+
+def audit(
+    method: Method,
+    sampler: Sampler,
+    steps: int,
+    *,
+    delta: float,
+    canaries: int = 128,
+    runs: int = 32,
+    confidence: float = 0.99,
+    tensors: tuple[str, ...] | None = None,
+    key: bytes | None = None,
+    dtype: str = "float64",
+    make_mechanism: MakeMechanism = Mechanism,
+    step: Step = private_step,
+) -> AuditResult:
+    """Put canaries through real runs of a method, and bound its epsilon from below.
+
+    Parameters
+    ----------
+    method : Method
+        With a noise multiplier above 0.
+    sampler : Sampler
+        Of the run that is audited.
+    steps : int
+        Its number of steps.
+    delta : float
+        Where epsilon is compared; 0 < delta < 1.
+    canaries : int
+        In each run; at most the sampler's dataset_size, which is taken where it is smaller.
+    runs : int
+        Of fresh keys. At least 64 canaries in all runs together.
+    confidence : float
+        1 minus the probability of a false alarm.
+    tensors : tuple of str, optional
+        Names of tensors, for clipping groups given by name.
+    key : bytes, optional
+        32 bytes from which coins, noise and batches of all runs follow, for a repeatable audit; otherwise the operating
+        system's.
+    dtype : str
+        "float64" or "float32", of the parameters.
+    make_mechanism : callable
+        Called as `dpcore.mechanism.Mechanism` is: what is audited.
+    step : callable
+        Called as `private_step` is: the training loop that is audited.
+
+    Returns
+    -------
+    AuditResult
+
+    Raises
+    ------
+    ArgumentError
+        For numbers that do not fit, and for a plan that claims nothing (no noise, a noiseless second moment).
+    PrivacyError
+        If no accountant covers the plan.
+    """
+    names = tensors or (FLAT if method.clip.groups == "flat" else GROUPED)
+    if hasattr(sampler, "unit_of_privacy"):
+        raise ArgumentError(
+            "sampler: an audit of users' summed contributions is not there yet; give the sampler of the users itself"
+        )
+    plan = Plan(method, sampler, steps, tuple(names))
+    delta, confidence = open_unit(delta=delta), open_unit(confidence=confidence)
+    canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
+    runs = integer(1, runs=runs)
+    choice(("float32", "float64"), dtype=dtype)
+    if canaries * runs < 64:
+        raise ArgumentError(
+            f"runs={runs}: {canaries} canaries in each give {canaries * runs} in all; must be at least 64 in all"
+        )
+    plan.check_covered()
+    claimed = plan.epsilon(delta)
+    if not math.isfinite(claimed):
+        raise ArgumentError("method: its plan claims nothing (epsilon is infinite), so there is nothing to audit")
+    if key is not None:
+        check_key(key)
+    secret = new_key() if key is None else key
+    replaced = plan.event.adjacency is Adjacency.REPLACE_ONE
+    rows = steps * (2 if plan.square_noise_standard_deviation() else 1)
+    untouched = max(16, -(-max(_UNTOUCHED, 4 * rows) // (runs * len(names))))
+    found = []
+    for run in range(runs):
+        one = CanaryRun(
+            plan,
+            RunKeys.new(derive_key(secret, f"dpcore audit run {run}"), exact_key=True),
+            _coins(secret, run, canaries),
+            replaced=replaced,
+            untouched=untouched,
+            backend=load_backend(),
+            dtype=dtype,
+            make_mechanism=make_mechanism,
+            step=step,
+        )
+        found.append(one.records())
+    return _judged(plan, joined(found), claimed, delta, confidence, replaced)
+
+
+def _coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
+    words = load_backend("numpy").words(derive_key(key, "dpcore audit coins"), run, Stream.SAMPLING, 0, size)
+    return np.asarray(words % 2 == 1)
+
+
+def _judged(
+    plan: Plan, records: Records, claimed: float, delta: float, confidence: float, replaced: bool
+) -> AuditResult:
+    alpha = 1 - confidence
+    p_values = _checks(plan, records)
+    level = alpha / 2 / len(p_values)
+    findings = [f"{_MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
+    findings += records.surprises
+    values = _scores(plan, records, p_values, level, replaced)
+    claim = Claim.of(plan.event, 2 * claimed)
+    chosen = np.arange(values.size) % 2 == 0
+    coins = records.coins
+    threshold = best_threshold(values[chosen & coins], values[chosen & ~coins], claim, alpha / 2)
+    errors = count_errors(values[~chosen & coins], values[~chosen & ~coins], threshold, alpha / 2)
+    any_mechanism = errors.epsilon(delta)
+    bound, assumes = any_mechanism, ANY
+    if claim.mu is not None and gaussian_epsilon(float(errors.mu), delta) > any_mechanism:
+        bound, assumes = gaussian_epsilon(float(errors.mu), delta), GAUSSIAN
+    allowed = float(claim.power(errors.fpr))
+    if float(claim.excess(errors)) > 0:
+        findings.insert(
+            0,
+            f"Canaries were told apart with a power of at least {1 - float(errors.fnr):.3g} at a false positive rate "
+            f"of at most {float(errors.fpr):.3g}, where the claim allows {allowed:.3g}.",
+        )
+    elif bound > claimed:
+        findings.insert(0, "The lower bound exceeds the claim.")
+    return AuditResult(
+        claimed_epsilon=claimed,
+        lower_bound=bound,
+        lower_bound_any=any_mechanism,
+        delta=delta,
+        confidence=confidence,
+        flagged=bool(findings),
+        findings=tuple(findings),
+        assumes=assumes,
+        canaries_in=errors.ins,
+        canaries_out=errors.outs,
+        false_positive_rate=float(errors.fpr),
+        false_negative_rate=float(errors.fnr),
+        power=1 - float(errors.fnr),
+        claimed_power=allowed,
+        noise_ratio=float(np.sqrt((records.nulls**2).mean())),
+        p_values=p_values,
+        method=plan.method.name,
+    )
+
+
+_MEANING = {
+    "noise": "There is less noise than planned",
+    "repeated": "Noise of different steps or tensors is correlated, and should not be",
+    "rate": "Examples do not take part at the planned rate",
+    "examples": "How often examples take part does not spread as independent coins do",
+    "batches": "Batch sizes do not spread as independent coins do",
+}
+
+
+def _checks(plan: Plan, records: Records) -> dict[str, float]:
+    """Probabilities of what was seen, under the plan."""
+    found = {"noise": checks.too_little_noise(records.nulls), "repeated": checks.repeated_noise(records.nulls)}
+    if not secret_batches(plan):
+        return found
+    poisson, rate = isinstance(plan.event, PoissonSampledGaussian), _rate(plan)
+    if not isinstance(plan.event, PoissonSampledGaussian | FixedSizeSampledGaussian | TruncatedPoissonSampledGaussian):
+        return found
+    found["examples"] = checks.wrong_spread(records.counts, plan.steps, rate, low_only=not poisson)
+    if poisson:
+        found["rate"] = checks.wrong_rate(int(records.counts.sum()), records.counts.size * plan.steps, rate)
+        found["batches"] = checks.wrong_spread(records.sizes, plan.sampler.dataset_size, rate)
+    return found
+
+
+def _scores(
+    plan: Plan, records: Records, p_values: dict[str, float], level: float, replaced: bool
+) -> NDArray[np.float64]:
+    correlated = p_values["repeated"] <= level
+    if correlated or p_values["noise"] <= level:
+        records = scores.whitened(records, correlated)
+    if not secret_batches(plan):
+        return scores.known_participation(records)
+    if correlated:
+        return scores.any_participation(records)
+    return scores.secret_participation(records, _rate(plan), replaced)
+
+
+def _rate(plan: Plan) -> float:
+    rate = getattr(plan.event, "sample_rate", plan.sampler.expected_batch_size / plan.sampler.dataset_size)
+    return float(rate)

@@ -1,0 +1,324 @@
+"""Canaries: examples whose vectors are known, put through the real step, each in or out by a secret coin.
+
+Canary i owns coordinate i of every tensor. Its vector is far longer than the clip norm and points, inside each clipping
+group, along that coordinate of the group's tensors; after the clip it is the longest vector that the method lets
+through, C_eff. The vectors of any two canaries are orthogonal, in every tensor. Behind the canaries stand coordinates
+that nobody touches, which show the noise alone, and one that all other examples share.
+
+What is recorded is what an adversary of the method sees: every released average, and the separately released second
+moment where there is one. It is put in units in which the *planned* mechanism has independent standard normal noise:
+the average times B, over the planned standard deviation, then times the matrix C of correlated noise. The vectors of
+the adversary's choice do not depend on earlier releases, so that under the planned mechanism coordinates are
+independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.accounting.phases import phases
+from dpcore.clipping import Grouping
+from dpcore.keys import RunKeys
+from dpcore.mechanism import Mechanism
+from dpcore.plan import Plan
+from dpcore.queries import Point
+from dpcore.spec.layout import Layout
+from dpcore.spec.ops import SECOND_MOMENT, Backend
+
+Floats = NDArray[np.float64]
+Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], list[NDArray[Any]]]
+Step = Callable[..., None]
+MakeMechanism = Callable[..., Mechanism]
+
+# How much longer than the clip norm a canary's vector is.
+LENGTH = 1000.0
+
+TWICE = "An example was used more than once in one step."
+OTHERS = "The batches are not those of the plan's sampler."
+
+
+@dataclass(frozen=True)
+class Records:
+    """What one run, or several, showed; R rows: one for each step, twice that with a second moment of its own.
+
+    Attributes
+    ----------
+    canaries : (R, m) array
+        The releases along each canary's direction, in units of the planned noise.
+    nulls : (R, L, D) array
+        The releases on coordinates that nobody touched, in the same units, by tensor.
+    signal : (R, T) array
+        What a canary that takes part in step t is planned to add to its column of `canaries`, by t.
+    participation : (T, m) array of int
+        How often each canary was used at each step. Secret in a real run.
+    possible : (T, m) array of bool
+        At which steps it might have been used, as everybody knows.
+    counts : (n,) array of int
+        How often each example was used in all steps.
+    sizes : (T,) array of int
+        Batch sizes.
+    surprises : tuple of str
+        What no run of the plan can show.
+    coins : (m,) array of bool
+        Whether the canary was in.
+    """
+
+    canaries: Floats
+    nulls: Floats
+    signal: Floats
+    participation: NDArray[np.int64]
+    possible: NDArray[np.bool_]
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    surprises: tuple[str, ...]
+    coins: NDArray[np.bool_]
+
+
+def private_step(
+    mechanism: Mechanism, parameters: list[Any], gradient: Gradient, public: Any = None, observe: Any = None
+) -> None:
+    """Take one step the way `dpcore.minimize` does; an audit of another training loop brings its own.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    parameters : list of arrays
+        Of the mechanism's backend; moved.
+    gradient : callable
+        ``gradient(parameters, indices, point)`` returns the examples' gradients at a point, (B, d_l) NumPy arrays, one
+        for each tensor.
+    public, observe
+        For `Mechanism.release`.
+    """
+    indices = mechanism.draw()
+    rows: list[Any] = []
+    for point in mechanism.points():
+        blocks = gradient(mechanism.at(parameters, point), indices, point)
+        weighted = [block.dtype.type(point.weight) * block for block in blocks]
+        rows = weighted if not rows else [row + block for row, block in zip(rows, weighted, strict=True)]
+    mechanism.add([mechanism.backend.from_numpy(row) for row in rows])
+    mechanism.release(parameters, public=public, observe=observe)
+
+
+class CanaryRun:
+    """One run of a plan over canaries and other examples.
+
+    Parameters
+    ----------
+    plan : Plan
+    keys : RunKeys
+    coins : (m,) array of bool
+        Which canaries are in.
+    replaced : bool
+        Whether a canary that is out has the opposite vector (replace-one) instead of zero (zero-out, add-remove).
+    untouched : int
+        D, coordinates of each tensor that nobody touches.
+    backend : Backend
+    dtype : str
+    make_mechanism : callable
+        As `Mechanism` is called.
+    step : callable
+        As `private_step`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        keys: RunKeys,
+        coins: NDArray[np.bool_],
+        *,
+        replaced: bool,
+        untouched: int,
+        backend: Backend[Any],
+        dtype: str,
+        make_mechanism: MakeMechanism,
+        step: Step,
+    ) -> None:
+        self.plan, self.coins, self.take, self.dtype = plan, coins, step, np.dtype(dtype)
+        self.planned = [plan.sampler.indices(keys.sampling, t) for t in range(plan.steps)]
+        self.used: list[list[NDArray[np.int64]]] = [[] for _ in self.planned]
+        self.matrix = np.eye(plan.steps)
+        if plan.method.noise.strategy is not None:
+            self.matrix = plan.method.noise.strategy.matrix(plan.steps)
+        self.members = most_exposed(plan, self.planned, self.matrix, coins.size)
+        self.signs = np.array(
+            [1.0 if self._correlated else float(1 - 2 * (t.bit_count() % 2)) for t in range(plan.steps)]
+        )
+        # What an example's vector is: +1 or -1 times a canary's, or 0; the coordinate it stands on.
+        out = -1.0 if replaced else 0.0
+        self.amount = np.ones(plan.sampler.dataset_size)
+        self.amount[self.members] = np.where(coins, 1.0, out)
+        self.place = np.full(plan.sampler.dataset_size, coins.size + untouched)
+        self.place[self.members] = np.arange(coins.size)
+        self.size = coins.size + untouched + 1
+        self.parameters = [backend.from_numpy(np.zeros(shape, self.dtype)) for shape in self._shapes()]
+        layout = Layout.of([*zip(plan.tensors, self._shapes(), strict=True)])
+        self.mechanism = make_mechanism(plan, layout, self.parameters, backend=backend, keys=keys)
+
+    @property
+    def _correlated(self) -> bool:
+        return self.plan.method.noise.strategy is not None
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        galore = self.plan.method.galore
+        if galore is None:
+            return [(self.size,)] * len(self.plan.tensors)
+        columns = galore.rank + 1
+        return [(columns, -(-self.size // columns))] * len(self.plan.tensors)
+
+    def gradient(self, _: Sequence[Any], indices: NDArray[np.int64], point: Point) -> list[NDArray[Any]]:
+        """Return the examples' vectors, so that a combination of points adds up instead of canceling."""
+        mechanism, step = self.mechanism, self.mechanism.step
+        if point == mechanism.points()[0]:
+            self.used[step].append(np.asarray(indices))
+        length = LENGTH * self.plan.clip_at(step).max_grad_norm * self.signs[step]
+        length = -length if point.weight < 0 else length
+        blocks = []
+        for i, share in enumerate(self._direction(step)):
+            block = np.zeros((len(indices), self.parameters[i].reshape(-1).shape[0]), self.dtype)
+            values = length * share * self.amount[indices]
+            if mechanism.vectors.scales is not None and self.plan.scaled(step):
+                # The scale is a function of earlier releases: the scaled vector is the one that is wanted.
+                values = values / mechanism.backend.to_numpy(mechanism.vectors.scales[i])[self.place[indices]]
+            block[np.arange(len(indices)), self.place[indices]] = values
+            blocks.append(block)
+        return blocks
+
+    def _direction(self, step: int) -> Floats:
+        """A canary's clipped vector over C_eff: its coordinate in each tensor."""
+        return direction(self.plan.grouping_at(step), self.plan.clip_at(step).rule)
+
+    def records(self) -> Records:
+        """Take all steps and return what was released, in units of the planned noise."""
+        plan, backend, m = self.plan, self.mechanism.backend, self.coins.size
+        square = bool(plan.square_noise_standard_deviation())
+        channels = 2 if square else 1
+        canaries = np.zeros((channels, plan.steps, m))
+        nulls = np.zeros((channels, plan.steps, len(plan.tensors), self.size - 1 - m))
+        amounts = np.zeros((channels, plan.steps))
+        public = None
+        if plan.method.update.second_moment == "public":
+            public = [backend.from_numpy(np.ones(p.reshape(-1).shape[0], self.dtype)) for p in self.parameters]
+        for t in range(plan.steps):
+            scales = self._scales(t)
+            before = self._moments() if square else []
+            seen: list[Floats] = []
+
+            def observe(released: Sequence[Any], _: Any, seen: list[Floats] = seen) -> None:
+                seen.extend(backend.to_numpy(g).astype(np.float64).reshape(-1) for g in released)
+
+            self.take(self.mechanism, self.parameters, self.gradient, public=public, observe=observe)
+            contribution = plan.sensitivity_at(t).contribution
+            along = self._direction(t)
+            sums = np.stack([plan.batch_size * g * s for g, s in zip(seen, scales, strict=True)])
+            measured = [(sums, along, plan.noise_standard_deviation(t), self.signs[t] * contribution)]
+            if square:
+                moved = (contribution * along / plan.batch_size) ** 2
+                size = float(np.linalg.norm(moved))
+                measured.append((self._squares(before), moved / size, plan.square_noise_standard_deviation(t), size))
+            for channel, (values, weights, deviation, amount) in enumerate(measured):
+                canaries[channel, t] = weights @ values[:, :m] / deviation
+                nulls[channel, t] = values[:, m : self.size - 1] / deviation
+                amounts[channel, t] = amount / deviation
+        participation, counts, sizes, surprises = self._batches()
+        # C makes the planned noise white again, and what a canary adds with it.
+        return Records(
+            np.concatenate([self.matrix @ channel for channel in canaries]),
+            np.concatenate([np.tensordot(self.matrix, channel, 1) for channel in nulls]),
+            np.concatenate([self.matrix * amount for amount in amounts]),
+            participation,
+            self._possible(),
+            counts,
+            sizes,
+            surprises,
+            self.coins,
+        )
+
+    def _possible(self) -> NDArray[np.bool_]:
+        """Where the groups of a public partition take turns, the steps of the canary's group; else all steps."""
+        groups: int = getattr(self.plan.sampler, "groups", 1)
+        if groups == 1:
+            return np.ones((self.plan.steps, self.coins.size), bool)
+        sampler: Any = self.plan.sampler
+        turns = [np.isin(self.members, sampler.group(number)) for number in range(groups)]
+        return np.stack([turns[t % groups] for t in range(self.plan.steps)])
+
+    def _batches(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+        """Who took part: by canary, by example, by step; and what the plan does not allow."""
+        n, surprises = self.plan.sampler.dataset_size, set[str]()
+        participation = np.zeros((self.plan.steps, self.coins.size), np.int64)
+        counts, sizes = np.zeros(n, np.int64), np.zeros(self.plan.steps, np.int64)
+        for t, pieces in enumerate(self.used):
+            batch = np.sort(np.concatenate([np.empty(0, np.int64), *pieces]))
+            used = np.bincount(batch, minlength=n)
+            participation[t], sizes[t] = used[self.members], batch.size
+            counts += used
+            if used.max(initial=0) > 1:
+                surprises.add(TWICE)
+            if not secret_batches(self.plan) and not np.array_equal(np.unique(batch), self.planned[t]):
+                surprises.add(OTHERS)
+        return participation, counts, sizes, tuple(sorted(surprises))
+
+    def _scales(self, step: int) -> list[Any]:
+        scales = self.mechanism.vectors.scales
+        if scales is None or not self.plan.scaled(step):
+            return [1.0] * len(self.parameters)
+        return [self.mechanism.backend.to_numpy(scale).astype(np.float64).copy() for scale in scales]
+
+    def _moments(self) -> list[Floats]:
+        place = SECOND_MOMENT[self.plan.method.update.rule]
+        moments = self.mechanism.vectors.moments
+        return [self.mechanism.backend.to_numpy(m[place]).astype(np.float64).copy() for m in moments]
+
+    def _squares(self, before: list[Floats]) -> Floats:
+        """What entered the second moment at the last step: the separately released square, read off the moment."""
+        update = self.plan.method.update
+        if update.rule == "adagrad":
+            return np.stack([after - b for after, b in zip(self._moments(), before, strict=True)])
+        beta = update.settings().beta2
+        return np.stack([(after - beta * b) / (1 - beta) for after, b in zip(self._moments(), before, strict=True)])
+
+
+def secret_batches(plan: Plan) -> bool:
+    """Whether the claim rests on batches that the adversary does not know."""
+    found = phases(plan.event)
+    return found is None or bool(found.steps)
+
+
+def most_exposed(plan: Plan, planned: Sequence[NDArray[np.int64]], matrix: Floats, count: int) -> NDArray[np.int64]:
+    """Return the canaries: where batches are public, the examples whose participation moves C S the most."""
+    if secret_batches(plan):
+        return np.arange(count)
+    uses = np.bincount(np.concatenate(planned), minlength=plan.sampler.dataset_size)
+    candidates = np.sort(np.argsort(-uses, kind="stable")[: max(count, 4096)])
+    moved = matrix @ np.stack([np.isin(candidates, batch) for batch in planned])
+    chosen = np.argsort(-np.linalg.norm(moved, axis=0).round(9), kind="stable")[:count]
+    return np.sort(candidates[chosen])
+
+
+def direction(grouping: Grouping, rule: str) -> Floats:
+    """Return the unit vector, over tensors, of the longest clipped vector with equal entries in a group's tensors."""
+    shares = np.zeros(sum(len(members) for members in grouping.members))
+    for members, bound in zip(grouping.members, grouping.bounds, strict=True):
+        shares[list(members)] = (1.0 if rule == "normalized" else bound) / np.sqrt(len(members))
+    return np.asarray(shares / np.linalg.norm(shares))
+
+
+def joined(records: Sequence[Records]) -> Records:
+    """Return the records of several runs of one plan as one."""
+    return Records(
+        np.concatenate([r.canaries for r in records], axis=1),
+        np.concatenate([r.nulls for r in records], axis=2),
+        records[0].signal,
+        np.concatenate([r.participation for r in records], axis=1),
+        np.concatenate([r.possible for r in records], axis=1),
+        np.concatenate([r.counts for r in records]),
+        np.concatenate([r.sizes for r in records]),
+        tuple(dict.fromkeys(surprise for r in records for surprise in r.surprises)),
+        np.concatenate([r.coins for r in records]),
+    )
