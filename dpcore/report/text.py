@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpcore.report.statement import Statement
 
 _NEIGHBORS = {
-    "add-remove": "one example added or removed",
-    "zero-out": "one example replaced by one that contributes nothing",
-    "replace-one": "one example replaced by any other",
+    "add-remove": "one {unit} added or removed",
+    "zero-out": "one {unit} replaced by one that contributes nothing",
+    "replace-one": "one {unit} replaced by any other",
 }
 _SECTIONS = (
     ("Sampling", "sampler"),
@@ -21,7 +21,9 @@ _SECTIONS = (
     ("Noise", "noise"),
     ("Method", "method"),
     ("Accounted event", "event"),
+    ("How epsilon follows from it", "derivation"),
     ("Randomness", "randomness"),
+    ("Ledger", "ledger"),
     ("Software", "software"),
 )
 
@@ -32,6 +34,14 @@ def format_epsilon(value: float, digits: int = 4) -> str:
         return "infinite"
     # Through repr: the double nearest to 2.7 lies above it, and 2.701 would only puzzle.
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))).normalize()
+    return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
+
+
+def format_lower(value: float, digits: int = 4) -> str:
+    """Return a lower bound rounded *down*, as `format_epsilon` rounds up."""
+    if math.isinf(value):
+        return "infinite"
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(float(value))).normalize()
     return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
 
 
@@ -47,14 +57,17 @@ def format_number(value: float) -> str:
 def statement_text(statement: Statement, width: int = 80) -> str:
     """Return the whole statement, headline first, in lines of at most `width` characters."""
     lines = ["Privacy statement", "=" * 17, ""]
-    lines += _wrap(_headline(statement), width, "")
-    if statement.note:
-        lines += ["", *_wrap(statement.note, width, "")]
-    lines += ["", "Epsilon"]
+    for paragraph in paragraphs(statement):
+        lines += [*_wrap(paragraph, width, ""), ""]
+    lines += ["Epsilon"]
     taken = f"after {statement.steps_taken:,} of {statement.steps_planned:,} steps"
-    lines += _entries(
-        {name: _stated(value) for name, value in statement.epsilon.items()} | {"counted": taken}, width, 2
-    )
+    if statement.steps_abandoned:
+        taken += f", and {statement.steps_abandoned:,} that were abandoned"
+    known = {name: _stated(value) for name, value in statement.epsilon.items()}
+    if statement.epsilon_interval:
+        ends = statement.epsilon_interval["lower"], statement.epsilon_interval["upper"]
+        known["certified"] = f"the smallest lies in [{format_lower(ends[0])}, {format_epsilon(ends[1])}]"
+    lines += _entries(known | {"counted": taken}, width, 2)
     if statement.epsilon_planned:
         planned = {name: _stated(value) for name, value in statement.epsilon_planned.items()}
         lines += ["", f"Epsilon after all {statement.steps_planned:,} planned steps", *_entries(planned, width, 2)]
@@ -63,20 +76,54 @@ def statement_text(statement: Statement, width: int = 80) -> str:
         if content:
             lines += ["", title, *_entries(content, width, 2)]
     if statement.caveats:
-        lines += ["", "What this statement does not cover"]
+        lines += ["", "What this statement assumes and does not cover"]
         for caveat in statement.caveats:
             lines += _wrap(caveat, width, "  - ")
-    lines += ["", "SHA-256 of the settings", f"  {statement.settings_hash}"]
+    lines += ["", "SHA-256", "  settings   " + statement.settings_hash, "  statement  " + statement.statement_hash]
     return "\n".join(lines) + "\n"
 
 
-def _headline(statement: Statement) -> str:
+def paragraphs(statement: Statement) -> list[str]:
+    """Return what a reader must know first, one paragraph each: the guarantee, its limits, what it means."""
+    found = [headline(statement)]
+    if statement.delta_is_small is False:
+        n = statement.dataset_size
+        found.append(
+            f"WARNING: delta = {format_number(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
+            f"one {statement.unit} chosen at random has such a delta; this one has not been shown to do better."
+        )
+    if statement.attacker and statement.private:
+        found.append(_attack(statement))
+    found += [text for text in (statement.note, statement.date and f"Written: {statement.date}.") if text]
+    return found
+
+
+def _attack(statement: Statement) -> str:
+    said: dict[str, Any] = statement.attacker
+    rates = [
+        f"{_percent(found)} at a false alarm rate of {_percent(float(rate))}"
+        for rate, found in said["true_positive_rate"].items()
+    ]
+    return (
+        f"What it means: whoever sees all that was released, and knows everything about the data but whether one "
+        f"{statement.unit} counted, finds out correctly with probability at most {' or '.join(rates)}; over all "
+        f"tests the two rates differ by at most {_percent(said['advantage'])}."
+    )
+
+
+def _percent(share: float) -> str:
+    """Return a bound in percent, rounded up."""
+    return f"{format_epsilon(100 * share, 3)} %"
+
+
+def headline(statement: Statement) -> str:
+    """Return the guarantee in one or two sentences."""
     if not statement.private:
         return (
-            "NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any example, and what this run produced "
-            "must be handled like the training data itself."
+            f"NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any {statement.unit}, and what this run "
+            "produced must be handled like the training data itself."
         )
-    neighbors = _NEIGHBORS.get(statement.adjacency.replace("_", "-"), "")
+    neighbors = _NEIGHBORS.get(statement.adjacency.replace("_", "-"), "").format(unit=statement.unit)
     meaning = f": data sets are neighbors if they differ in {neighbors}" if neighbors else ""
     return (
         f"What this run released is (epsilon, delta)-differentially private with epsilon = "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dpcore import sampling, strategies, updates
-from dpcore.clipping import Clip
+from dpcore.clipping import AdaptiveClip, Clip
 from dpcore.errors import DataError, DpcoreError
 from dpcore.method import Method
 from dpcore.noise import CorrelatedGaussian, IndependentGaussian
@@ -17,23 +17,18 @@ from dpcore.sampling import Sampler
 from dpcore.strategies import Strategy
 from dpcore.updates import Update
 
-# Kind in `describe()` -> class, and keyword -> name in the description.
-_SAMPLERS: Final[dict[str, tuple[str, dict[str, str]]]] = {
-    "poisson": (
-        "PoissonSampler",
-        {"dataset_size": "dataset_size", "batch_size": "expected_batch_size", "sample_rate": "sample_rate"},
-    ),
-    "fixed size": ("FixedSizeSampler", {"dataset_size": "dataset_size", "batch_size": "expected_batch_size"}),
-    "fixed order": (
-        "FixedOrderSampler",
-        {
-            "dataset_size": "dataset_size",
-            "batch_size": "expected_batch_size",
-            "shuffle": "shuffle",
-            "drop_last": "drop_last",
-        },
-    ),
+# Kind in `describe()` -> class and its keywords. The batch size is described as the expected one.
+_SAMPLERS: Final[dict[str, tuple[Callable[..., Any], tuple[str, ...]]]] = {
+    "poisson": (sampling.PoissonSampler, ("sample_rate",)),
+    "truncated poisson": (sampling.TruncatedPoissonSampler, ("sample_rate", "max_batch_size")),
+    "cyclic poisson": (sampling.CyclicPoissonSampler, ("groups", "shuffle")),
+    "fixed size": (sampling.FixedSizeSampler, ()),
+    "fixed order": (sampling.FixedOrderSampler, ("shuffle", "drop_last")),
+    "shuffled": (sampling.ShuffledSampler, ("drop_last",)),
 }
+USERS: Final = ("unit", "examples", "max_examples_per_user", "users_sha256")
+"""What `dpcore.sampling.UserSampler` says beside the settings of its sampler of users."""
+
 _STRATEGIES: Final[dict[str, Callable[..., Any]]] = {
     "identity": strategies.Identity,
     "tree": strategies.Tree,
@@ -54,7 +49,7 @@ _UPDATES: Final[tuple[type, ...]] = (
 
 
 def sampler_of(description: Mapping[str, Any]) -> Sampler | None:
-    """Return the sampler that a statement describes; None where the description does not hold all of it.
+    """Return the sampler that a statement describes (of users, where it draws users); None for other kinds.
 
     Raises
     ------
@@ -64,9 +59,13 @@ def sampler_of(description: Mapping[str, Any]) -> Sampler | None:
     kind = description.get("sampler")
     if kind not in _SAMPLERS:
         return None
-    name, keywords = _SAMPLERS[kind]
+    make, keywords = _SAMPLERS[kind]
     try:
-        made: Sampler = getattr(sampling, name)(**{key: description[field] for key, field in keywords.items()})
+        made: Sampler = make(
+            dataset_size=description["dataset_size"],
+            batch_size=description["expected_batch_size"],
+            **{name: description[name] for name in keywords},
+        )
     except KeyError as cause:
         raise DataError(f"the sampler ({kind}) lacks {cause}") from cause
     except DpcoreError as cause:
@@ -103,7 +102,13 @@ def update_of(description: Mapping[str, Any]) -> Update | None:
 
 def clip_of(description: Mapping[str, Any]) -> Clip | None:
     """Return the clip of a method's description; None where its kind is unknown."""
-    made: Clip | None = _made((Clip,), description, "clip")
+    made: Clip | None = _made((Clip,), {**description, "adaptive": adaptive_of(description)}, "clip")
+    return made
+
+
+def adaptive_of(description: Mapping[str, Any]) -> AdaptiveClip | None:
+    """Return how a described clip adapts its norm; None where the norm is fixed."""
+    made: AdaptiveClip | None = _made((AdaptiveClip,), description.get("adaptive") or {}, "adaptive clip")
     return made
 
 

@@ -12,9 +12,9 @@ from dpcore.keys import CALLER, EXACT, OPERATING_SYSTEM
 from dpcore.plan import Plan
 from dpcore.report.canonical import digest
 from dpcore.report.statement import Statement
-from dpcore.stating import NO_KEY
+from dpcore.stating import NO_KEY, adaptive_noise, adaptive_norms
 from dpcore.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
-from dpcore.verify.rederive import sampler_of, strategy_of, update_of
+from dpcore.verify.rederive import USERS, adaptive_of, sampler_of, strategy_of, update_of
 
 
 def check_sampler(statement: Statement) -> Iterator[Finding]:
@@ -34,6 +34,10 @@ def check_sampler(statement: Statement) -> Iterator[Finding]:
         return
     derived = made.describe()
     derived.pop("adjacency")
+    of_users = {name: said.pop(name) for name in USERS if name in said and statement.unit == "user"}
+    if of_users:
+        words = f"{of_users['examples']} examples of {statement.dataset_size} users: only a digest of whose is whose"
+        yield Finding("users", TRUSTED, words)
     yield _finding("sampler", difference(said, derived), f"{kind}, n = {statement.dataset_size}")
 
 
@@ -49,6 +53,8 @@ def check_clip(statement: Statement) -> Iterator[Finding]:
     at_once = query["kind"] == "Preconditioned" and query["unscaled_steps"] == 0
     derived = {**described, "group_norms": _norms(described, norms, scaled_norm if at_once else None)}
     derived["sensitivity"] = _sensitivity(described["rule"], derived["group_norms"])
+    if adaptive_of(described) is not None:
+        derived |= adaptive_norms(described["max_grad_norm"])
     if query["kind"] == "Preconditioned":
         update = update_of(method["update"])
         scaled = _sensitivity(described["rule"], _norms(described, norms, scaled_norm))
@@ -86,7 +92,11 @@ def check_noise(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         yield Finding("noise", TRUSTED, "the update is of an unknown kind, and may release more than one vector")
         return
     name = "standard_deviation_on_sum" if strategy is None else "seed_standard_deviation_on_sum"
-    derived[name] = scales.gradient_noise(update, sigma, contribution)
+    multiplier, adaptive = sigma, adaptive_of(method["clip"])
+    if adaptive is not None:
+        derived |= adaptive_noise(adaptive, sigma, method["batch_size"])
+        multiplier = derived["multiplier_on_sum"]
+    derived[name] = scales.gradient_noise(update, multiplier, contribution)
     if update.second_moment in ("independent", "joint") and sigma > 0:
         most = statement.sampler["expected_batch_size"] if plan is None else plan.sampler.max_batch_size
         square = scales.square_noise(update, sigma, contribution, method["batch_size"], most)
@@ -108,9 +118,8 @@ def check_noise(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         good = len(text) == 64 and set(text) <= set("0123456789abcdef")
         words = "a digest of names and shapes of the tensors" if good else f"{text!r} is no SHA-256"
         yield Finding("layout of the noise", TRUSTED if good else FAILED, words)
-    words = (
-        f"standard deviation {noise.get(name, math.nan):.6g} = multiplier {sigma:.6g} x sensitivity {contribution:.6g}"
-    )
+    stated_scale = noise.get(name, math.nan)
+    words = f"standard deviation {stated_scale:.6g} = multiplier {multiplier:.6g} x sensitivity {contribution:.6g}"
     yield _finding("noise", difference(stated, derived), words)
 
 

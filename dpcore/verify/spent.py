@@ -34,7 +34,7 @@ def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         derived = forced if forced is not None or plan is None else plan.event_after(steps, abandoned)
         assert derived is not None
         problem = difference(stated, derived.to_dict())
-        yield Finding(label, OK, words) if problem is None else Finding(label, FAILED, problem)
+        yield Finding(label, OK if problem is None else FAILED, problem or words)
     adjacency = str(Event.from_dict(statement.event_planned).adjacency or "none")
     problem = difference(statement.adjacency, adjacency, where="adjacency")
     yield Finding("adjacency", OK if problem is None else FAILED, problem or adjacency)
@@ -79,9 +79,7 @@ def check_epsilons(statement: Statement) -> Iterator[Finding]:
     interval = epsilon_interval(event, statement.delta)
     problem = difference(statement.epsilon_interval, interval, ROUNDING)
     words = f"epsilon lies in [{interval['lower']:.6g}, {interval['upper']:.6g}]" if interval else "none is known"
-    yield (
-        Finding("certified interval", OK, words) if problem is None else Finding("certified interval", FAILED, problem)
-    )
+    yield Finding("certified interval", OK if problem is None else FAILED, problem or words)
 
 
 def check_attacker(statement: Statement) -> Iterator[Finding]:
@@ -89,18 +87,14 @@ def check_attacker(statement: Statement) -> Iterator[Finding]:
     derived = attacker(Event.from_dict(statement.event))
     problem = difference(statement.attacker, derived, ROUNDING)
     words = f"advantage at most {derived['advantage']:.4g}" if derived else "not known for this event"
-    yield Finding("attacker", OK, words) if problem is None else Finding("attacker", FAILED, problem)
+    yield Finding("attacker", OK if problem is None else FAILED, problem or words)
 
 
 def check_derivation(statement: Statement) -> Iterator[Finding]:
     """The sentence of each accountant is the one that this version has."""
     derived = {name: ROUTES[name] for name in statement.epsilon if name in ROUTES}
     problem = difference(statement.derivation, derived)
-    yield (
-        Finding("derivation", OK, "one sentence for each accountant")
-        if problem is None
-        else Finding("derivation", FAILED, problem)
-    )
+    yield Finding("derivation", OK if problem is None else FAILED, problem or "one sentence for each accountant")
 
 
 def check_coverage(statement: Statement) -> Iterator[Finding]:

@@ -94,7 +94,7 @@ def rehashed(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, **hashes, "delta_is_below_1/n": read.delta_is_small}
 
 
-# 110 examples in batches of 10 and 11 of 22 steps: one more or less of any of these matters, cutting off a rest does not.
+# 110 examples in batches of 10 and 11 of 22 steps: one more or less matters, cutting off a rest does not.
 FREE = {("noise", "layout_sha256"), ("sampler", "shuffle"), ("sampler", "drop_last")}
 
 
