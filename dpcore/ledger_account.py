@@ -145,6 +145,21 @@ class LedgerAccount:
             return None
         return {"ledger": self.ledger.ledger_id, "run": self.run.run_id, "branch": self.run.branch_id}
 
+    def describe(self, delta: float) -> dict[str, Any]:
+        """Return the ledger's and the run's names, and what the ledger as a whole comes to."""
+        if self.run is None:
+            return {}
+        total = self.ledger.total(delta)
+        return {
+            "ledger": self.ledger.ledger_id,
+            "run": self.run.run_id,
+            "total": {
+                "epsilon": plain(total.filter),
+                "epsilon_if_fixed_beforehand": plain(total.fixed),
+                "delta": delta,
+            },
+        }
+
     def decide(self, saved: Mapping[str, Any] | None, row: int, *, fork: bool | None) -> Decision:
         """Ask the ledger how to go on from a checkpoint at `row`; nothing of the run is changed yet.
 

@@ -51,6 +51,13 @@ class Account(Protocol):
     def before_release(self, step: int, settings: Sequence[UpdateSettings]) -> None:
         """Make sure that step `step` is paid for, and take note of the settings it moves the parameters by."""
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences for the statement."""
+
+    def describe(self, delta: float) -> dict[str, Any]:
+        """Return what the statement says of the account, as JSON values."""
+
 
 class Mechanism:
     """One run's private steps.
@@ -555,7 +562,8 @@ class Mechanism:
             rng=self.rng,
             layout=self.layout,
             caller_noise=self._caller_noise,
-            caveats=caveats,
+            caveats=caveats if self.account is None else (*caveats, *self.account.caveats),
+            ledger={} if self.account is None else self.account.describe(delta),
             note=note,
             software=software,
         )

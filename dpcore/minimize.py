@@ -65,6 +65,8 @@ class MinimizeResult:
         Steps released: all of the plan's, unless a ledger's budget ended before.
     stopped : str
         Why fewer steps were taken; empty otherwise.
+    ledger : dict
+        Which run of which ledger paid; empty without one.
     """
 
     x: NDArray[Any]
@@ -75,6 +77,7 @@ class MinimizeResult:
     provenance: Provenance
     steps_taken: int
     stopped: str = ""
+    ledger: dict[str, Any] = field(default_factory=dict)
     gradients: NDArray[Any] | None = None
     filtered: NDArray[Any] | None = None
     negative_share: NDArray[np.float64] | None = None
@@ -87,6 +90,7 @@ class MinimizeResult:
             delta,
             steps_taken=self.steps_taken,
             note=self.stopped,
+            ledger=self.ledger,
             keys=self.provenance,
             backend=self.backend,
             layout=Layout.of([("x", self.x.shape)]),
@@ -255,6 +259,7 @@ def minimize(
         provenance=keys.provenance,
         steps_taken=mechanism.step,
         stopped=stopped,
+        ledger={} if account is None else dict(account.saved or {}),
         gradients=np.stack(gradients) if record_gradients else None,
         filtered=np.stack(filtered) if record_gradients else None,
         negative_share=np.array(negative) if record_gradients else None,
