@@ -18,7 +18,8 @@ from dpcore.mechanism import Mechanism
 from dpcore.method import Method
 from dpcore.plan import Plan
 from dpcore.report.statement import Statement
-from dpcore.sampling import FixedBatches, Sampler
+from dpcore.sampling import FixedBatches, Sampler, UserSampler
+from dpcore.sampling.users import unit_sums
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.validate import function, integer
@@ -232,6 +233,8 @@ def minimize(
                 weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
                 rows = weighted if rows is None else rows + weighted
         assert rows is not None
+        if isinstance(sampler, UserSampler):  # the sum over a user's examples is what is clipped
+            rows = unit_sums(rows, sampler.units(mechanism.keys.sampling, mechanism.step))
         mechanism.add([backend.from_numpy(rows)])
         if private_diagnostics:
             clipped.append(mechanism.clipped_mean_norm())

@@ -8,7 +8,10 @@ and sigma the noise multiplier of the whole release: it must cost what one Gauss
   together ``1/(2 sigma^2) + 1/(2 sigma^2) = 1/sigma^2``. Adding a vector c, ``||c|| <= C``, to a sum s of at most
   B_max - 1 others moves the square by ``(s + c)^2 - s^2 = c (2 s + c)``, whose norm is at most
   ``||c|| (2 ||s|| + ||c||) <= C (2 (B_max - 1) C + C) = (2 B_max - 1) C^2``; divided by B^2 for the averages. B_max is
-  a hard maximum: under Poisson sampling there is none, and no noise is enough.
+  a hard maximum: under Poisson sampling there is none, and no noise is enough. Under secret sampling with a maximum
+  the bound holds given the batch: told which others are in it, s without c is one known vector, and the pair either
+  stays as it is or, with the probability that the example is in, moves by one known vector of norm 1/sigma in units of
+  its noise. That is the subsampled Gaussian that the events of truncated and cyclic sampling count, under zero-out.
 - Joint moments, batches of one example: the vector ``(g, k g^2)`` is released with noise sigma C on each coordinate,
   under replace-one adjacency. Its sensitivity is that of g alone, 2C, for k <= 1/(sqrt(2) C). Proof with C = 1 and d
   = g - g', m = g + g', so that ``g^2 - g'^2 = d m`` in each coordinate. To show: ``|d|^2 + (1/2) sum d_i^2 m_i^2 <=

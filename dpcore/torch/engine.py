@@ -10,6 +10,8 @@ import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism import Mechanism
+from dpcore.sampling import UserSampler
+from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
@@ -70,10 +72,27 @@ class Engine:
         # All points are fresh values handed to functional_call; the model's parameters are not moved for them.
         values = [self._point(self.mechanism.at(arrays, point)) for point in points]
         weights = [point.weight for point in points]
-        for start in range(0, batches.size(batch), self.microbatch_size):
-            micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size], batch)  # noqa: B023
+        begun: list[torch.Tensor] | None = None  # the sum so far of a user larger than a micro-batch
+        for start, stop, sizes, more in self._portions(batches.size(batch)):
+            micro = batches.tree_map(lambda t: t[start:stop], batch)  # noqa: B023
             seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, start)
-            self._add(micro, weights, values, seed)
+            rows = self._rows(micro, weights, values, seed)
+            if sizes is not None:
+                rows = [_unit_sums(row, sizes) for row in rows]
+            if begun is not None:
+                rows = [row.add_(earlier) for row, earlier in zip(rows, begun, strict=True)]
+            begun = rows if more else None
+            if not more:
+                self.mechanism.add([self.working.to_array(row.reshape(row.shape[0], -1)) for row in rows])
+
+    def _portions(self, count: int) -> Iterator[tuple[int, int, list[int] | None, bool]]:
+        """Yield the rows of each micro-batch; for users how many rows each has, and whether its user goes on."""
+        sampler, most = self.mechanism.plan.sampler, self.microbatch_size
+        if isinstance(sampler, UserSampler):
+            yield from portions(sampler.units(self.mechanism.keys.sampling, self.mechanism.step), most)
+            return
+        for start in range(0, count, most):
+            yield start, min(start + most, count), None, False
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""
@@ -160,7 +179,10 @@ class Engine:
             for parameter, value in zip(self.working.parameters, values, strict=True):
                 parameter.copy_(value)
 
-    def _add(self, micro: Tree, weights: list[float], values: list[list[torch.Tensor]], seed: bytes) -> None:
+    def _rows(
+        self, micro: Tree, weights: list[float], values: list[list[torch.Tensor]], seed: bytes
+    ) -> list[torch.Tensor]:
+        """Return every example's vector: its gradients at the points of the query, combined."""
         rows: list[torch.Tensor] | None = None
         for weight, value in zip(weights, values, strict=True):
             gradients = [g.to(self.working.dtype) for g in self.gradient(value, micro, seed)]
@@ -172,8 +194,7 @@ class Engine:
                 for row, more in zip(rows, weighted, strict=True):
                     row.add_(more)
         assert rows is not None
-        count = rows[0].shape[0]
-        self.mechanism.add([self.working.to_array(row.reshape(count, -1)) for row in rows])
+        return rows
 
     def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
         return [
@@ -193,3 +214,10 @@ class Engine:
             raise ArgumentError(
                 f"parameter {next(iter(named))!r} was added or unfrozen after make_private: call make_private again"
             )
+
+
+def _unit_sums(rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Return the sum of each unit's rows, in a fixed order of summation."""
+    if len(sizes) == rows.shape[0]:
+        return rows
+    return torch.stack([unit.sum(0) for unit in torch.split(rows, sizes)])

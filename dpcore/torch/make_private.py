@@ -15,7 +15,16 @@ from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.method import Method
 from dpcore.plan import Plan
-from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, Sampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    UserSampler,
+)
 from dpcore.spec.layout import Layout
 from dpcore.torch import batches
 from dpcore.torch.batches import Tree
@@ -36,7 +45,11 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "poisson": PoissonSampler,
     "fixed_size": FixedSizeSampler,
     "fixed_order": FixedOrderSampler,
+    "truncated_poisson": TruncatedPoissonSampler,
+    "shuffled": ShuffledSampler,
+    "cyclic_poisson": CyclicPoissonSampler,
 }
+_FRACTIONAL = (PoissonSampler, TruncatedPoissonSampler, CyclicPoissonSampler)  # of batch size
 
 
 def make_private(
@@ -50,6 +63,8 @@ def make_private(
     steps: int | None = None,
     loss: Loss = F.cross_entropy,
     sampling: str | Sampler = "poisson",
+    max_batch_size: int | None = None,
+    groups: int | None = None,
     accountant: str | None = None,
     params: Any = None,
     max_memory: int | str = DEFAULT_MAX_MEMORY,
@@ -82,9 +97,13 @@ def make_private(
         Length of the plan; give one. An epoch is dataset size / batch size steps, rounded up.
     loss : callable
         ``loss(output, *targets)`` of a batch.
-    sampling : {"poisson", "fixed_size", "fixed_order"} or Sampler
-        What draws the batches, and what is accounted. Correlated noise and separately released second moments need
-        "fixed_order".
+    sampling : {"poisson", "truncated_poisson", "fixed_size", "fixed_order", "shuffled", "cyclic_poisson"} or Sampler
+        What draws the batches, and what is accounted. Correlated noise needs "fixed_order" or "shuffled", or, where the
+        strategy is banded, "cyclic_poisson"; separately released second moments need a hard maximum of examples in a
+        batch, which "poisson" has not. `dpcore.sampling.UserSampler` makes a user the unit of privacy.
+    max_batch_size, groups : int, optional
+        Of "truncated_poisson" (by default what is passed with a probability below 1e-6 a step), and of
+        "cyclic_poisson".
     accountant : str, optional
         Used to calibrate; must cover the run in any case. By default the one that needs least noise.
     params : iterable, optional
@@ -151,7 +170,7 @@ def make_private(
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
 
-    plan = _plan(method, source.length, sampling, epochs, steps, gradient.names)
+    plan = _plan(method, source.length, sampling, epochs, steps, gradient.names, max_batch_size, groups)
     plan = _with_noise(plan, target_epsilon, target_delta, accountant)
     layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
     keys = RunKeys.new(key, exact_key=exact_key)
@@ -189,17 +208,36 @@ def _plan(
     epochs: int | None,
     steps: int | None,
     names: tuple[str, ...],
+    max_batch_size: int | None = None,
+    groups: int | None = None,
 ) -> Plan:
+    for option, value, owner in (
+        ("max_batch_size", max_batch_size, "truncated_poisson"), ("groups", groups, "cyclic_poisson")
+    ):  # fmt: skip
+        if value is not None and sampling != owner:
+            raise ArgumentError(f'{option}={value!r}: is only for sampling="{owner}"')
+    if sampling == "cyclic_poisson" and groups is None:
+        raise ArgumentError('groups=None: must be given with sampling="cyclic_poisson", for example 8')
     if isinstance(sampling, str):
         make = SAMPLERS[validate.choice(SAMPLERS, sampling=sampling)]
         size = method.batch_size
         if size is None:
             raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
-        whole = int(size) if float(size).is_integer() and make is not PoissonSampler else size
-        sampler = make(dataset_size=examples, batch_size=whole)
+        whole = int(size) if float(size).is_integer() and make not in _FRACTIONAL else size
+        extra = {"max_batch_size": max_batch_size, "groups": groups}
+        sampler = make(
+            dataset_size=examples,
+            batch_size=whole,
+            **{name: value for name, value in extra.items() if value is not None},
+        )
     else:
         sampler = sampling
-        if getattr(sampler, "dataset_size", examples) != examples:
+        if isinstance(sampler, UserSampler) and sampler.example_count != examples:
+            raise ArgumentError(
+                f"sampling.user_of_example of length {sampler.example_count}: must name the user of each of the "
+                f"{examples} examples of the data"
+            )
+        if not isinstance(sampler, UserSampler) and getattr(sampler, "dataset_size", examples) != examples:
             raise ArgumentError(
                 f"sampling.dataset_size={sampler.dataset_size}: must be {examples}, the number of examples of the data"
             )
@@ -211,7 +249,8 @@ def _plan(
         return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
     except PrivacyError as cause:
         if isinstance(sampling, str) and sampling != "fixed_order" and "FixedOrderSampler" in str(cause):
-            raise PrivacyError(f'sampling={sampling!r}: must be "fixed_order" for this method: {cause}') from None
+            known = '"fixed_order" or "truncated_poisson"' if "TruncatedPoisson" in str(cause) else '"fixed_order"'
+            raise PrivacyError(f"sampling={sampling!r}: must be {known} for this method: {cause}") from None
         raise
 
 
