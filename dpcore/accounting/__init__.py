@@ -13,7 +13,12 @@ from collections.abc import Sequence
 from dpcore import validate
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant
-from dpcore.accounting.calibrate import calibrate_noise_multiplier
+from dpcore.accounting.calibrate import (
+    calibrate_batch_size,
+    calibrate_noise_multiplier,
+    calibrate_sample_rate,
+    calibrate_steps,
+)
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
@@ -28,7 +33,10 @@ from dpcore.accounting.events import (
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
+from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.rdp import RdpAccountant
+from dpcore.accounting.remarks import delta_remark, known_dataset_size
+from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, closed_form_noise_multiplier
 
 __all__ = [
     "Accountant",
@@ -45,17 +53,27 @@ __all__ = [
     "RdpAccountant",
     "SelfComposed",
     "TruncatedPoissonSampledGaussian",
+    "ZcdpAccountant",
     "accountants_for",
     "analytic_noise_multiplier",
     "available_accountants",
+    "calibrate_batch_size",
     "calibrate_noise_multiplier",
+    "calibrate_sample_rate",
+    "calibrate_steps",
+    "classic_noise_multiplier",
+    "closed_form_noise_multiplier",
     "delta",
+    "delta_remark",
     "epsilon",
+    "known_dataset_size",
+    "neighboring_relation",
+    "to_dp_accounting",
 ]
 
 
 def epsilon(
-    event: Event, delta: float, accountant: str | Accountant = "rdp", *, orders: Sequence[float] | None = None
+    event: Event, delta: float, accountant: str | Accountant | None = None, *, orders: Sequence[float] | None = None
 ) -> float:
     """Return an epsilon for which the event is (epsilon, delta)-differentially private under its adjacency.
 
@@ -65,8 +83,8 @@ def epsilon(
         What was released.
     delta : float
         0 < delta < 1.
-    accountant : str or Accountant
-        One of `accountants_for(event)`.
+    accountant : str or Accountant, optional
+        One of `accountants_for(event)`, the first of them by default, or "zcdp" for comparison. With `orders`, "rdp".
     orders : sequence of float, optional
         Orders of the "rdp" accountant, evaluated as dp-accounting does (see `RdpAccountant`).
 
@@ -82,29 +100,32 @@ def epsilon(
     PrivacyError
         If the accountant does not cover the event.
     """
-    chosen = base.find(accountant, orders)
+    chosen = base.find(accountant, orders, event)
     base.demand_support(chosen, event)
     return chosen.epsilon(event, validate.open_unit(delta=delta))
 
 
 def delta(
-    event: Event, epsilon: float, accountant: str | Accountant = "rdp", *, orders: Sequence[float] | None = None
+    event: Event, epsilon: float, accountant: str | Accountant | None = None, *, orders: Sequence[float] | None = None
 ) -> float:
     """Return a delta for which the event is (epsilon, delta)-differentially private under its adjacency.
 
     The inverse of `epsilon` in the other argument: same `accountant`, `orders`, errors and guarantees. `epsilon` must
     be finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
     """
-    chosen = base.find(accountant, orders)
+    chosen = base.find(accountant, orders, event)
     base.demand_support(chosen, event)
     return chosen.delta(event, validate.non_negative(epsilon=epsilon))
 
 
 def available_accountants() -> tuple[str, ...]:
-    """Return the names of all accountants."""
+    """Return the names of all accountants, those for comparison included."""
     return tuple(base.ACCOUNTANTS)
 
 
 def accountants_for(event: Event) -> tuple[str, ...]:
-    """Return the names of the accountants that cover the event, the default first; empty if none does."""
+    """Return the names of the accountants that cover the event, the default first; empty if none does.
+
+    Those for comparison only ("zcdp"), never the tightest, are left out.
+    """
     return base.covering(event)

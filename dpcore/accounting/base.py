@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dpcore import validate
-from dpcore.accounting.events import Event, FixedSizeSampledGaussian
+from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.rdp import RdpAccountant
+from dpcore.accounting.zcdp import ZcdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 
 
@@ -33,18 +34,27 @@ class Accountant(Protocol):
         """Return a delta such that the event is (epsilon, delta)-differentially private; at most 1."""
 
 
-# The order is the order of preference in a statement.
-ACCOUNTANTS: dict[str, Accountant] = {"rdp": RdpAccountant(), "gaussian": GaussianAccountant()}
+# The order is the order of preference, and of a statement: the first that covers an event is the default for it.
+ACCOUNTANTS: dict[str, Accountant] = {
+    "rdp": RdpAccountant(),
+    "gaussian": GaussianAccountant(),
+    "zcdp": ZcdpAccountant(),
+}
 
-# Names that the plan of the library knows and this version does not have, with what to use instead.
-_NOT_YET = {"pld": "PLD accounting has not landed in this version; use accountant='rdp'"}
+# Nowhere the tightest: they answer when asked by name, and are never chosen.
+COMPARISON = frozenset({"zcdp"})
 
 
-def find(accountant: str | Accountant, orders: Sequence[float] | None = None) -> Accountant:
-    """Return the accountant of that name, or the object itself; `orders` are for "rdp" only."""
+def find(
+    accountant: str | Accountant | None, orders: Sequence[float] | None = None, event: Event | None = None
+) -> Accountant:
+    """Return the accountant of that name, or the object itself; None is the default for the event.
+
+    `orders` are for "rdp" only, and make it the default.
+    """
+    if accountant is None:
+        accountant = "rdp" if orders is not None else default_name(event)
     if isinstance(accountant, str):
-        if accountant in _NOT_YET:
-            raise ArgumentError(f"accountant={accountant!r}: {_NOT_YET[accountant]}")
         chosen = ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]
     elif all(hasattr(accountant, part) for part in ("name", "supports", "epsilon", "delta")):
         chosen = accountant
@@ -56,28 +66,34 @@ def find(accountant: str | Accountant, orders: Sequence[float] | None = None) ->
         return chosen
     if accountant != "rdp":
         raise ArgumentError(f"orders: only accountant='rdp' takes orders, not {chosen.name!r}")
-    return RdpAccountant(orders=tuple(orders))
+    return RdpAccountant(orders=tuple(validate.sequence(orders=orders)))
 
 
-def covering(event: Event) -> tuple[str, ...]:
-    """Return the names of the accountants that support the event."""
+def default_name(event: Event | None) -> str:
+    """Return the name of the first accountant that covers the event, or of the first at all."""
+    return next(iter(covering(event)), next(iter(ACCOUNTANTS)))
+
+
+def covering(event: Event | None) -> tuple[str, ...]:
+    """Return the names of the accountants that support the event and may be its tightest."""
+    event = _checked(event)
+    return tuple(
+        name for name, accountant in ACCOUNTANTS.items() if name not in COMPARISON and accountant.supports(event)
+    )
+
+
+def _checked(event: object) -> Event:
     if not isinstance(event, Event):
         raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-    return tuple(name for name, accountant in ACCOUNTANTS.items() if accountant.supports(event))
+    return event
 
 
 def demand_support(accountant: Accountant, event: Event) -> None:
     """Raise `PrivacyError` unless the accountant supports the event."""
-    names = covering(event)
-    if accountant.supports(event):
+    if accountant.supports(_checked(event)):
         return
-    kind = type(event).__name__
+    names, kind = covering(event), type(event).__name__
     if names:
         others = " or ".join(f"accountant={name!r}" for name in names)
         raise PrivacyError(f"accountant={accountant.name!r}: does not cover the event {kind}; use {others}")
-    if isinstance(event, FixedSizeSampledGaussian):
-        raise PrivacyError(
-            f"event={kind}: no accountant of this version covers sampling of a fixed size without replacement; "
-            "use Poisson sampling (dpcore.sampling.PoissonSampler) or a fixed order (dpcore.sampling.FixedOrderSampler)"
-        )
     raise PrivacyError(f"event={kind}: no accountant of this version covers it or one of its parts")

@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from scipy.special import erfcx, ndtr
 
 from dpcore import validate
-from dpcore.accounting.events import Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting.events import Event
+from dpcore.accounting.phases import demand_phases, phases
+from dpcore.errors import PrivacyError
 
 
 def log_delta(mu: float, epsilon: float) -> float:
@@ -108,8 +110,8 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 class GaussianAccountant:
     """Exact (epsilon, delta) of events that are Gaussian mechanisms as a whole.
 
-    Covers `Gaussian`, `MatrixGaussian`, `PoissonSampledGaussian` at sample rate 1 (everyone takes part in every step),
-    `NonPrivate`, and compositions of these.
+    Covers every event that samples nothing in secret (`dpcore.accounting.phases`): Gaussian and matrix mechanisms,
+    sampling at rate 1 (everyone takes part in every step), `NonPrivate`, and compositions of these.
     """
 
     @property
@@ -124,11 +126,8 @@ class GaussianAccountant:
 
     def supports(self, event: Event) -> bool:
         """Whether the event is a Gaussian mechanism as a whole."""
-        if isinstance(event, Composed):
-            return all(self.supports(part) for part in event.events)
-        if isinstance(event, PoissonSampledGaussian):
-            return event.sample_rate == 1.0
-        return isinstance(event, Gaussian | MatrixGaussian | NonPrivate)
+        found = phases(event)
+        return found is not None and not found.steps
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon at delta."""
@@ -140,19 +139,16 @@ class GaussianAccountant:
 
 
 def event_mu(event: Event) -> float:
-    """Return mu of an event that `GaussianAccountant` supports: infinity without noise, 0 without a release."""
-    if isinstance(event, Composed):
-        return math.hypot(*(event_mu(part) for part in event.events))
-    if isinstance(event, MatrixGaussian):
-        return event.mu
-    if isinstance(event, Gaussian):
-        count = event.count
-    elif isinstance(event, PoissonSampledGaussian) and event.sample_rate == 1.0:
-        count = event.steps
-    elif isinstance(event, NonPrivate):
-        return math.inf
-    else:
-        raise NotImplementedError(f"{type(event).__name__} is not a Gaussian mechanism")
-    if count == 0:
-        return 0.0
-    return math.sqrt(count) / event.noise_multiplier if event.noise_multiplier > 0.0 else math.inf
+    """Return mu of an event that is a Gaussian mechanism: infinity without noise, 0 without a release.
+
+    Raises
+    ------
+    PrivacyError
+        If it is not.
+    """
+    found = demand_phases(event)
+    if found.steps:
+        raise PrivacyError(
+            f"event={type(event).__name__}: is not a Gaussian mechanism as a whole: it samples in secret"
+        )
+    return found.mu

@@ -43,11 +43,12 @@ _TAIL = 14.0  # standard deviations kept on each side: exp(-98) is left out
 _SMALL_SIGMA = 0.2
 _REACH = 40  # of t; exp(-40) is less than the rounding of 1
 _LARGEST_FRACTIONAL = 32.0
+_CELLS = 1 << 18  # of a table of steps by terms: 2 MiB
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 @lru_cache(maxsize=8)
-def _pairs(orders: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], Array, Array, npt.NDArray[np.int64]]:
+def binomial_terms(orders: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], Array, Array, npt.NDArray[np.int64]]:
     """Return, for one alpha after the other, k = 2..alpha, alpha - k, log binom(alpha, k), and each alpha's start."""
     k = np.concatenate([np.arange(2, alpha + 1) for alpha in orders])
     alpha = np.repeat(np.array(orders, np.int64), np.array(orders) - 1)
@@ -58,7 +59,7 @@ def _pairs(orders: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], Array, Array
 
 def log_moments_integer(q: float, sigma: float, orders: tuple[int, ...]) -> Array:
     """Return log A at integer orders of at least 2, for 0 < q < 1 and sigma > 0."""
-    k, rest, log_binomial, starts = _pairs(orders)
+    k, rest, log_binomial, starts = binomial_terms(orders)
     top = np.arange(2.0, max(orders) + 1.0)
     growth = top * (top - 1.0) / (2.0 * sigma * sigma)
     log_growth = growth + np.log(-np.expm1(-growth))  # log(exp(growth) - 1) without overflow
@@ -84,16 +85,53 @@ def log_moments_exact(q: float, sigma: float, orders: Array) -> Array:
     return result
 
 
-def _trapezoid(q: float, sigma: float, orders: Array) -> Array:
-    """Return log(A - 1) by the trapezoidal rule over all z that matter."""
-    height = min(math.pi * sigma * sigma, 9.0 * sigma)
-    step = min(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
+def log_moments_of_many(q: Array, sigma: Array, order: float) -> Array:
+    """Return log A of many steps at one order above 1, as `log_moments_integer` and `log_moments_exact` have it.
+
+    Parameters
+    ----------
+    q, sigma : (m,) float64
+        Of each step, 0 < q < 1 and sigma > 0.
+    order : float
+        An integer, or at most 32.
+    """
+    result = np.empty_like(q)
+    whole = order == math.floor(order)
+    # Steps of similar noise take similar numbers of nodes.
+    ranked = np.argsort(sigma)
+    narrow = ranked if whole else ranked[np.searchsorted(sigma[ranked], _SMALL_SIGMA) :]
+    for i in [] if whole else ranked[: ranked.size - narrow.size]:
+        result[i] = np.logaddexp(0.0, _window(float(q[i]), float(sigma[i]), np.array([order]))[0])
+    rows = max(1, _CELLS // int(order)) if whole else 256
+    for start in range(0, narrow.size, rows):
+        chunk = narrow[start : start + rows]
+        rate, noise = q[chunk, None], sigma[chunk, None]
+        excess = _binomial_sum(rate, noise, int(order)) if whole else _trapezoid(rate, noise, np.array([order]))
+        result[chunk] = np.logaddexp(0.0, excess)
+    return result
+
+
+def _binomial_sum(q: Array, sigma: Array, order: int) -> Array:
+    """Return log(A - 1) of many steps, q and sigma of shape (m, 1), at one integer order: (m,)."""
+    k, rest, log_binomial, _ = binomial_terms((order,))
+    growth = k * (k - 1.0) / (2.0 * sigma * sigma)
+    terms = log_binomial + k * np.log(q) + rest * np.log1p(-q) + growth + np.log(-np.expm1(-growth))
+    return np.asarray(logsumexp(terms, axis=1))
+
+
+def _trapezoid(q: float | Array, sigma: float | Array, orders: Array) -> Array:
+    """Return log(A - 1) by the trapezoidal rule over all z that matter.
+
+    For one step and any orders (m,), or for many steps, q and sigma of shape (m, 1), and one order (1,): (m,).
+    """
+    height = np.minimum(math.pi * sigma * sigma, 9.0 * sigma)
+    step = np.minimum(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
     low, high = -_TAIL * sigma, float(orders.max()) + _TAIL * sigma
-    z = low + step * np.arange(math.ceil((high - low) / step) + 1, dtype=np.float64)
+    z = low + step * np.arange(math.ceil(np.max((high - low) / step)) + 1, dtype=np.float64)
     exponent = (2.0 * z - 1.0) / (2.0 * sigma * sigma)
     u = q * np.expm1(np.minimum(exponent, 600.0))  # where it is cut, only log_ratio is used
-    log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(math.log1p(-q), math.log(q) + exponent))
-    terms = _log_density(z, sigma) + math.log(step) + _log_excess(u, log_ratio, orders[:, None])
+    log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(np.log1p(-q), np.log(q) + exponent))
+    terms = _log_density(z, sigma) + np.log(step) + _log_excess(u, log_ratio, orders[:, None])
     return np.asarray(logsumexp(terms, axis=1))
 
 
@@ -127,8 +165,8 @@ def _window(q: float, sigma: float, orders: Array) -> Array:
     return np.asarray(logsumexp(np.stack([inner, outer_left, outer_right]), axis=0))
 
 
-def _log_density(z: Array, sigma: float) -> Array:
-    return np.asarray(-0.5 * (z / sigma) ** 2 - 0.5 * math.log(2.0 * math.pi) - math.log(sigma))
+def _log_density(z: Array, sigma: float | Array) -> Array:
+    return np.asarray(-0.5 * (z / sigma) ** 2 - 0.5 * math.log(2.0 * math.pi) - np.log(sigma))
 
 
 def _log_excess(u: Array, log_ratio: Array, alpha: Array) -> Array:

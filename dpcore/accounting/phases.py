@@ -47,6 +47,7 @@ from dpcore.accounting.events import (
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
+from dpcore.errors import PrivacyError
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,14 @@ def phases(event: Event) -> Phases | None:
         if step is not None and times * count > 0:
             steps[step] += times * count
     return Phases(math.hypot(*squares), tuple(steps.items()))
+
+
+def demand_phases(event: Event) -> Phases:
+    """Return what the event comes down to, or raise `PrivacyError` if some part of it is of a kind unknown here."""
+    found = phases(event)
+    if found is None:
+        raise PrivacyError(f"event={type(event).__name__}: it or a part of it is of a kind that no accountant covers")
+    return found
 
 
 def _parts(event: Event, count: int) -> Iterator[tuple[Event, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,10 @@ import numpy.typing as npt
 
 from dpcore import validate
 from dpcore.accounting import conversion, moments, series
-from dpcore.accounting.events import Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting.events import Event
+from dpcore.accounting.phases import Phases, Step, WithoutReplacementStep, demand_phases, phases
+from dpcore.accounting.schedules import log_expm1, schedule_delta, schedule_epsilon
+from dpcore.accounting.without_replacement import log_moments_without_replacement
 from dpcore.errors import ArgumentError
 
 Array = npt.NDArray[np.float64]
@@ -24,6 +28,8 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
         | {float(x) for x in (288, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096, 8192)}
     )
 )
+
+_FEW = 8  # steps of more kinds than this are a schedule
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,9 @@ class RdpAccountant:
     Notes
     -----
     Guarantee: each epsilon is an upper bound, up to float64 rounding (relative 1e-12), whatever the orders.
+
+    Of schedules with many different steps not every default order is tried, only those on the way to the best one
+    (`dpcore.accounting.schedules`).
     """
 
     orders: tuple[float, ...] | None = None
@@ -73,49 +82,67 @@ class RdpAccountant:
         return f"RDP at orders up to {largest:g} finds nothing between 0 and log(1/({largest:g} delta))/{largest - 1:g}"
 
     def supports(self, event: Event) -> bool:
-        """Whether it is Gaussian, Poisson-sampled Gaussian, a matrix mechanism, not private, or composed of these."""
-        if isinstance(event, Composed):
-            return all(self.supports(part) for part in event.events)
-        return isinstance(event, Gaussian | MatrixGaussian | PoissonSampledGaussian | NonPrivate)
+        """Whether every part of the event is of a kind known here."""
+        return phases(event) is not None
 
     def rdp(self, event: Event) -> Array:
-        """Return the divergence bound at each order, (m,) float64, infinity without noise."""
-        orders = np.array(self.orders or DEFAULT_ORDERS)
-        return self._rdp(event, orders)
+        """Return the divergence bound at each order, (m,) float64, infinity without noise.
 
-    def _rdp(self, event: Event, orders: Array) -> Array:
-        if isinstance(event, Composed):
-            return sum((self._rdp(part, orders) for part in event.events), np.zeros_like(orders))
-        if isinstance(event, NonPrivate):
-            return np.full_like(orders, np.inf)
-        if isinstance(event, Gaussian):
-            return _gaussian(event.noise_multiplier, event.count, orders)
-        if isinstance(event, MatrixGaussian):
-            with np.errstate(over="ignore"):
-                return orders * (np.float64(event.mu) ** 2 / 2.0)
-        if isinstance(event, PoissonSampledGaussian):
-            if event.sample_rate == 1.0 or event.steps == 0 or event.noise_multiplier == 0.0:
-                return _gaussian(event.noise_multiplier, event.steps, orders)
-            how = self.fractional or "exact"
-            return event.steps * poisson_rdp(event.sample_rate, event.noise_multiplier, orders, how)
-        raise NotImplementedError(f"{type(event).__name__} has no RDP bound here")
+        Raises
+        ------
+        PrivacyError
+            If the event is not covered.
+        """
+        found = demand_phases(event)
+        orders = np.array(self.orders or DEFAULT_ORDERS)
+        total = gaussian_rdp(found.mu, orders)
+        if math.isinf(found.mu):
+            return total
+        for step, count in found.steps:
+            total = total + count * step_rdp(step, orders, self.fractional or "exact")
+        return total
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon over the orders."""
+        found = demand_phases(event)
+        if self._is_schedule(found):
+            return schedule_epsilon(found, DEFAULT_ORDERS, delta)
         return conversion.epsilon_from_rdp(np.array(self.orders or DEFAULT_ORDERS), self.rdp(event), delta)[0]
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta over the orders."""
+        found = demand_phases(event)
+        if self._is_schedule(found):
+            return schedule_delta(found, DEFAULT_ORDERS, epsilon)
         return conversion.delta_from_rdp(np.array(self.orders or DEFAULT_ORDERS), self.rdp(event), epsilon)[0]
 
+    def _is_schedule(self, found: Phases) -> bool:
+        return self.orders is None and self.fractional == "exact" and len(found.steps) > _FEW
 
-def _gaussian(noise_multiplier: float, count: int, orders: Array) -> Array:
-    if count == 0:
-        return np.zeros_like(orders)
-    if noise_multiplier == 0.0:
-        return np.full_like(orders, np.inf)
-    with np.errstate(over="ignore"):
-        return orders * (count / (2.0 * np.float64(noise_multiplier) ** 2))
+
+def gaussian_rdp(mu: float, orders: Array) -> Array:
+    """Return the Renyi divergence of N(mu, 1) and N(0, 1) at each order."""
+    return orders * (mu * mu / 2.0) if mu > 0.0 else np.zeros_like(orders)
+
+
+def step_rdp(step: Step, orders: Array, fractional: str = "exact") -> Array:
+    """Return a bound on the Renyi divergence of one sampled step at each order, (m,) float64, 0 or more.
+
+    A mixture whose component is drawn in the open has exp((alpha - 1) D_alpha) at most the weighted sum of the
+    components', since it is an f-divergence of the joint distributions; a component that releases nothing has 1.
+    """
+    if isinstance(step, WithoutReplacementStep):
+        log_moment = log_moments_without_replacement(step.sample_rate, step.noise_multiplier, orders)
+        return np.maximum(0.0, log_moment / (orders - 1.0))
+    parts = [(weight, _component(q, sigma, orders, fractional)) for weight, q, sigma in step.components]
+    if len(parts) == 1 and parts[0][0] == 1.0:
+        return parts[0][1]
+    logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) for weight, rdp in parts]
+    return np.asarray(np.logaddexp(0.0, np.logaddexp.reduce([np.full_like(orders, -np.inf), *logs])) / (orders - 1.0))
+
+
+def _component(q: float, sigma: float, orders: Array, fractional: str) -> Array:
+    return gaussian_rdp(1.0 / sigma, orders) if q == 1.0 else poisson_rdp(q, sigma, orders, fractional)
 
 
 def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array, fractional: str = "exact") -> Array:

@@ -1,0 +1,111 @@
+"""Events in the terms of Google's dp-accounting, to be checked by its accountants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpcore.accounting.events import (
+    Adjacency,
+    Composed,
+    CyclicPoissonSampledGaussian,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    MatrixGaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
+)
+from dpcore.errors import ArgumentTypeError, PrivacyError
+
+_RELATIONS = {
+    None: "ADD_OR_REMOVE_ONE",
+    Adjacency.ADD_REMOVE: "ADD_OR_REMOVE_ONE",
+    Adjacency.ZERO_OUT: "REPLACE_SPECIAL",
+    Adjacency.REPLACE_ONE: "REPLACE_ONE",
+}
+
+
+def to_dp_accounting(event: Event) -> Any:
+    """Return the event as a `dp_accounting.DpEvent`.
+
+    A multiplier is passed on as it is, relative to the sensitivity under the event's own adjacency. That is what
+    dp-accounting's `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a
+    Gaussian's multiplier relative to half of that, and says more than the event costs.
+
+    A matrix mechanism becomes the one Gaussian mechanism that it is, and a cyclic run the steps that one example may
+    enter.
+
+    Parameters
+    ----------
+    event : Event
+        Any event of dpcore.
+
+    Returns
+    -------
+    dp_accounting.DpEvent
+        To be composed by an accountant with `neighboring_relation(event)`.
+
+    Raises
+    ------
+    PrivacyError
+        If dp-accounting is not installed, or has no such event.
+    """
+    names = _dp_accounting()
+    if not isinstance(event, Event):
+        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
+    if isinstance(event, NonPrivate):
+        return names.NonPrivateDpEvent()
+    if isinstance(event, Composed):
+        return names.ComposedDpEvent([to_dp_accounting(part) for part in event.events])
+    if isinstance(event, SelfComposed):
+        return _repeated(names, to_dp_accounting(event.repeated), event.count)
+    if isinstance(event, Gaussian):
+        return _repeated(names, _gaussian(names, event.noise_multiplier), event.count)
+    if isinstance(event, MatrixGaussian):
+        if event.mu == 0.0:
+            return names.NoOpDpEvent()
+        return _gaussian(names, event.noise_multiplier / event.sensitivity)
+    if isinstance(event, PoissonSampledGaussian):
+        step = names.PoissonSampledDpEvent(event.sample_rate, _gaussian(names, event.noise_multiplier))
+        return _repeated(names, step, event.steps)
+    if isinstance(event, CyclicPoissonSampledGaussian):
+        gaussian = _gaussian(names, event.noise_multiplier / event.sensitivity)
+        return _repeated(names, names.PoissonSampledDpEvent(event.sample_rate, gaussian), event.participations)
+    if isinstance(event, TruncatedPoissonSampledGaussian):
+        step = names.TruncatedSubsampledGaussianDpEvent(
+            event.dataset_size, event.sample_rate, event.max_batch_size, event.noise_multiplier
+        )
+        return _repeated(names, step, event.steps)
+    if isinstance(event, FixedSizeSampledGaussian):
+        gaussian = _gaussian(names, event.noise_multiplier)
+        step = names.SampledWithoutReplacementDpEvent(event.dataset_size, event.batch_size, gaussian)
+        return _repeated(names, step, event.steps)
+    raise PrivacyError(f"event={type(event).__name__}: dp-accounting has no event for it")
+
+
+def neighboring_relation(event: Event) -> Any:
+    """Return the event's adjacency as a `dp_accounting.NeighboringRelation`: zero-out is REPLACE_SPECIAL."""
+    _dp_accounting()
+    from dp_accounting import NeighboringRelation
+
+    if not isinstance(event, Event):
+        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
+    return NeighboringRelation[_RELATIONS[event.adjacency]]
+
+
+def _gaussian(names: Any, noise_multiplier: float) -> Any:
+    return names.GaussianDpEvent(noise_multiplier)
+
+
+def _repeated(names: Any, event: Any, count: int) -> Any:
+    return names.SelfComposedDpEvent(event, count) if count > 0 else names.NoOpDpEvent()
+
+
+def _dp_accounting() -> Any:
+    try:
+        from dp_accounting import dp_event
+    except ImportError as cause:
+        raise PrivacyError("to_dp_accounting: needs Google's library: pip install dp-accounting") from cause
+    return dp_event

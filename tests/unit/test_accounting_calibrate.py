@@ -1,0 +1,209 @@
+"""Calibration of each unknown: never above the target, close below it, and what is left of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpcore import accounting
+from dpcore.accounting import (
+    Composed,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    RdpAccountant,
+    calibrate_batch_size,
+    calibrate_noise_multiplier,
+    calibrate_sample_rate,
+    calibrate_steps,
+)
+from dpcore.accounting.search import greatest_meeting, least_meeting
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+
+POISSON = PoissonSampledGaussian(0.01, 1.1, 1000)
+EVENT_MAKERS: dict[str, Callable[[float], Callable[[float], Event]]] = {
+    "poisson": lambda q: lambda sigma: PoissonSampledGaussian(q, sigma, 2000),
+    "gaussian": lambda q: lambda sigma: Gaussian(sigma, 1 + int(100 * q)),
+    "fixed size": lambda q: lambda sigma: FixedSizeSampledGaussian(10_000, 1 + int(5000 * q), sigma, 50),
+}
+EXACT = 1e-6  # the tolerance of the accountants that need no discretization
+
+
+def poisson_at(sigma: float) -> PoissonSampledGaussian:
+    return PoissonSampledGaussian(0.01, sigma, 100)
+
+
+@settings(max_examples=30)
+@given(st.floats(-1.3, 2.5), st.floats(-9, -2), st.floats(-4, 0), st.sampled_from(sorted(EVENT_MAKERS)))
+def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: float, kind: str) -> None:
+    target, delta, make = 10.0**log_epsilon, 10.0**log_delta, EVENT_MAKERS[kind](10.0**log_rate)
+    for name in {"rdp", "gaussian"} & set(accounting.accountants_for(make(1.0))):
+        sigma = calibrate_noise_multiplier(target, delta, make, name)
+        reached = accounting.epsilon(make(sigma), delta, name)
+        assert target * (1 - EXACT) <= reached <= target
+
+
+@settings(max_examples=20)
+@given(st.floats(-1, 1.5), st.floats(-9, -3), st.floats(-3, -0.5), st.floats(-0.3, 0.7))
+def test_steps_meet_their_target(log_epsilon: float, log_delta: float, log_rate: float, log_sigma: float) -> None:
+    target, delta, q, sigma = 10.0**log_epsilon, 10.0**log_delta, 10.0**log_rate, 10.0**log_sigma
+
+    def make(steps: int) -> Event:
+        return PoissonSampledGaussian(q, sigma, steps)
+
+    steps = calibrate_steps(target, delta, make, "rdp")
+    assert accounting.epsilon(make(steps), delta, "rdp") <= target < accounting.epsilon(make(steps + 1), delta, "rdp")
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 1.5), st.floats(-9, -3), st.floats(0, 4), st.floats(0, 1))
+def test_rate_meets_its_target(log_epsilon: float, log_delta: float, log_steps: float, log_sigma: float) -> None:
+    target, delta, steps, sigma = 10.0**log_epsilon, 10.0**log_delta, int(10.0**log_steps), 10.0**log_sigma
+
+    def make(q: float) -> Event:
+        return PoissonSampledGaussian(q, sigma, steps)
+
+    rate = calibrate_sample_rate(target, delta, make, "rdp")
+    reached = accounting.epsilon(make(rate), delta, "rdp")
+    assert reached <= target
+    # Below the target by more than the tolerance only at the end of the range, or right before RDP's jump to 0.
+    jump = rate < 1 and accounting.epsilon(make(rate * (1 + 1e-9)), delta, "rdp") > target
+    assert rate == 1.0 or jump or reached >= target * (1 - EXACT)
+
+
+def test_batch_size_meets_its_target() -> None:
+    def make(size: int) -> Event:
+        return FixedSizeSampledGaussian(10_000, size, 0.8, 200)
+
+    size = calibrate_batch_size(4.0, 1e-6, make, 10_000, "rdp")
+    assert accounting.epsilon(make(size), 1e-6, "rdp") <= 4.0 < accounting.epsilon(make(size + 1), 1e-6, "rdp")
+    assert calibrate_batch_size(1e5, 1e-6, make, 10_000, "rdp") == 10_000
+    with pytest.raises(ArgumentError, match=r"target_epsilon=0\.001: even a batch of one example costs epsilon="):
+        calibrate_batch_size(0.001, 1e-9, make, 10_000, "rdp")
+    with pytest.raises(ArgumentError, match="dataset_size=0"):
+        calibrate_batch_size(1.0, 1e-9, make, 0, "rdp")
+
+
+def test_of_the_gaussian_it_is_the_analytic_one() -> None:
+    sigma = calibrate_noise_multiplier(1.3, 1e-6, lambda sigma: Gaussian(sigma, 7), "gaussian")
+    assert sigma == pytest.approx(accounting.analytic_noise_multiplier(1.3, 1e-6, 7), rel=2e-6)
+    # Gaussian privacy: mu = sqrt(steps)/sigma.
+    steps = calibrate_steps(1.3, 1e-6, lambda steps: Gaussian(30.0, steps), "gaussian")
+    assert steps == math.floor((30.0 / accounting.analytic_noise_multiplier(1.3, 1e-6)) ** 2)
+
+
+def test_what_is_left() -> None:
+    # Two runs of one Gaussian mechanism each: mu^2 adds up.
+    whole = accounting.analytic_noise_multiplier(2.0, 1e-6)
+    spent = Gaussian(2.0 * whole)
+    sigma = calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=spent)
+    assert sigma == pytest.approx(whole / math.sqrt(0.75), rel=1e-5)
+    steps = calibrate_steps(2.0, 1e-6, lambda steps: Gaussian(20.0 * whole, steps), "gaussian", spent=spent)
+    assert steps in (299, 300)
+    rate = calibrate_sample_rate(2.0, 1e-5, lambda q: PoissonSampledGaussian(q, 1.0, 500), "rdp", spent=Gaussian(5.0))
+    together = Composed((Gaussian(5.0), PoissonSampledGaussian(rate, 1.0, 500)))
+    assert 2.0 * (1 - EXACT) <= accounting.epsilon(together, 1e-5, "rdp") <= 2.0
+    with pytest.raises(ArgumentError, match=r"spent: costs epsilon=.* more than target_epsilon=2\.0: nothing is left"):
+        calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=Gaussian(0.9 * whole))
+    with pytest.raises(ArgumentTypeError, match="spent=3"):
+        calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="replace-one cannot be composed with another adjacency"):
+        calibrate_noise_multiplier(2.0, 1e-6, poisson_at, spent=FixedSizeSampledGaussian(10, 2, 5.0, 1))
+
+
+def test_nothing_left_is_zero_steps() -> None:
+    spent = Gaussian(accounting.analytic_noise_multiplier(2.0, 1e-6) * 1.0001)
+    assert calibrate_steps(2.0, 1e-6, lambda steps: Gaussian(1.0, steps), "gaussian", spent=spent) == 0
+
+
+def test_is_quick() -> None:
+    calibrate_noise_multiplier(3.0, 1e-5, lambda sigma: PoissonSampledGaussian(0.004, sigma, 2345))
+    start = time.process_time()
+    calibrate_noise_multiplier(3.0, 1e-5, lambda sigma: PoissonSampledGaussian(0.004, sigma, 2345))
+    assert time.process_time() - start < 1.0
+
+
+def test_says_why_a_target_is_out_of_reach() -> None:
+    # One order has a floor: with no divergence at all it finds log(1/(alpha delta))/(alpha-1) + log(1-1/alpha).
+    few = RdpAccountant(orders=(16.0,))
+    with pytest.raises(ArgumentError, match=r"target_epsilon=0\.1: even noise_multiplier=1e\+07 gives epsilon=.* 16"):
+        calibrate_noise_multiplier(0.1, 1e-9, poisson_at, few)
+    with pytest.raises(ArgumentError, match="check that make_event uses the multiplier"):
+        calibrate_noise_multiplier(50.0, 1e-5, lambda sigma: POISSON)
+    with pytest.raises(ArgumentError, match=r"even noise_multiplier=1e\+07 gives epsilon=inf"):
+        calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: NonPrivate("a baseline"))
+    with pytest.raises(ArgumentError, match="even 1000000000 steps cost only epsilon=.* check that make_event uses"):
+        calibrate_steps(50.0, 1e-5, lambda steps: POISSON, "rdp")
+    with pytest.raises(ArgumentError, match=r"even sample_rate=1e-09 gives epsilon=inf"):
+        calibrate_sample_rate(1.0, 1e-5, lambda q: NonPrivate("a baseline"))
+    with pytest.raises(PrivacyError, match="accountant='gaussian': does not cover the event Poisson"):
+        calibrate_noise_multiplier(1.0, 1e-5, poisson_at, "gaussian")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        calibrate_noise_multiplier,
+        calibrate_steps,
+        calibrate_sample_rate,
+        lambda epsilon, delta, make: calibrate_batch_size(epsilon, delta, make, 100),
+    ],
+)
+def test_refuses_mistyped_arguments(ask: Callable[..., float]) -> None:
+    for bad in (0, 1, -0.1, 1.5, math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="target_delta="):
+            ask(1.0, bad, poisson_at)
+    for bad in (-0.1, 0, math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="target_epsilon="):
+            ask(bad, 1e-5, poisson_at)
+    with pytest.raises(ArgumentTypeError, match="make_event=3: must be a function from .* to an event"):
+        ask(1.0, 1e-5, 3)
+    with pytest.raises(ArgumentTypeError, match="event=None: must be an event"):
+        ask(1.0, 1e-5, lambda value: None)
+
+
+def test_stops_right_behind_a_jump() -> None:
+    # Where the divergence falls below delta^2, RDP's epsilon goes from 0.6 to 0 at once.
+    def make(sigma: float) -> PoissonSampledGaussian:
+        return PoissonSampledGaussian(1e-4, sigma, 8)
+
+    sigma = calibrate_noise_multiplier(0.5, 0.004, make, "rdp")
+    assert accounting.epsilon(make(sigma), 0.004, "rdp") == 0.0
+    assert accounting.epsilon(make(sigma * (1 - 1e-9)), 0.004, "rdp") > 0.5
+
+
+@given(st.floats(0.1, 6), st.floats(-3, 3), st.floats(-3, 3), st.floats(-9, -2))
+def test_search_of_a_power(power: float, log_target: float, log_start: float, log_tolerance: float) -> None:
+    target, tolerance, asked = 10.0**log_target, 10.0**log_tolerance, []
+
+    def epsilon(value: float) -> float:
+        asked.append(value)
+        return value**-power
+
+    value, met = least_meeting(epsilon, target, 10.0**log_start, (1e-60, 1e60), tolerance)
+    assert met
+    assert target * (1 - tolerance) <= value**-power <= target
+    assert len(set(asked)) < 60
+
+
+@given(st.floats(0.2, 3), st.floats(-1, 3), st.integers(-5, 10**7), st.integers(1, 10**6))
+def test_search_of_an_integer_power(power: float, log_scale: float, start: int, largest: int) -> None:
+    scale, asked = 10.0**log_scale, set()
+
+    def epsilon(value: int) -> float:
+        assert 1 <= value <= largest
+        asked.add(value)
+        return float(value) ** power / scale
+
+    value, met = greatest_meeting(epsilon, 1.0, start, largest)
+    assert value == 0 or float(value) ** power / scale <= 1.0
+    assert met == (value < largest)
+    assert not met or float(value + 1) ** power / scale > 1.0
+    assert len(asked) < 80
