@@ -32,8 +32,8 @@ from dpcore.accounting.events import (
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
-from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
 from dpcore.accounting.export import neighboring_relation, to_dp_accounting
+from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
 from dpcore.accounting.rdp import RdpAccountant
 from dpcore.accounting.remarks import delta_remark, known_dataset_size
 from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, closed_form_noise_multiplier

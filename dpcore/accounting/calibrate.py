@@ -50,7 +50,8 @@ class _Question(Generic[T]):
             raise ArgumentTypeError(f"make_event={make_event!r}: must be a function from {unknown} to an event")
         if spent is not None and not isinstance(spent, Event):
             raise ArgumentTypeError(f"spent={spent!r}: must be an event of dpcore.accounting")
-        self._make_event, self._spent = make_event, spent
+        self._make_event: Callable[[T], Event] = make_event
+        self._spent = spent
         self.accountant = base.find(accountant, event=self.event(probe))
         self._known: dict[T, float] = {}
         if spent is not None:
@@ -145,8 +146,8 @@ def calibrate_noise_multiplier(
             "steps"
         )
     raise ArgumentError(
-        f"target_epsilon={target_epsilon!r}: even noise_multiplier={multiplier:g} gives epsilon={reached:.6g}, and less "
-        "noise is not tried; lower target_epsilon, or check that make_event uses the multiplier it is given"
+        f"target_epsilon={target_epsilon!r}: even noise_multiplier={multiplier:g} gives epsilon={reached:.6g}, and "
+        "less noise is not tried; lower target_epsilon, or check that make_event uses the multiplier it is given"
     )
 
 
@@ -218,7 +219,7 @@ def calibrate_batch_size(
     Returns
     -------
     int
-        A batch size whose epsilon is at most `target_epsilon`: `dataset_size`, or one where the next is above the target.
+        A batch size whose epsilon is at most `target_epsilon`: `dataset_size`, or one where that of the next is above.
 
     Raises
     ------
@@ -278,8 +279,8 @@ def calibrate_sample_rate(
     if not met and ask.epsilon(1.0 / gap) > ask.target:
         raise ArgumentError(
             f"target_epsilon={target_epsilon!r}: even sample_rate={1.0 / gap:g} gives epsilon="
-            f"{ask.epsilon(1.0 / gap):.6g} ({ask.accountant.floor}); raise target_epsilon or target_delta, or take fewer "
-            "steps or more noise"
+            f"{ask.epsilon(1.0 / gap):.6g} ({ask.accountant.floor}); raise target_epsilon or target_delta, or take "
+            "fewer steps or more noise"
         )
     return 1.0 / gap
 

@@ -88,7 +88,7 @@ def to_dp_accounting(event: Event) -> Any:
 def neighboring_relation(event: Event) -> Any:
     """Return the event's adjacency as a `dp_accounting.NeighboringRelation`: zero-out is REPLACE_SPECIAL."""
     _dp_accounting()
-    from dp_accounting import NeighboringRelation
+    from dp_accounting import NeighboringRelation  # type: ignore[import-untyped]
 
     if not isinstance(event, Event):
         raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")

@@ -26,8 +26,8 @@ def delta_remark(delta: float, dataset_size: int | None) -> str | None:
     if delta * size < 1.0:
         return None
     return (
-        f"delta={delta!r}: is at least 1/n for n = {size} examples, so that publishing one random example in full would "
-        f"be within it; take one well below {1.0 / size:.3g}"
+        f"delta={delta!r}: is at least 1/n for n = {size} examples, so that publishing one random example in full "
+        f"would be within it; take one well below {1.0 / size:.3g}"
     )
 
 

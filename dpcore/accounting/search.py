@@ -92,7 +92,7 @@ def _narrow(
 
 
 def greatest_meeting(epsilon: Callable[[int], float], target: float, start: int, largest: int) -> tuple[int, bool]:
-    """Return the greatest integer in [1, largest] with epsilon <= target, 0 if there is none, and whether it ends there.
+    """Return the greatest integer that meets the target, 0 if none does, and whether the next is known not to.
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ def greatest_meeting(epsilon: Callable[[int], float], target: float, start: int,
     Returns
     -------
     int
-        n with epsilon(n) <= target.
+        n with epsilon(n) <= target, at most `largest`.
     bool
-        Whether epsilon(n + 1) > target was found; False if n is `largest`.
+        Whether epsilon(n + 1) > target; False if n is `largest`.
     """
     low, high, stride = 0, min(max(start, 1), largest), 1.1
     if epsilon(high) <= target:

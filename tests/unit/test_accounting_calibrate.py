@@ -139,7 +139,7 @@ def test_says_why_a_target_is_out_of_reach() -> None:
         calibrate_noise_multiplier(50.0, 1e-5, lambda sigma: POISSON)
     with pytest.raises(ArgumentError, match=r"even noise_multiplier=1e\+07 gives epsilon=inf"):
         calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: NonPrivate("a baseline"))
-    with pytest.raises(ArgumentError, match="even 1000000000 steps cost only epsilon=.* check that make_event uses"):
+    with pytest.raises(ArgumentError, match=r"even 1000000000 steps cost only epsilon=.* check that make_event uses"):
         calibrate_steps(50.0, 1e-5, lambda steps: POISSON, "rdp")
     with pytest.raises(ArgumentError, match=r"even sample_rate=1e-09 gives epsilon=inf"):
         calibrate_sample_rate(1.0, 1e-5, lambda q: NonPrivate("a baseline"))
@@ -163,7 +163,7 @@ def test_refuses_mistyped_arguments(ask: Callable[..., float]) -> None:
     for bad in (-0.1, 0, math.nan, math.inf):
         with pytest.raises(ArgumentError, match="target_epsilon="):
             ask(bad, 1e-5, poisson_at)
-    with pytest.raises(ArgumentTypeError, match="make_event=3: must be a function from .* to an event"):
+    with pytest.raises(ArgumentTypeError, match=r"make_event=3: must be a function from .* to an event"):
         ask(1.0, 1e-5, 3)
     with pytest.raises(ArgumentTypeError, match="event=None: must be an event"):
         ask(1.0, 1e-5, lambda value: None)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpcore import accounting, methods
+from dpcore.accounting import Adjacency, Event
 from dpcore.averaging import ExponentialAverage
+from dpcore.clipping import AdaptiveClip
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.filters import OptimalFIR, ScalarKalman
@@ -45,6 +49,7 @@ STATEFUL = METHODS | {
     "accelerated": methods.accelerated_srgd(lr=0.1, noise_multiplier=1.0, radius=2.0),
     "averages": methods.dp_sgd(lr=0.1, averaging=ExponentialAverage(0.8), noise_multiplier=1.0),
     "schedule": methods.dp_sgd(lr=0.1, schedule=WarmupCosine(6), noise_multiplier=1.0),
+    "adaptive clip": methods.dp_sgd(lr=0.1, noise_multiplier=0.7, adaptive_clip=AdaptiveClip()),
     "bias": methods.dp_adam(lr=0.1, variant="bias_corrected", strategy="tree", noise_multiplier=1.0),
     "independent": methods.dp_adam(lr=0.1, variant="independent_moments", strategy=BANDS, noise_multiplier=1.0),
     "scaled": methods.dp_adam(
@@ -295,10 +300,24 @@ def test_micro_batches_add_up() -> None:
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-7)
 
 
+@dataclass(frozen=True)
+class UnknownEvent(Event):
+    """Of a kind that no accountant covers."""
+
+    adjacency = Adjacency.REPLACE_ONE
+
+
+class UnknownSampler(FixedSizeSampler):
+    """Its steps are of that kind."""
+
+    def event(self, noise_multiplier: float, steps: int) -> Any:
+        return UnknownEvent()
+
+
 def test_an_uncovered_sampler_is_refused_before_anything_is_touched() -> None:
-    plan = Plan(METHODS["dp_sgd"], FixedSizeSampler(dataset_size=50, batch_size=10), 3, ("w", "b"))
+    plan = Plan(METHODS["dp_sgd"], UnknownSampler(dataset_size=50, batch_size=10), 3, ("w", "b"))
     x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
-    with pytest.raises(PrivacyError, match="FixedSizeSampledGaussian"):
+    with pytest.raises(PrivacyError, match="UnknownEvent: no accountant of this version covers it"):
         Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
 
 

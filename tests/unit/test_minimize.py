@@ -101,7 +101,6 @@ def test_the_callers_noise_is_used_and_voids_the_guarantee() -> None:
         ({"method": methods.dp_sgd(lr=0.1)}, PrivacyError, "noise_multiplier=None"),
         ({"per_example_gradient": lambda x, i: x}, ArgumentError, "per_example_gradient: must return one row of 3"),
         ({"per_example_gradient": lambda x, i: np.zeros((len(i), 3), np.float32)}, ArgumentTypeError, "float32"),
-        ({"batches": sampling.FixedSizeSampler(dataset_size=20, batch_size=5)}, PrivacyError, "FixedSizeSampled"),
         ({"batches": [[0, 0]], "steps": None}, ArgumentError, "twice"),
         ({"per_example_gradient": None}, ArgumentTypeError, "per_example_gradient=None: must be a function"),
         ({"method": PUBLIC, "public_gradient": 3}, ArgumentTypeError, "public_gradient=3: must be a function"),
