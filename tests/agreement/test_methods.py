@@ -94,6 +94,11 @@ def preconditioned(make: Callable[..., dpcore.Method]) -> st.SearchStrategy[dpco
 
 METHODS = {
     "dp_sgd": build(methods.dp_sgd, base=bases, weight_decay=decays),
+    "dp_sgd, adaptive clip": st.builds(
+        lambda rest, **own: methods.dp_sgd(**{**rest, **own}),
+        shared, clipping=pick(["standard", "normalized"]), base=bases,
+        adaptive_clip=st.builds(dpcore.clipping.AdaptiveClip, pick([0.2, 0.7]), pick([0.2, 3.0]), pick([1.1, 6.0])),
+    ),
     "doppler": build(methods.doppler, filter=pick(sorted(NAMED_FILTERS)), base=pick(["sgd", "momentum", "adagrad"])),
     "doppler with adam": build(
         methods.doppler, filter=pick(sorted(NAMED_FILTERS)), base=pick(["adam", "adamw"]), eps=pick([0.03]),

@@ -12,6 +12,7 @@ from torch import nn
 import dpcore
 import dpcore.torch
 from dpcore.averaging import ExponentialAverage, UniformAverage
+from dpcore.clipping import AdaptiveClip
 from dpcore.filters import OptimalFIR, ScalarKalman
 from dpcore.galore import GaLore
 from dpcore.methods import (
@@ -92,6 +93,10 @@ _ADAM = {**_AT, "lr": 0.05}
 # Every method, with each of its kinds of state; batch_size is the caller's.
 METHODS: dict[str, Callable[[float], dpcore.Method]] = {
     "dp_sgd": lambda b: dp_sgd(lr=0.3, batch_size=b, **_AT),
+    "adaptive clip": lambda b: dp_sgd(lr=0.3, batch_size=b, adaptive_clip=AdaptiveClip(0.6, 0.5, 2.0), **_AT),
+    "disk adaptive clip": lambda b: disk(
+        lr=0.3, clipping="normalized", batch_size=b, adaptive_clip=AdaptiveClip(bit_noise_std=0.5), **_AT
+    ),
     "per layer": lambda b: dp_sgd(lr=0.3, clipping_groups="per_tensor", batch_size=b, **_AT),
     "doppler": lambda b: doppler(lr=0.3, filter="f5", batch_size=b, **_AT),
     "doppler adam": lambda b: doppler(base="adam", bias_corrected=True, eps=0.01, batch_size=b, **_ADAM),
