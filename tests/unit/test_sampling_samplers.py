@@ -18,7 +18,17 @@ from scipy import stats
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.sampling import FixedBatches, FixedOrderSampler, FixedSizeSampler, PoissonSampler, Sampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedBatches,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    shard,
+)
 from dpcore.spec.stream import Stream
 
 KEY = bytes(range(32))
@@ -27,6 +37,9 @@ SAMPLERS: list[Sampler] = [
     FixedSizeSampler(dataset_size=103, batch_size=10),
     FixedOrderSampler(dataset_size=103, batch_size=10),
     FixedBatches(np.arange(103)[None, :].repeat(3, axis=0)),
+    TruncatedPoissonSampler(dataset_size=103, batch_size=10, max_batch_size=11),
+    ShuffledSampler(dataset_size=103, batch_size=10),
+    CyclicPoissonSampler(dataset_size=103, batch_size=10, groups=5),
 ]
 KINDS = [type(sampler).__name__ for sampler in SAMPLERS]
 
@@ -63,14 +76,32 @@ class TestContract:
 
     def test_knows_whether_its_accounting_rests_on_one_order(self, sampler: Sampler) -> None:
         # Forked runs must keep an order that the event counts on, and must not keep coins that it calls fresh.
-        assert sampler.keeps_order is (sampler.adjacency is Adjacency.ZERO_OUT)
+        assert sampler.keeps_order is not sampler.describe()["secret"]
 
     def test_no_batch_is_larger_than_the_hard_maximum(self, sampler: Sampler) -> None:
         sizes = [sampler.indices(KEY, step).size for step in range(30)]
         if sampler.max_batch_size is None:
             assert isinstance(sampler, PoissonSampler)
+        elif isinstance(sampler, CyclicPoissonSampler):  # a whole group of 21 is rare at a rate of a half
+            assert max(sizes) <= sampler.max_batch_size
         else:
             assert max(sizes) == sampler.max_batch_size
+
+    def test_shards_of_the_data_set_join_to_the_whole_step(self, sampler: Sampler) -> None:
+        for step in (0, 3, 10):
+            cuts = [0, 1, 40, 40, 99, 103]
+            pieces = [sampler.indices(KEY, step, start=a, stop=b) for a, b in itertools.pairwise(cuts)]
+            assert np.concatenate(pieces).tolist() == sampler.indices(KEY, step).tolist()
+            for piece, (a, b) in zip(pieces, itertools.pairwise(cuts), strict=True):
+                assert np.all((piece >= a) & (piece < b))
+        with pytest.raises(ArgumentError, match="stop=104: must be at most dataset_size=103"):
+            sampler.indices(KEY, 0, stop=104)
+
+    @given(world_size=st.integers(1, 7), step=st.integers(0, 40))
+    def test_the_shares_of_all_processes_join_to_the_batch(self, sampler: Sampler, world_size: int, step: int) -> None:
+        shares = [shard(sampler, rank, world_size).indices(KEY, step) for rank in range(world_size)]
+        assert np.concatenate(shares).tolist() == sampler.indices(KEY, step).tolist()
+        assert max(share.size for share in shares) - min(share.size for share in shares) <= 1
 
     def test_settings_cannot_be_changed(self, sampler: Sampler) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -146,6 +177,18 @@ def test_shards_join_to_the_whole_step() -> None:
         sampler.indices(KEY, 4, start=0, stop=10_001)
 
 
+def test_a_shard_is_one_of_them_and_nothing_that_is_accounted() -> None:
+    sampler = PoissonSampler(dataset_size=10, batch_size=3)
+    assert not hasattr(shard(sampler, 0, 2), "event")
+    assert shard(sampler, 0, 2).units(KEY, 0) is None
+    with pytest.raises(ArgumentError, match="rank=2: must be less than world_size=2"):
+        shard(sampler, 2, 2)
+    with pytest.raises(ArgumentError, match="world_size=0"):
+        shard(sampler, 0, 0)
+    with pytest.raises(ArgumentTypeError, match="must be a sampler of dpcore"):
+        shard(shard(sampler, 0, 2), 0, 2)
+
+
 def test_keys_and_steps_change_the_draw() -> None:
     sampler = PoissonSampler(dataset_size=1000, batch_size=100)
     assert sampler.indices(KEY, 0).tolist() != sampler.indices(KEY, 1).tolist()
@@ -210,7 +253,7 @@ def test_fixed_size_event_is_relative_to_twice_the_clip_norm() -> None:
     assert full.indices(KEY, 0).tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("kind", [FixedSizeSampler, FixedOrderSampler])
+@pytest.mark.parametrize("kind", [FixedSizeSampler, FixedOrderSampler, ShuffledSampler])
 def test_fixed_sizes_refuse(kind: type) -> None:
     with pytest.raises(ArgumentError, match="batch_size=11: must be at most dataset_size=10"):
         kind(dataset_size=10, batch_size=11)

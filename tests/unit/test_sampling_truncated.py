@@ -1,0 +1,123 @@
+"""Truncated Poisson sampling: the law of its batches, by enumeration, and what is accounted for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
+from dpcore.accounting.phases import truncated_components
+from dpcore.errors import ArgumentError
+from dpcore.sampling import PoissonSampler, TruncatedPoissonSampler
+from dpcore.sampling.truncated_poisson import smallest_maximum
+
+KEY = bytes(range(32))
+Batch = tuple[int, ...]
+
+
+def law(n: int, q: float, most: int) -> dict[Batch, float]:
+    """The probability of every batch: all coins, and all subsets of those that land."""
+    result: dict[Batch, float] = defaultdict(float)
+    for size in range(n + 1):
+        for landed in itertools.combinations(range(n), size):
+            chance = q**size * (1 - q) ** (n - size)
+            kept = min(size, most)
+            for batch in itertools.combinations(landed, kept):
+                result[batch] += chance / comb(size, kept)
+    return result
+
+
+def test_batches_have_the_law_of_cut_coins() -> None:
+    sampler = TruncatedPoissonSampler(dataset_size=5, sample_rate=0.5, max_batch_size=3)
+    counts = Counter(tuple(sampler.indices(KEY, step).tolist()) for step in range(4000))
+    expected = law(5, sampler.sample_rate, 3)
+    assert set(counts) <= set(expected)
+    assert stats.chisquare([counts[b] for b in expected], [4000 * p for p in expected.values()]).pvalue > 1e-4
+    # Another maximum's law is told apart: the test has power.
+    batches = sorted(b for b in law(5, 0.5, 4) if len(b) < 4)
+    other = np.array([law(5, 0.5, 4)[b] for b in batches])
+    assert stats.chisquare([counts[b] for b in batches], 4000 * other / other.sum()).pvalue < 1e-4
+
+
+@pytest.mark.parametrize(("n", "q", "most"), [(5, 0.5, 3), (6, 0.3, 2), (4, 0.2, 1), (5, 0.9, 4), (4, 0.6, 4)])
+def test_given_the_others_an_example_is_in_with_the_probability_that_is_accounted(n: int, q: float, most: int) -> None:
+    """The derivation of `dpcore.accounting.phases`, step by step, from the law of all batches."""
+    chances = law(n, q, most)
+    rate, weight = {}, defaultdict(float)
+    for size in range(n):
+        for others in itertools.combinations(range(1, n), size):
+            out, inside = chances.get(others, 0.0), chances.get((0, *others), 0.0)
+            weight[size] += out + inside
+            if out + inside > 0:
+                # Which others there are tells no more than how many.
+                assert rate.setdefault(size, inside / (out + inside)) == pytest.approx(inside / (out + inside))
+    mixture: dict[float, float] = defaultdict(float)
+    for size, chance in rate.items():
+        mixture[round(chance, 9)] += weight[size]
+    event = TruncatedPoissonSampledGaussian(n, q, most, 1.5, 1)
+    accounted = {round(r, 9): w for w, r, sigma in truncated_components(event) if sigma == 1.5}
+    assert len(accounted) == len(truncated_components(event))
+    assert accounted == pytest.approx({r: w for r, w in mixture.items() if r > 0})
+
+
+def test_without_overflow_the_batches_are_those_of_poisson_sampling() -> None:
+    plain = PoissonSampler(dataset_size=500, batch_size=20)
+    cut = TruncatedPoissonSampler(dataset_size=500, batch_size=20)
+    assert (cut.sample_rate, cut.batch_size, cut.steps_per_epoch) == (plain.sample_rate, 20.0, plain.steps_per_epoch)
+    for step in range(50):
+        assert cut.indices(KEY, step).tolist() == plain.indices(KEY, step).tolist()
+    small = TruncatedPoissonSampler(dataset_size=500, batch_size=20, max_batch_size=21)
+    for step in range(50):
+        whole, part = plain.indices(KEY, step), small.indices(KEY, step)
+        assert part.size == min(whole.size, 21)
+        assert set(part.tolist()) <= set(whole.tolist())
+
+
+def test_a_cut_batch_leaves_everybody_the_same_chance() -> None:
+    """Not the first ones that landed, which would favor those early in the data set."""
+    sampler = TruncatedPoissonSampler(dataset_size=60, sample_rate=0.5, max_batch_size=30)
+    taken = np.zeros(60)
+    for step in range(1500):
+        taken[sampler.indices(KEY, step)] += 1
+    chance = np.minimum(np.arange(61), 30) @ stats.binom(60, 0.5).pmf(np.arange(61)) / 60
+    z = (taken - 1500 * chance) / np.sqrt(1500 * chance * (1 - chance))
+    assert stats.chi2(60).sf(float(z @ z)) > 1e-4
+
+
+@given(st.integers(1, 10**7), st.floats(1e-4, 1))
+def test_the_default_maximum_is_the_smallest_that_seldom_overflows(n: int, q: float) -> None:
+    most = smallest_maximum(n, q)
+    assert stats.binom.sf(most, n, q) < 1e-6
+    assert most == 1 or stats.binom.sf(most - 1, n, q) >= 1e-6 * (1 - 1e-6)
+
+
+def test_event_and_settings() -> None:
+    sampler = TruncatedPoissonSampler(dataset_size=60_000, batch_size=256)
+    assert sampler.max_batch_size == 335
+    event = sampler.event(1.1, 500)
+    assert event == TruncatedPoissonSampledGaussian(60_000, sampler.sample_rate, 335, 1.1, 500, Adjacency.ZERO_OUT)
+    again = TruncatedPoissonSampler(
+        dataset_size=60_000, batch_size=256, sample_rate=sampler.sample_rate, max_batch_size=335
+    )  # fmt: skip
+    assert again == sampler
+    everyone = TruncatedPoissonSampler(dataset_size=7, batch_size=7)
+    assert (everyone.max_batch_size, everyone.indices(KEY, 3).tolist()) == (7, list(range(7)))
+    assert TruncatedPoissonSampler(dataset_size=9, batch_size=9, max_batch_size=9).max_batch_size == 9
+
+
+def test_refuses() -> None:
+    with pytest.raises(ArgumentError, match="max_batch_size=19: must be at least the expected batch size 20"):
+        TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=19)
+    with pytest.raises(ArgumentError, match=r"max_batch_size=101: .* at most dataset_size=100"):
+        TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=101)
+    with pytest.raises(ArgumentError, match="max_batch_size=0"):
+        TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=0)
+    with pytest.raises(ArgumentError, match=r"give batch_size .* or sample_rate"):
+        TruncatedPoissonSampler(dataset_size=10)
