@@ -13,6 +13,7 @@ import typer
 
 from dpcore.cli.calibrate import calibrate
 from dpcore.cli.compare import compare
+from dpcore.cli.delta import delta
 from dpcore.cli.demo import demo
 from dpcore.cli.epsilon import epsilon
 from dpcore.cli.inspect import inspect
@@ -34,6 +35,7 @@ for _command, _example in (
     (train, "dpcore train --data digits --model mlp --method disk --epsilon 3 --delta 1e-5 --epochs 10"),
     (compare, "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
     (epsilon, "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
+    (delta, "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
     (calibrate, "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
     (demo, "dpcore demo --out demo"),
 ):

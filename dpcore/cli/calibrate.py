@@ -1,56 +1,191 @@
-"""``dpcore calibrate``: what noise a target needs."""
+"""``dpcore calibrate``: the one setting of a plan that is not known yet."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from dpcore import accounting
-from dpcore.cli import options
-from dpcore.cli.epsilon import chosen_accountant
+from dpcore.accounting import Event
+from dpcore.cli import answer, options
+from dpcore.cli.ledger_left import Spent, spent_of
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.question import ask
-from dpcore.cli.values import real
-from dpcore.report.canonical import plain
-from dpcore.report.text import format_epsilon, format_number
+from dpcore.cli.question import Question, ask
+from dpcore.cli.values import one_of, real
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.report.text import format_epsilon, format_lower, format_number
+
+UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
 
 def calibrate(
-    epsilon: Annotated[float, typer.Option(parser=real, metavar="EPSILON", help="The target, for example 3.")],
-    delta: options.Delta,
+    epsilon: Annotated[
+        float | None, typer.Option(parser=real, metavar="EPSILON", help="The target, for example 3.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(parser=real, metavar="DELTA", help="Well below 1/N; for example 1e-5.")
+    ] = None,
+    noise_multiplier: options.NoiseMultiplier = None,
     sample_rate: options.SampleRate = None,
     dataset_size: options.DatasetSize = None,
     batch_size: options.BatchSize = None,
     steps: options.Steps = None,
     epochs: options.Epochs = None,
     sampling: options.Sampling = "poisson",
+    max_batch_size: options.MaxBatchSize = None,
+    groups: options.Groups = None,
+    solve_for: Annotated[
+        str | None,
+        typer.Option(
+            parser=one_of(UNKNOWNS), metavar="NAME", help=f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out."
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What this ledger leaves: the target is for its runs and this one together."),
+    ] = None,
     accountant: options.Accountant = None,
     as_json: options.Json = False,
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
-    """Say what noise multiplier meets a target epsilon."""
-    question = ask(sampling, sample_rate, dataset_size, batch_size, steps, epochs)
-    name = chosen_accountant(question.make_event(1.0), delta, accountant)
-    multiplier = accounting.calibrate_noise_multiplier(epsilon, delta, question.make_event, name)
-    event = question.make_event(multiplier)
-    reached = accounting.epsilon(event, delta, name)
+    """Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out."""
+    question = ask(
+        sampling=sampling,
+        noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate,
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        steps=steps,
+        epochs=epochs,
+        max_batch_size=max_batch_size,
+        groups=groups,
+    )
+    spent = None if ledger is None else spent_of(ledger)
+    if spent is not None:
+        epsilon, delta = spent.target(epsilon, delta)
+    unknown = _unknown(question, delta, solve_for)
+    if epsilon is None:
+        raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
+    if unknown == "delta":
+        event = _together(spent, question.event())
+        name = answer.tightest_delta(event, epsilon, accountant)
+        value: float = accounting.delta(event, epsilon, name)
+        known, reached, delta = question, epsilon, value
+    else:
+        assert delta is not None
+        value, name = _solve(question, unknown, epsilon, delta, accountant, spent)
+        known = question.with_(unknown.replace("-", "_"), value)
+        event = _together(spent, known.event())
+        reached = accounting.epsilon(event, delta, name)
+    remark = answer.remark_on_delta(delta, question, event) if 0 < delta < 1 else None
     if as_json:
         write_json(
             {
-                "noise_multiplier": multiplier,
+                unknown.replace("-", "_"): value,
+                "unknown": unknown,
                 "epsilon": reached,
                 "target_epsilon": epsilon,
                 "delta": delta,
                 "accountant": name,
-                "adjacency": str(event.adjacency),
-                "event": plain(event.to_dict()),
+                **answer.described(event),
+                **({} if spent is None else {"ledger": spent.to_dict()}),
+                **({} if remark is None else {"remark": remark}),
             }
         )
         return
-    write_line(f"noise multiplier = {rounded_up(multiplier)}")
-    write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {format_number(delta)}")
-    write_line(f"{name} accountant, {event.adjacency} adjacency, {question.words}")
+    write_line(f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}")
+    write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {_delta(unknown, delta)}")
+    noise = "" if unknown == "noise-multiplier" else f", noise multiplier {known.noise_multiplier:g}"
+    write_line(f"{name} accountant, {event.adjacency} adjacency, {known.words}{noise}")
+    if spent is not None:
+        write_line(spent.words)
+
+
+def _unknown(question: Question, delta: float | None, asked: str | None) -> str:
+    """Return the one thing that was left out; with --solve-for, see that it was, and nothing else."""
+    open_ = []
+    if question.noise_multiplier is None:
+        open_.append("noise-multiplier")
+    if question.steps is None and question.epochs is None:
+        open_.append("steps")
+    rateless = question.sampling == "full-batch" or (
+        question.sampling in ("fixed-order", "shuffled") and question.dataset_size is None
+    )
+    if question.sample_rate is None and question.batch_size is None and not rateless:
+        open_.append("sample-rate" if question.dataset_size is None else "batch-size")
+    if delta is None:
+        open_.append("delta")
+    if asked in ("sample-rate", "batch-size") and asked not in open_:
+        rival = "batch-size" if asked == "sample-rate" else "sample-rate"
+        if rival in open_ and asked == "batch-size":
+            raise ArgumentError("dataset_size: give --dataset-size, or solve for the sample-rate")
+        if rival in open_ and question.sampling == "poisson":
+            open_[open_.index(rival)] = asked
+    if asked is not None and asked not in open_:
+        raise ArgumentError(f"solve_for={asked!r}: was given as an option already; leave that option out")
+    if len(open_) != 1:
+        names = ", ".join(UNKNOWNS)
+        found = f"these are: {', '.join(open_)}" if open_ else "none is"
+        raise ArgumentError(f"solve_for: exactly one of {names} must be left out, and {found}")
+    if open_ == ["sample-rate"] and question.sampling not in ("poisson", "truncated-poisson"):
+        raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
+    if open_ == ["sample-rate"] and question.epochs is not None and question.dataset_size is None:
+        raise ArgumentError("epochs: give --steps to look for a sample rate; an epoch has 1/rate steps")
+    return open_[0]
+
+
+def _solve(
+    question: Question, unknown: str, epsilon: float, delta: float, accountant: str | None, spent: Spent | None
+) -> tuple[float, str]:
+    """Return the value and the accountant that allows most: each epsilon is an upper bound."""
+    before = None if spent is None else spent.event
+    name = unknown.replace("-", "_")
+    probe = {"noise_multiplier": 1.0, "steps": 1, "sample_rate": 0.01, "batch_size": 1}[name]
+
+    def make_event(value: Any) -> Event:
+        return question.with_(name, value).event()
+
+    names = [accountant] if accountant else accounting.accountants_for(_together(spent, make_event(probe)))
+    found: list[tuple[float, str]] = []
+    refusals: list[Exception] = []
+    for candidate in names or ["rdp"]:
+        try:
+            if unknown == "noise-multiplier":
+                value: float = accounting.calibrate_noise_multiplier(
+                    epsilon, delta, make_event, candidate, spent=before
+                )
+            elif unknown == "steps":
+                value = accounting.calibrate_steps(epsilon, delta, make_event, candidate, spent=before)
+            elif unknown == "sample-rate":
+                value = accounting.calibrate_sample_rate(epsilon, delta, make_event, candidate, spent=before)
+            else:
+                size = question.dataset_size or 1
+                value = accounting.calibrate_batch_size(epsilon, delta, make_event, size, candidate, spent=before)
+            found.append((value, candidate))
+        except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    return min(found) if unknown == "noise-multiplier" else max(found)
+
+
+def _together(spent: Spent | None, event: Event) -> Event:
+    return event if spent is None else accounting.Composed((*spent.event.events, event))
+
+
+def _safe(unknown: str, value: float) -> str:
+    """Return the value so rounded that typing it in again keeps the target."""
+    if unknown in ("steps", "batch-size"):
+        return f"{int(value)}"
+    if unknown == "sample-rate":
+        return format_lower(value, digits=6)
+    return rounded_up(value)
+
+
+def _delta(unknown: str, delta: float) -> str:
+    return rounded_up(delta) if unknown == "delta" else format_number(delta)
 
 
 def rounded_up(multiplier: float) -> str:

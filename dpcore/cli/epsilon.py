@@ -7,11 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from dpcore import accounting
-from dpcore.cli import options
+from dpcore.cli import answer, options
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.question import ask
 from dpcore.cli.values import real, reals
-from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.report.canonical import plain
 from dpcore.report.text import format_epsilon, format_number
 
@@ -30,26 +29,44 @@ def epsilon(
     steps: options.Steps = None,
     epochs: options.Epochs = None,
     sampling: options.Sampling = "poisson",
+    max_batch_size: options.MaxBatchSize = None,
+    groups: options.Groups = None,
     accountant: options.Accountant = None,
     orders: Annotated[
         Any, typer.Option(parser=reals, metavar="A,B,...", help="Orders of the rdp accountant, instead of its own.")
     ] = None,
+    show_all: options.AllAccountants = False,
     as_json: options.Json = False,
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Say what epsilon a noise multiplier gives."""
-    question = ask(sampling, sample_rate, dataset_size, batch_size, steps, epochs)
-    event = question.make_event(noise_multiplier)
-    name = chosen_accountant(event, delta, accountant)
+    question = ask(
+        sampling=sampling,
+        noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate,
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        steps=steps,
+        epochs=epochs,
+        max_batch_size=max_batch_size,
+        groups=groups,
+    )
+    event = question.event()
+    name = answer.chosen_accountant(event, delta, "rdp" if orders is not None and accountant is None else accountant)
     value = accounting.epsilon(event, delta, name, orders=orders)
+    interval = accounting.epsilon_interval(event, delta) if name == "pld" else None
+    table = answer.every_epsilon(event, delta) if show_all or as_json else {}
+    remark = answer.remark_on_delta(delta, question, event)
     if as_json:
         write_json(
             {
                 "epsilon": plain(value),
                 "delta": delta,
                 "accountant": name,
-                "adjacency": str(event.adjacency),
-                "event": plain(event.to_dict()),
+                **({} if interval is None else {"interval": plain([interval.lower, interval.upper])}),
+                "accountants": plain(table),
+                **answer.described(event),
+                **({} if remark is None else {"remark": remark}),
             }
         )
         return
@@ -58,22 +75,8 @@ def epsilon(
         f"{name} accountant, {event.adjacency} adjacency, {question.words}, noise multiplier {noise_multiplier:g}"
     )
     if value == float("inf"):
-        write_line("Infinite: there is no guarantee at all.")
-
-
-def chosen_accountant(event: accounting.Event, delta: float, asked: str | None) -> str:
-    """Return the accountant asked for, or the one with the smallest epsilon: each gives an upper bound.
-
-    Raises
-    ------
-    ArgumentError, PrivacyError
-        Where the accountant does not exist yet, or none covers the event.
-    """
-    if asked == "pld" and asked not in accounting.available_accountants():
-        raise ArgumentError("accountant='pld': has not landed in this version; use --accountant rdp")
-    if asked is not None:
-        return asked
-    names = accounting.accountants_for(event)
-    if not names:
-        raise PrivacyError(f"event={type(event).__name__}: no accountant of this version covers it")
-    return min(names, key=lambda name: accounting.epsilon(event, delta, name))
+        write_line(answer.INFINITE)
+    if interval is not None:
+        answer.write_certified(interval.lower, interval.upper, "epsilon")
+    if show_all:
+        answer.write_table(table)

@@ -18,22 +18,9 @@ inspect = typer.Typer(
     rich_markup_mode="rich",
 )
 
-_FORMATS = (".png", ".pdf", ".svg")
-
-
-def picture(value: Any) -> Path:
-    """Return the path of a picture that can be written, checked before anything is computed."""
-    path = Path(value)
-    if path.suffix.lower() not in _FORMATS or path.is_dir():
-        raise typer.BadParameter(f"{str(value)!r} must be a file that ends in {', '.join(_FORMATS)}")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"{str(value)!r}: there is no folder {path.parent}")
-    return path
-
-
 _Picture = Annotated[
     Path | None,
-    typer.Option("--out", parser=picture, metavar="FILE.png", help="Draw a picture there (.png, .pdf, .svg)."),
+    typer.Option("--out", parser=options.picture, metavar="FILE.png", help="Draw a picture there (.png, .pdf, .svg)."),
 ]
 
 

@@ -1,91 +1,198 @@
-"""From the options of ``epsilon`` and ``calibrate`` to an event, built by the samplers that ``train`` uses."""
+"""From the options of the accounting commands to an event, built by the samplers that a run uses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dpcore.accounting import Adjacency, Event, Gaussian, PoissonSampledGaussian
+from dpcore.accounting import Adjacency, CyclicPoissonSampledGaussian, Event, Gaussian, PoissonSampledGaussian
 from dpcore.errors import ArgumentError
-from dpcore.sampling import FixedOrderSampler, PoissonSampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is released, but for the noise multiplier.
+    """A plan as the options give it; fields that are None were left out.
 
     Parameters
     ----------
-    make_event : callable
-        noise multiplier -> event.
-    words : str
-        The same for a person.
+    sampling : str
+        One of `dpcore.cli.options.ACCOUNTED`.
+    noise_multiplier, sample_rate, dataset_size, batch_size, steps, epochs, max_batch_size, groups
+        As the options of these names.
     """
 
-    make_event: Callable[[float], Event]
-    words: str
+    sampling: str = "poisson"
+    noise_multiplier: float | None = None
+    sample_rate: float | None = None
+    dataset_size: int | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    max_batch_size: int | None = None
+    groups: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise ArgumentError("steps, epochs: give one of --steps and --epochs, not both")
+        if self.epochs is not None and self.epochs <= 0:
+            raise ArgumentError(f"epochs={self.epochs!r}: must be greater than 0")
+        if self.sample_rate is not None:
+            if self.batch_size is not None:
+                raise ArgumentError(
+                    "sample_rate: give either --sample-rate, or --dataset-size with --batch-size, not both"
+                )
+            if not 0 < self.sample_rate <= 1:
+                raise ArgumentError(f"sample_rate={self.sample_rate!r}: must be greater than 0 and at most 1")
+            if self.sampling in ("fixed-order", "shuffled"):
+                raise ArgumentError(
+                    f"sample_rate: {_A_NAME[self.sampling]} has none; give --epochs, or --dataset-size with "
+                    "--batch-size"
+                )
+            if self.sampling in ("fixed-size", "full-batch"):
+                raise ArgumentError(f"sample_rate: is not for --sampling {self.sampling}; {_SIZES[self.sampling]}")
+        for name, kind in {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}.items():
+            if getattr(self, name) is not None and self.sampling != kind:
+                option = name.replace("_", "-")
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: --{option} is only for --sampling {kind}")
+
+    def with_(self, name: str, value: Any) -> Question:
+        """Return the question with one setting more."""
+        return replace(self, **{name: value})
+
+    def event(self) -> Event:
+        """Return what is released.
+
+        Raises
+        ------
+        ArgumentError
+            Where options are missing or contradict each other; the message says which to give.
+        """
+        if self.noise_multiplier is None:
+            raise ArgumentError("noise_multiplier: give --noise-multiplier")
+        if self.steps is None and self.epochs is None:
+            raise ArgumentError("steps, epochs: give one of --steps and --epochs")
+        sampler = self._sampler()
+        if sampler is not None:
+            return sampler.event(self.noise_multiplier, self._steps(sampler.steps_per_epoch))
+        return self._without_sizes(self.noise_multiplier)
+
+    @property
+    def words(self) -> str:
+        """The same for a person."""
+        sampler = self._sampler()
+        epoch = None if sampler is None else sampler.steps_per_epoch
+        if self.sampling in ("fixed-order", "shuffled") and epoch is None:
+            return f"{_WORDS[self.sampling]}, {math.ceil(self.epochs or 0):,} epochs"
+        total = self._steps(self._epoch_of_rate() if epoch is None else epoch)
+        if self.sampling in ("fixed-order", "shuffled"):
+            used = getattr(sampler, "participations", int)(total)
+            return f"{_WORDS[self.sampling]}, each example in {used:,} of {total:,} steps"
+        rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
+        said = _WORDS[self.sampling] if rate is None else f"{_WORDS[self.sampling]} at rate {rate:.6g}"
+        if self.sampling == "truncated-poisson":
+            said += f" cut off at {getattr(sampler, 'max_batch_size', None):,} examples"
+        if self.sampling == "fixed-size":
+            said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
+        if self.groups is not None:
+            said += f" in {self.groups:,} groups"
+        return f"{said}, {total:,} steps"
+
+    def steps_in_all(self) -> int:
+        """Return the number of steps."""
+        sampler = self._sampler()
+        return self._steps(self._epoch_of_rate() if sampler is None else sampler.steps_per_epoch)
+
+    def _sampler(self) -> Sampler | None:
+        """The sampler of the sizes; None where rates or epochs are given without them."""
+        size, batch = self.dataset_size, self.batch_size
+        given = size is not None and batch is not None
+        if self.sampling == "poisson":
+            if self.sample_rate is not None:
+                return None if size is None else PoissonSampler(dataset_size=size, sample_rate=self.sample_rate)
+            size, batch = self._sizes()
+            return PoissonSampler(dataset_size=size, batch_size=batch)
+        if self.sampling == "truncated-poisson":
+            if size is None or (batch is None and self.sample_rate is None):
+                raise ArgumentError(f"dataset_size: {_SIZES[self.sampling]}")
+            return TruncatedPoissonSampler(
+                dataset_size=size, batch_size=batch, sample_rate=self.sample_rate, max_batch_size=self.max_batch_size
+            )
+        if self.sampling == "fixed-size":
+            size, batch = self._sizes()
+            return FixedSizeSampler(dataset_size=size, batch_size=batch)
+        if self.sampling == "cyclic-poisson":
+            if self.groups is None:
+                raise ArgumentError("groups: give --groups, the number of groups that take turns")
+            if self.sample_rate is not None:
+                return None
+            size, batch = self._sizes()
+            return CyclicPoissonSampler(dataset_size=size, batch_size=batch, groups=self.groups)
+        if self.sampling in ("fixed-order", "shuffled") and given:
+            kind = FixedOrderSampler if self.sampling == "fixed-order" else ShuffledSampler
+            assert size is not None
+            assert batch is not None
+            return kind(dataset_size=size, batch_size=batch)
+        return None
+
+    def _without_sizes(self, multiplier: float) -> Event:
+        if self.sampling == "poisson":
+            assert self.sample_rate is not None
+            # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
+            return PoissonSampledGaussian(self.sample_rate, multiplier, self._steps(self._epoch_of_rate()))
+        if self.sampling == "cyclic-poisson":
+            assert self.sample_rate is not None
+            assert self.groups is not None
+            steps = self._steps(self._epoch_of_rate())
+            return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, multiplier, 1.0, steps)
+        if self.sampling == "full-batch":
+            return Gaussian(multiplier, self._steps(1), Adjacency.ZERO_OUT)
+        if self.epochs is None:
+            name = _A_NAME[self.sampling]
+            raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
+        return Gaussian(multiplier, math.ceil(self.epochs), Adjacency.ZERO_OUT)
+
+    def _sizes(self) -> tuple[int, int]:
+        if self.dataset_size is None or self.batch_size is None:
+            raise ArgumentError(f"sample_rate: {_SIZES[self.sampling]}")
+        return self.dataset_size, self.batch_size
+
+    def _steps(self, steps_per_epoch: int) -> int:
+        """The steps as given, or those of so many epochs, a last part of an epoch rounded up."""
+        return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * steps_per_epoch)
+
+    def _epoch_of_rate(self) -> int:
+        return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
 
 
-def ask(
-    sampling: str,
-    sample_rate: float | None,
-    dataset_size: int | None,
-    batch_size: int | None,
-    steps: int | None,
-    epochs: float | None,
-) -> Question:
-    """Return the question that the options put.
-
-    Raises
-    ------
-    ArgumentError
-        Where options are missing or contradict each other; the message says which to give.
-    """
-    if (steps is None) == (epochs is None):
-        both = ", not both" if steps is not None else ""
-        raise ArgumentError(f"steps, epochs: give one of --steps and --epochs{both}")
-    if epochs is not None and epochs <= 0:
-        raise ArgumentError(f"epochs={epochs!r}: must be greater than 0")
-    if sampling == "fixed-order":
-        return _fixed_order(sample_rate, dataset_size, batch_size, steps, epochs)
-    if sample_rate is not None:
-        if dataset_size is not None or batch_size is not None:
-            raise ArgumentError("sample_rate: give either --sample-rate, or --dataset-size with --batch-size, not both")
-        if not 0 < sample_rate <= 1:
-            raise ArgumentError(f"sample_rate={sample_rate!r}: must be greater than 0 and at most 1")
-        # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
-        total = planned_steps(steps, epochs, math.ceil(round(1 / sample_rate, 9)))
-        return Question(
-            lambda multiplier: PoissonSampledGaussian(sample_rate, multiplier, total),
-            f"Poisson sampling at rate {sample_rate:.6g}, {total:,} steps",
-        )
-    if dataset_size is None or batch_size is None:
-        raise ArgumentError("sample_rate: give --sample-rate, or --dataset-size with --batch-size")
-    poisson = PoissonSampler(dataset_size=dataset_size, batch_size=batch_size)
-    total = planned_steps(steps, epochs, poisson.steps_per_epoch)
-    words = f"Poisson sampling at rate {poisson.sample_rate:.6g}, {total:,} steps"
-    return Question(lambda multiplier: poisson.event(multiplier, total), words)
+_A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
+_WORDS = {
+    "poisson": "Poisson sampling",
+    "truncated-poisson": "Poisson sampling",
+    "fixed-size": "uniform subsets",
+    "fixed-order": "a fixed order of batches",
+    "shuffled": "a fresh order every epoch (no amplification)",
+    "cyclic-poisson": "cyclic Poisson sampling",
+    "full-batch": "the full batch",
+}
+_SIZES = {
+    "poisson": "give --sample-rate, or --dataset-size with --batch-size",
+    "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",
+    "fixed-size": "give --dataset-size and --batch-size",
+    "cyclic-poisson": "give --sample-rate, or --dataset-size with --batch-size",
+    "full-batch": "give --steps",
+}
 
 
-def planned_steps(steps: int | None, epochs: float | None, steps_per_epoch: int) -> int:
-    """Return the number of steps: as given, or that of so many epochs, a last part of an epoch rounded up."""
-    return steps if steps is not None else math.ceil((epochs or 0) * steps_per_epoch)
-
-
-def _fixed_order(
-    sample_rate: float | None, dataset_size: int | None, batch_size: int | None, steps: int | None, epochs: float | None
-) -> Question:
-    """The same order every epoch: one example takes part once in each, so its steps are one Gaussian mechanism."""
-    if sample_rate is not None:
-        raise ArgumentError("sample_rate: a fixed order has none; give --epochs, or --dataset-size with --batch-size")
-    if dataset_size is not None and batch_size is not None:
-        order = FixedOrderSampler(dataset_size=dataset_size, batch_size=batch_size)
-        total = planned_steps(steps, epochs, order.steps_per_epoch)
-        words = f"a fixed order of batches, each example in {order.participations(total):,} of {total:,} steps"
-        return Question(lambda multiplier: order.event(multiplier, total), words)
-    if epochs is None:
-        raise ArgumentError("steps: for a fixed order give --epochs instead, or add --dataset-size and --batch-size")
-    taken = math.ceil(epochs)
-    words = f"a fixed order of batches, {taken:,} epochs"
-    return Question(lambda multiplier: Gaussian(multiplier, taken, Adjacency.ZERO_OUT), words)
+def ask(**given: Any) -> Question:
+    """Return the question that the options put; raises ArgumentError where they contradict each other."""
+    return Question(**given)
