@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    UserSampler,
+)
 
-KINDS = {"poisson": PoissonSampler, "fixed_size": FixedSizeSampler, "fixed_order": FixedOrderSampler}
+
+def users(*, users: int, batch_size: float, examples: int, max_examples_per_user: int) -> UserSampler:
+    """A user for each of the first examples, and the others spread unevenly."""
+    owners = [i * i % users if i >= users else i for i in range(examples)]
+    return UserSampler(PoissonSampler(dataset_size=users, batch_size=batch_size), owners, max_examples_per_user)
+
+
+KINDS: dict[str, Callable[..., Sampler]] = {
+    "poisson": PoissonSampler,
+    "fixed_size": FixedSizeSampler,
+    "fixed_order": FixedOrderSampler,
+    "truncated_poisson": TruncatedPoissonSampler,
+    "shuffled": ShuffledSampler,
+    "cyclic_poisson": CyclicPoissonSampler,
+    "users poisson": users,
+}
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sampling.json").read_text())
 
 
