@@ -1,0 +1,30 @@
+"""The privacy ledger: what has been released about one data set, written down before it is released.
+
+A ledger is one SQLite file for one data set. Every run on that data set reserves its rows (optimizer steps) there
+before they may leave the process, so that a crash can over-count and never under-count; all runs together are held
+below one budget, also when the settings of later runs were chosen after looking at earlier ones.
+
+>>> from dpcore.ledger import Ledger
+>>> import tempfile, pathlib
+>>> ledger = Ledger.create(pathlib.Path(tempfile.mkdtemp()) / "patients.ledger", budget=(3.0, 1e-5))
+>>> ledger.total().filter
+0.0
+"""
+
+from __future__ import annotations
+
+from dpcore.ledger.ledger import Ledger
+from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification
+from dpcore.ledger.run import LedgerRun
+from dpcore.ledger.salvage import salvage
+
+__all__ = [
+    "Ledger",
+    "LedgerRun",
+    "Remaining",
+    "Resumption",
+    "RunRecord",
+    "Total",
+    "Verification",
+    "salvage",
+]

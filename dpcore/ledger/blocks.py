@@ -1,0 +1,60 @@
+"""How many rows to reserve at once: few enough to lose, many enough that writing costs next to nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+LARGEST = 256
+
+# Writes take at most this share of the time between two reservations, as far as the largest block allows.
+SHARE = 0.01
+
+# A block may be so many times the one before: the first ones are small, since nothing has been measured.
+_GROWTH = 4
+
+
+class Blocks:
+    """Measures what rows and durable writes take, and says how long the next block is.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last: tuple[float, int] | None = None
+        self._size = 0
+        self._writing = 0.0
+        self._between = 0.0
+
+    def next_size(self, row: int) -> int:
+        """Return the size of the block that begins at `row`."""
+        if self._last is None:
+            self._size = 1
+            return 1
+        since, before = self._last
+        rows = max(1, row - before)
+        # Writes of settings fall between the rows; what is left is what the rows took.
+        pace = max((self._clock() - since - self._between) / rows, 1e-9)
+        wanted = math.ceil(self._writing / SHARE / pace)
+        self._size = max(1, min(LARGEST, _GROWTH * self._size, wanted))
+        return self._size
+
+    def wrote(self, row: int, seconds: float) -> None:
+        """Note that a block was written at `row`, and how long that took."""
+        self._last = self._clock(), row
+        self._writing, self._between = seconds, 0.0
+
+    def wrote_more(self, seconds: float) -> None:
+        """Note another durable write of the same block: of settings."""
+        self._writing += seconds
+        self._between += seconds
+
+    @property
+    def now(self) -> float:
+        """The clock's time in seconds."""
+        return self._clock()

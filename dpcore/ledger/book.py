@@ -1,0 +1,169 @@
+"""A ledger's file and what its entries add up to, kept in step: read, and written one transaction at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpcore.errors import DataError, PrivacyError
+from dpcore.ledger import checks
+from dpcore.ledger.entries import START, Entry, seal, write
+from dpcore.ledger.owner import this_process
+from dpcore.ledger.state import Branch, Run, State
+from dpcore.ledger.storage import Storage
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+class Book:
+    """A ledger's file with its state.
+
+    Parameters
+    ----------
+    storage : Storage
+        Checked to be a ledger.
+
+    Attributes
+    ----------
+    storage : Storage
+    state : State
+        As of the last time that the file was read or written here.
+    seal : str
+        Of the last entry then.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.state, self.seal = State(), START
+        self._process, self._lock = os.getpid(), threading.RLock()
+        with self.reading():
+            pass
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self.storage.path
+
+    @property
+    def ledger_id(self) -> str:
+        """The ledger's."""
+        return str(self.state.header["ledger"])
+
+    def known(self, run_id: str, branch_id: str) -> tuple[Run, Branch]:
+        """Return a run and one of its branches, or say why there is none."""
+        run = self.state.runs.get(run_id)
+        if run is None or branch_id not in run.branches:
+            what = f"run {run_id!r}" if run is None else f"branch {branch_id!r} of run {run_id}"
+            other = not str(run_id).startswith(f"{self.ledger_id[:8]}-")
+            why = "it is of another ledger" if other else "an older copy of the ledger was put back"
+            raise DataError(
+                f"ledger {self.path}: has no {what}: {why}. What it released is not known here, so it can neither be "
+                "continued nor forked: begin a new run, which is charged from its first row"
+            )
+        return run, run.branches[branch_id]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Bring the state up to date, and let no other thread change it."""
+        with self._alone(), self.storage.connection() as connection:
+            self._catch_up(connection)
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[Draft]:
+        """Bring the state up to date in a transaction that no other process enters; durable on return."""
+        if self.storage.read_only:
+            raise DataError(f"ledger {self.path}: was opened to be read only")
+        with self._alone():
+            draft = None
+            try:
+                with self.storage.writing() as connection:
+                    self._catch_up(connection)
+                    draft = Draft(self, connection)
+                    yield draft
+            except BaseException:
+                if draft is not None and draft.written:  # but not committed: it must not stay in memory either
+                    self.state, self.seal = State(), START
+                    with self.storage.connection() as connection:
+                        self._catch_up(connection)
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if os.getpid() != self._process:  # a fork: the parent's threads are gone, and so must be their lock
+            self._process, self._lock = os.getpid(), threading.RLock()
+        with self._lock:
+            yield
+
+    def _catch_up(self, connection: sqlite3.Connection) -> None:
+        """Read what other processes have written, and check that what was read before is still there."""
+        known = self.state.entries
+        for entry in self.storage.entries(connection, max(0, known - 1)):
+            if entry.number == known - 1:
+                if entry.seal != self.seal:
+                    raise self.storage.damaged(f"entry {entry.number} was exchanged while the ledger was open")
+                known = -1
+                continue
+            problem = checks.follow(self.state, self.seal, entry)
+            if problem:
+                raise self.storage.damaged(problem)
+            self.seal = entry.seal
+        if known > 0 or not self.state.entries:
+            raise self.storage.damaged("entries are missing that were there before" if known > 0 else "it has no entry")
+
+
+class Draft:
+    """What is being written in one transaction."""
+
+    def __init__(self, book: Book, connection: sqlite3.Connection) -> None:
+        self._book, self._connection = book, connection
+        self.written = False
+
+    def append(self, kind: str, **content: Any) -> None:
+        """Write an entry, and take it into account."""
+        state = self._book.state
+        self.written = True
+        body = write({"number": state.entries, "kind": kind, "time": now(), **content})
+        entry = Entry(state.entries, body, seal(self._book.seal, body))
+        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?)", entry)
+        state.apply(json.loads(body))
+        self._book.seal = entry.seal
+
+    def owner(self, branch_id: str) -> dict[str, Any] | None:
+        """Return the process that holds a branch; None where none does."""
+        row = self._connection.execute("SELECT owner FROM leases WHERE branch = ?", (branch_id,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def lease(self, branch_id: str) -> str:
+        """Give a branch to this process, and return the token by which it is known again."""
+        token = secrets.token_hex(8)
+        row = (branch_id, token, json.dumps(this_process()))
+        self._connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", row)
+        return token
+
+    def release(self, branch_id: str) -> None:
+        """Note that no process holds the branch any more; who had it may take it back until another does."""
+        self._connection.execute("UPDATE leases SET owner = 'null' WHERE branch = ?", (branch_id,))
+
+    def held(self, run_id: str, branch_id: str, token: str) -> tuple[Run, Branch]:
+        """Return the run and the branch of a handle, which must still be the one that holds it."""
+        row = self._connection.execute("SELECT token, owner FROM leases WHERE branch = ?", (branch_id,)).fetchone()
+        if row is None or row[0] != token:
+            raise PrivacyError(f"run {run_id}: its branch {branch_id} was resumed by another process since; stop here")
+        if row[1] == "null":  # given up, and nobody took it
+            owner = json.dumps(this_process())
+            self._connection.execute("UPDATE leases SET owner = ? WHERE branch = ?", (owner, branch_id))
+        return self._book.known(run_id, branch_id)
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

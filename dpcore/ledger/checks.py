@@ -1,0 +1,192 @@
+"""Checks of a ledger: that entries follow from each other, and that charges follow from events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpcore.accounting import Event
+from dpcore.errors import DataError, DpcoreError, PrivacyError
+from dpcore.ledger.entries import START, Entry, number_in, seal, write
+from dpcore.ledger.privacy_filter import PrivacyFilter, add
+from dpcore.ledger.records import RunRecord, Verification
+from dpcore.ledger.state import Run, State
+from dpcore.ledger.storage import Storage
+
+if TYPE_CHECKING:
+    import sqlite3
+
+# Between machines and versions, figures may differ by rounding.
+_TOLERANCE = 1e-9
+
+
+def follow(state: State, previous: str, entry: Entry) -> str:
+    """Take an entry into account; return what is wrong with it, or an empty string."""
+    if entry.seal != seal(previous, entry.body):
+        return f"entry {entry.number} is not what was written: its seal does not fit"
+    try:
+        state.apply(json.loads(entry.body))
+    except ValueError as cause:
+        return f"entry {entry.number} {cause}"
+    return ""
+
+
+def check_plan(run: Run, event_after: Callable[[int, int], Event]) -> None:
+    """Refuse a plan that is not the one whose events the ledger holds.
+
+    An event says of all rows what noise they had: with another plan's, rows that have left would be recounted.
+
+    Raises
+    ------
+    PrivacyError
+        If the event of the whole run, or of what was reserved last, is another one.
+    """
+    for stored, steps, abandoned in ((run.planned, run.steps, 0), (run.event, *run.at)):
+        if not _same(event_after(steps, abandoned).to_dict(), stored):
+            raise PrivacyError(
+                f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot "
+                "be recounted under this one; begin a new run"
+            )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=_TOLERANCE)
+    return bool(a == b)
+
+
+def record(run: Run) -> RunRecord:
+    """Return what the ledger says about a run."""
+    return RunRecord(
+        run_id=run.run_id,
+        name=run.name,
+        begun=run.begun,
+        adjacency=run.adjacency,
+        steps=run.steps,
+        releases=run.releases,
+        forks=len(run.branches) - 1,
+        event=Event.from_dict(run.event),
+        planned=Event.from_dict(run.planned),
+        charge=run.charge,
+        description=run.description,
+        dataset=run.dataset,
+        marks={name: branch.mark for name, branch in run.branches.items()},
+    )
+
+
+def notes(runs: Sequence[RunRecord], spent: float, limit: float | None) -> tuple[str, ...]:
+    """Return what a reader of the total should know."""
+    found = []
+    prints = {run.dataset for run in runs if run.dataset}
+    if len(prints) > 1:
+        found.append(
+            f"The runs saw data with {len(prints)} different fingerprints; all of them are charged to the same people."
+        )
+    if len({run.adjacency for run in runs} - {None}) > 1:
+        found.append("Add-remove and zero-out runs are mixed: the total holds under zero-out.")
+    if limit is not None and spent > limit:
+        found.append("The budget is exceeded: an older copy of the ledger was put back, or rows left without it.")
+    if math.isinf(spent):
+        found.append("At least one release has no guarantee at all.")
+    return tuple(found)
+
+
+def verify(storage: Storage, connection: sqlite3.Connection, wanted: str | None) -> Verification:
+    """Check everything; see `dpcore.ledger.Ledger.verify`."""
+    import sqlite3
+
+    problems = [
+        f"SQLite finds: {text}" for (text,) in connection.execute("PRAGMA integrity_check").fetchall() if text != "ok"
+    ]
+    state, last = State(), START
+    seen: set[str] = set()
+    recomputed: dict[str, float] = {}
+    try:
+        for entry in storage.entries(connection, 0):
+            problem = follow(state, last, entry)
+            if problem:
+                problems.append(f"{problem}; nothing after it was checked")
+                break
+            last = entry.seal
+            seen.add(last)
+            problems += _check_charge(state, entry, recomputed)
+    except sqlite3.DatabaseError as cause:
+        problems.append(f"entries after number {state.entries - 1} cannot be read ({cause})")
+    if state.entries:
+        problems += _check_budget(state)
+    if wanted is not None and wanted not in seen:
+        problems.append(f"no entry bears the seal {wanted}: the end was cut off, or this is another ledger")
+    return Verification(tuple(problems), state.entries, last)
+
+
+def _check_charge(state: State, entry: Entry, recomputed: dict[str, float]) -> list[str]:
+    content = json.loads(entry.body)
+    if "charge" not in content:
+        return []
+    body = write(content["event"])
+    try:
+        if body not in recomputed:
+            event = Event.from_dict(content["event"])
+            recomputed[body] = _filter(state).charge(event)
+        stored = number_in(content["charge"])
+    except (DpcoreError, ValueError) as cause:
+        return [f"entry {entry.number} holds an event that cannot be charged: {cause}"]
+    if math.isclose(stored, recomputed[body], rel_tol=_TOLERANCE):
+        return []
+    return [f"entry {entry.number} states the charge {stored!r}, and its event costs {recomputed[body]!r}"]
+
+
+def _check_budget(state: State) -> list[str]:
+    budget, limit = state.header["budget"], state.header["limit"]
+    if budget is None:
+        return []
+    problems = []
+    allowed = _filter(state).limit(*budget)
+    if limit is None or not math.isclose(limit, allowed, rel_tol=_TOLERANCE):
+        problems.append(f"the limit {limit!r} is not what the budget allows, {allowed!r}")
+    spent = add(run.charge for run in state.runs.values())
+    if spent > allowed * (1.0 + _TOLERANCE):
+        problems.append(f"the budget is exceeded: {spent!r} is charged of {allowed!r}")
+    return problems
+
+
+def _filter(state: State) -> PrivacyFilter:
+    return PrivacyFilter(state.header["composition"], state.header["order"])
+
+
+def restore(path: Path, exported: Mapping[str, Any]) -> Storage:
+    """Make a ledger file from an export; see `dpcore.ledger.Ledger.restore`."""
+    state, last, entries = State(), START, []
+    try:
+        pairs = list(zip(exported["entries"], exported["seals"], strict=True))
+    except (KeyError, TypeError, ValueError) as cause:
+        raise DataError("exported: must be what `Ledger.export` returned, entries and as many seals") from cause
+    for number, (content, sealed) in enumerate(pairs):
+        entry = Entry(number, write(content), sealed)
+        problem = follow(state, last, entry)
+        if problem:
+            raise DataError(f"exported: {problem}; what cannot be relied on is not restored")
+        last = entry.seal
+        entries.append(entry)
+    if not entries:
+        raise DataError("exported: holds no entry")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.restored")
+    storage = Storage.create(draft, entries[0], secrets.token_bytes(32))
+    try:
+        with storage.writing() as connection:
+            connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries[1:])
+        os.link(draft, path)
+    except FileExistsError as cause:
+        raise DataError(f"ledger {path}: exists already, and a ledger is never overwritten") from cause
+    finally:
+        draft.unlink(missing_ok=True)
+    return Storage(path)

@@ -1,0 +1,29 @@
+"""How a run goes on from a checkpoint: whether its rows may be drawn again, follow, or must be drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpcore.ledger.owner import lives, this_process
+from dpcore.ledger.state import Branch
+
+
+def decide(branch: Branch, row: int, digest: str, owner: Mapping[str, Any] | None, force_fork: bool) -> tuple[str, str]:
+    """Return how a run goes on from row `row` of a branch, and why in one sentence."""
+    if force_fork:
+        return "fork", "A fork was asked for."
+    if owner is not None and owner != this_process() and lives(owner):
+        return "fork", f"Process {owner['pid']} still holds the branch {branch.branch_id}."
+    if row == branch.mark:
+        return "continue", f"No row from {row} on has left."
+    if row > branch.mark:
+        return "continue", (
+            f"The ledger is older than the checkpoint: rows {branch.mark} to {row - 1} are charged now."
+        )
+    rows = f"Rows {row} to {branch.mark - 1} may have left"
+    if not digest:
+        return "fork", f"{rows}, and what shaped them is not known."
+    if branch.digests_between(row, branch.mark) == {digest}:
+        return "replay", f"{rows}, and are made once more, the very same."
+    return "fork", f"{rows}, and something that shapes them has changed since."

@@ -1,0 +1,232 @@
+"""What a ledger answers: immutable, and plain enough for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpcore import accounting, validate
+from dpcore.accounting import Event
+from dpcore.errors import BudgetError
+from dpcore.ledger.entries import number_out
+from dpcore.ledger.privacy_filter import PrivacyFilter
+
+if TYPE_CHECKING:
+    from dpcore.ledger.run import LedgerRun
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How a run goes on from a checkpoint.
+
+    Attributes
+    ----------
+    kind : {"continue", "replay", "fork"}
+        Continue: rows that never left follow, under the same keys. Replay: rows that may have left are made once more,
+        the very same, at no charge. Fork: from this row on under keys of its own, and charged.
+    run : LedgerRun
+    number : int or None
+        Of a fork, to derive its keys from: fresh from the operating system, so that it is not given out again even if
+        an older copy of the ledger is put back. It is on disk already.
+    reason : str
+        One sentence.
+    """
+
+    kind: str
+    run: LedgerRun
+    number: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the ledger holds it.
+
+    Attributes
+    ----------
+    run_id, name, begun : str
+        `begun` is the UTC time in ISO format.
+    adjacency : str or None
+        None where nothing is guaranteed.
+    steps : int
+        Rows planned.
+    releases : int
+        Rows reserved and not given back, over all branches.
+    forks : int
+    event : Event
+        What they release at most.
+    planned : Event
+        What the whole run releases as it was planned.
+    charge : float
+        Of `event`, to the ledger's filter.
+    description : object
+        The settings, as they were told.
+    dataset : str
+        Fingerprint of the data.
+    marks : dict of str to int
+        The mark of each branch.
+    """
+
+    run_id: str
+    name: str
+    begun: str
+    adjacency: str | None
+    steps: int
+    releases: int
+    forks: int
+    event: Event
+    planned: Event
+    charge: float
+    description: Any
+    dataset: str
+    marks: dict[str, int]
+
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon of this run alone at `delta`."""
+        return smallest_epsilon(self.event, delta)[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {
+            "event": self.event.to_dict(),
+            "planned": self.planned.to_dict(),
+            "charge": number_out(self.charge),
+        }
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all runs of a ledger cost together.
+
+    Attributes
+    ----------
+    delta : float
+    adjacency : str or None
+        Zero-out where add-remove and zero-out runs are mixed; None where there is no run, or no guarantee.
+    runs : int
+    fixed : float
+        Epsilon as if all runs had been fixed beforehand: the smallest of the accountants. It does **not** cover
+        settings that were chosen after looking at earlier results.
+    accountant : str
+        Whose that is; empty where nothing was released.
+    budget : float or None
+        The budget's epsilon at `delta`. It holds however the runs were chosen, also for all that may still come: the
+        ledger stops before it is crossed. None without a budget.
+    odometer : float
+        Epsilon of what was released so far, however the runs were chosen and whenever one looks.
+    spent, limit : float or None
+        The filter's sum, and where it stops; the limit is None without a budget.
+    notes : tuple of str
+    """
+
+    delta: float
+    adjacency: str | None
+    runs: int
+    fixed: float
+    accountant: str
+    budget: float | None
+    odometer: float
+    spent: float
+    limit: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def filter(self) -> float:
+        """Epsilon to be stated however the runs were chosen: the budget's, or the odometer's where there is none.
+
+        0 where nothing was released.
+        """
+        if self.spent == 0.0:
+            return 0.0
+        return self.odometer if self.budget is None else self.budget
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; infinities are "inf"."""
+        values = asdict(self) | {"filter": self.filter, "notes": list(self.notes)}
+        return {key: number_out(item) if isinstance(item, float) else item for key, item in values.items()}
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What a budget leaves.
+
+    Attributes
+    ----------
+    filter : PrivacyFilter
+    spent, limit : float
+        The filter's sum so far, and where it stops.
+    """
+
+    filter: PrivacyFilter
+    spent: float
+    limit: float
+
+    @property
+    def left(self) -> float:
+        """What may still be charged."""
+        return max(0.0, self.limit - self.spent)
+
+    def fits(self, event: Event) -> bool:
+        """Whether a run of this event could be released as a whole."""
+        return self.filter.charge(event) <= self.left
+
+    def steps(self, event_after: Callable[[int], Event], most: int) -> int:
+        """Return the largest number of steps, at most `most`, of which `event_after` still fits."""
+        validate.function(event_after=event_after)
+        low, high = 0, validate.integer(most=most, minimum=0)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(event_after(middle)) else (low, middle - 1)
+        return low
+
+    def noise_multiplier(self, make_event: Callable[[float], Event]) -> float:
+        """Return the smallest noise multiplier whose event still fits, to a relative 1e-9 and rounded up.
+
+        Raises
+        ------
+        BudgetError
+            If none up to 1e7 does.
+        """
+        validate.function(make_event=make_event)
+        low, high = 1e-4, 1e7
+        if not self.fits(make_event(high)):
+            raise BudgetError(f"the ledger's budget leaves {self.left:.6g}, too little for any noise multiplier")
+        while high > low * (1.0 + 1e-9):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self.fits(make_event(middle)) else (middle, high)
+        return high
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Ledger.verify` found.
+
+    Attributes
+    ----------
+    problems : tuple of str
+        One sentence each; empty where all is well.
+    entries : int
+        How many were read.
+    seal : str
+        Of the last one: it stands for the whole ledger up to there.
+    """
+
+    problems: tuple[str, ...]
+    entries: int
+    seal: str
+
+    @property
+    def valid(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
+    """Return the smallest epsilon of the accountants that cover the event, and the name of that accountant."""
+    names = accounting.accountants_for(event)
+    if not names:
+        accounting.epsilon(event, delta)  # says which event it is that nobody covers
+    return min((accounting.epsilon(event, delta, name), name) for name in names)

@@ -1,0 +1,201 @@
+"""What the runs of a ledger ask of it: rows, forks, settings; each in one transaction, within one budget."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from dpcore.accounting import Adjacency, Event
+from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, PrivacyError
+from dpcore.ledger.book import Book, Draft
+from dpcore.ledger.entries import number_out
+from dpcore.ledger.privacy_filter import PrivacyFilter, add
+from dpcore.ledger.state import Branch, Run
+
+EventAfter = Callable[[int, int], Event]
+
+
+class Holder(Protocol):
+    """Who asks: a `LedgerRun`."""
+
+    run_id: str
+    branch_id: str
+    token: str
+    event_after: EventAfter
+
+
+class Reservations:
+    """What a ledger grants to its runs.
+
+    Parameters
+    ----------
+    book : Book
+
+    Attributes
+    ----------
+    filter : PrivacyFilter
+    limit : float or None
+        Of the filter's sum.
+    budget : tuple of float or None
+        (epsilon, delta).
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        header = book.state.header
+        budget, limit = header["budget"], header["limit"]
+        self.filter = PrivacyFilter(header["composition"], header["order"])
+        self.budget = None if budget is None else (float(budget[0]), float(budget[1]))
+        self.limit = None if limit is None else float(limit)
+
+    @property
+    def ledger_id(self) -> str:
+        """The ledger's."""
+        return self._book.ledger_id
+
+    @property
+    def spent(self) -> float:
+        """The filter's sum, as of the last time that the file was read."""
+        return add(run.charge for run in self._book.state.runs.values())
+
+    def known(self, run_id: str, branch_id: str) -> tuple[Run, Branch]:
+        """Return a run and one of its branches, as of the last time that the file was read."""
+        return self._book.known(run_id, branch_id)
+
+    def reserve(self, held: Holder, row: int, size: int) -> int:
+        """Reserve rows up to about `row` + `size`, at least `row` itself, and return the new mark."""
+        with self._book.writing() as draft:
+            run, branch = draft.held(held.run_id, held.branch_id, held.token)
+            if row >= run.steps:
+                raise PrivacyError(f"row={row}: the run was planned for {run.steps} rows, and its guarantee ends there")
+            most = max(row + 1, min(row + size, run.steps))
+            if self._fits(run, held.event_after, branch, most):
+                mark = most
+            else:
+                self.cost(run, held.event_after, row + 1, run.releases + row + 1 - branch.mark)
+                mark, beyond = row + 1, most
+                while beyond - mark > 1:
+                    middle = (mark + beyond) // 2
+                    if self._fits(run, held.event_after, branch, middle):
+                        mark = middle
+                    else:
+                        beyond = middle
+            self.append_reservation(draft, run, branch, mark, held.event_after)
+        return mark
+
+    def _fits(self, run: Run, event_after: EventAfter, branch: Branch, mark: int) -> bool:
+        try:
+            self.cost(run, event_after, mark, run.releases + mark - branch.mark)
+        except BudgetError:
+            return False
+        return True
+
+    def cost(self, run: Run | None, event_after: EventAfter, mark: int, releases: int) -> float:
+        """Return the charge of a run with that mark and so many releases, or refuse what crosses the budget."""
+        charge = self.filter.charge(event_of(event_after, mark, releases - mark))
+        limit = self.limit
+        others = [other.charge for other in self._book.state.runs.values() if other is not run]
+        if limit is not None and not add([*others, charge]) <= limit:
+            assert self.budget is not None
+            raise BudgetError(
+                f"row={mark - 1}: step {mark} would cross the budget of the ledger {self._book.path}, "
+                f"epsilon={self.budget[0]:g} at delta={self.budget[1]:g} for all its runs; it was not reserved"
+            )
+        return charge
+
+    def append_reservation(
+        self, draft: Draft, run: Run, branch: Branch, mark: int, event_after: EventAfter, kind: str = "reserve"
+    ) -> None:
+        """Write the new mark of a branch, and what all of the run's releases then come to."""
+        releases = run.releases + mark - branch.mark
+        event = event_of(event_after, mark, releases - mark)
+        if event.adjacency is not None:
+            self.check_adjacency(str(event.adjacency))
+        draft.append(
+            kind,
+            run=run.run_id,
+            branch=branch.branch_id,
+            mark=mark,
+            releases=releases,
+            event=event.to_dict(),
+            charge=number_out(self.filter.charge(event)),
+        )
+
+    def log_settings(self, held: Holder, row: int, digest: str) -> None:
+        """Write that the rows from `row` on are settled by `digest`: it alone, or twice as many as were so far."""
+        with self._book.writing() as draft:
+            run, branch = draft.held(held.run_id, held.branch_id, held.token)
+            steady = 0
+            if branch.settings and branch.settings[-1][1:] == (row, digest):
+                steady = row - branch.settings[-1][0]
+            until = max(row + 1, min(row + 1 + steady, branch.mark))
+            draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=until, digest=str(digest))
+
+    def close(self, held: Holder, mark: int) -> int:
+        """Give back the rows from `mark` on, let go of the branch, and return its mark."""
+        with self._book.writing() as draft:
+            run, branch = draft.held(held.run_id, held.branch_id, held.token)
+            if mark < branch.mark:
+                self.append_reservation(draft, run, branch, mark, held.event_after, "close")
+            draft.release(branch.branch_id)
+        return branch.mark
+
+    def fork(self, held: Holder, row: int, digest: str) -> tuple[Branch, str, int]:
+        """Write a fork of a branch that is held; return the new branch, its token and its number."""
+        with self._book.writing() as draft:
+            run, branch = draft.held(held.run_id, held.branch_id, held.token)
+            if not branch.first <= row <= branch.mark:
+                raise ArgumentError(
+                    f"row={row!r}: must lie between {branch.first} and {branch.mark} to fork from there"
+                )
+            child, number = self.branch_off(draft, run, branch, row, digest)
+            draft.release(branch.branch_id)
+            token = draft.lease(child.branch_id)
+        return child, token, number
+
+    def branch_off(self, draft: Draft, run: Run, parent: Branch, row: int, digest: str) -> tuple[Branch, int]:
+        """Write a fork, and return the new branch and its number."""
+        # Random, not counted: an older copy of the ledger that is put back must not give out a number again.
+        number = secrets.randbits(63)
+        child = f"{run.run_id}.{len(run.branches)}"
+        draft.append(
+            "fork", run=run.run_id, branch=parent.branch_id, child=child, row=row, number=number, digest=str(digest)
+        )
+        return run.branches[child], number
+
+    def use_key(self, held: Holder, key_digest: str) -> None:
+        """Write the digest of a branch's key."""
+        with self._book.writing() as draft:
+            run, branch = draft.held(held.run_id, held.branch_id, held.token)
+            if branch.key_digest == key_digest:
+                return
+            self.check_key(key_digest)
+            draft.append("key", run=run.run_id, branch=branch.branch_id, key_digest=str(key_digest))
+
+    def check_key(self, key_digest: str) -> None:
+        """Refuse a key that a branch of this ledger has."""
+        if key_digest and key_digest in self._book.state.key_digests:
+            other = self._book.state.key_digests[key_digest]
+            raise PrivacyError(
+                f"key_digest: run {other} of this ledger has the same noise key, and two sums must not share noise; "
+                "begin with another key"
+            )
+
+    def check_adjacency(self, kind: str | None) -> None:
+        """Refuse replace-one beside any other."""
+        kinds = {run.adjacency for run in self._book.state.runs.values()} | {kind}
+        kinds -= {None}
+        if Adjacency.REPLACE_ONE.value in kinds and len(kinds) > 1:
+            raise PrivacyError(
+                f"adjacency={kind!r}: the ledger holds runs under {', '.join(sorted(map(str, kinds - {kind})))}, and "
+                "replace-one does not add up with any other; keep such runs in a ledger of their own"
+            )
+
+
+def event_of(event_after: EventAfter, steps: int, abandoned: int) -> Event:
+    """Return the event of so many steps and abandoned rows, checked to be one."""
+    event = event_after(steps, abandoned)
+    if not isinstance(event, Event):
+        raise ArgumentTypeError(f"event_after({steps}, {abandoned})={event!r}: must be an event of dpcore.accounting")
+    return event

@@ -1,0 +1,105 @@
+"""What can still be read of a ledger, whole or damaged; nothing is ever written to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from dpcore.errors import DataError
+from dpcore.ledger.entries import START, seal
+
+# Every entry is canonical JSON with sorted keys. Of a file that SQLite no longer reads, the raw bytes are searched; an
+# entry that lay on several pages is lost to that.
+_OPENING = re.compile(rb'\{"[a-z_]+":')
+
+
+def salvage(path: Path) -> dict[str, Any]:
+    """Return whatever entries can still be read, chain broken or not.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    dict
+        "entries": a list of their contents by number, and "seals": for those that SQLite still gave, the stored seal
+        by number, as text; "chain_intact_up_to": how many entries from the first on follow from each other, seals
+        included.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read at all.
+    """
+    found, seals = _by_sqlite(Path(path))
+    try:
+        content = Path(path).read_bytes()
+    except OSError as cause:
+        raise DataError(f"ledger {path}: cannot be read ({cause.strerror})") from cause
+    for number, body in _by_bytes(content).items():
+        found.setdefault(number, body)
+    intact, last = 0, START
+    while intact in found and seals.get(intact) == seal(last, found[intact]):
+        last = seals[intact]
+        intact += 1
+    return {
+        "entries": [json.loads(found[number]) for number in sorted(found)],
+        "seals": {str(number): seals[number] for number in sorted(seals)},
+        "chain_intact_up_to": intact,
+    }
+
+
+def _by_sqlite(path: Path) -> tuple[dict[int, str], dict[int, str]]:
+    import sqlite3
+
+    found: dict[int, str] = {}
+    seals: dict[int, str] = {}
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
+    except sqlite3.Error:
+        return found, seals
+    try:
+        # Forwards until it breaks, then backwards until it breaks.
+        for order in ("", " DESC"):
+            try:
+                for number, body, sealed in connection.execute(
+                    f"SELECT number, body, seal FROM entries ORDER BY number{order}"
+                ):
+                    if number in found:
+                        break
+                    if _is_entry(body, number):
+                        found[number], seals[number] = body, str(sealed)
+            except (sqlite3.Error, UnicodeDecodeError):
+                continue
+    finally:
+        connection.close()
+    return found, seals
+
+
+def _by_bytes(content: bytes) -> dict[int, str]:
+    found = {}
+    decoder = json.JSONDecoder()
+    text = content.decode("latin-1")
+    end = 0
+    for match in _OPENING.finditer(content):
+        if match.start() < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and isinstance(value.get("number"), int) and "kind" in value and "time" in value:
+            found[value["number"]] = text[match.start() : end]
+    return found
+
+
+def _is_entry(body: Any, number: Any) -> bool:
+    try:
+        content = json.loads(body)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("number") == number
