@@ -1,7 +1,8 @@
 """What one example can change in all that a run releases, measured, against what its event claims.
 
-Nothing here repeats a derivation of the library. A run is watched from outside: its released averages, and what entered
-its second moment. At every step, from one and the same state, four things are looked at:
+Nothing here repeats a derivation of the library. A run is watched from outside: its released averages, what entered
+its second moment, and how far its clip norm moved. At every step, from one and the same state, four things are looked
+at:
 
 - the release on the data, and on the neighboring data: how far the example moved it;
 - the release of an empty sum under each row of seed noise alone: which rows the noise is made of, and how much of each;
@@ -26,6 +27,7 @@ import pytest
 from dpcore import methods
 from dpcore.accounting import PoissonSampledGaussian
 from dpcore.accounting.gaussian import event_mu
+from dpcore.clipping import AdaptiveClip
 from dpcore.config import load_backend
 from dpcore.filters import OptimalFIR
 from dpcore.galore import GaLore
@@ -70,6 +72,8 @@ METHODS = {
     "dp_adagrad delayed": lambda **k: methods.dp_adagrad(lr=0.1, **DELAYED, **k),
     "dp_adam independent": lambda **k: methods.dp_adam(lr=0.1, betas=BETAS, variant="independent_moments", **k),
     "dp_adagrad independent": lambda **k: methods.dp_adagrad(lr=0.1, variant="independent_moments", **k),
+    "adaptive clip": lambda **k: methods.dp_sgd(lr=0.1, adaptive_clip=AdaptiveClip(0.6, 0.2, 2.0), **k),
+    "adaptive clip, doppler": lambda **k: methods.doppler(lr=0.1, adaptive_clip=AdaptiveClip(0.3, 0.1, 1.6), **k),
     "dp_adam joint": lambda **k: methods.dp_adam(lr=0.1, betas=BETAS, variant="joint_moments", **k),
     "dp_adagrad joint": lambda **k: methods.dp_adagrad(lr=0.1, variant="joint_moments", **k),
 } | {
@@ -115,7 +119,11 @@ def drawn_plan(rng: np.random.Generator, name: str, extreme: bool) -> Plan:
     }
     if not extreme and ("delayed" in name or name == "scaled two points"):
         common["clipping_groups"] = GROUPS[rng.integers(4)]
-    correlated = name in CORRELATED or (name != "optimal fir" and rng.random() < 0.4)
+    adaptive = "adaptive clip" in name
+    if adaptive:
+        common["clipping"] = str(rng.choice(["standard", "normalized"]))
+        common["clipping_groups"] = "flat"
+    correlated = name in CORRELATED or (name != "optimal fir" and not adaptive and rng.random() < 0.4)
     if correlated:
         common["strategy"] = drawn_strategy(rng, steps, extreme and name in CORRELATED)
     method: Method = METHODS[name](**common)
@@ -134,9 +142,10 @@ class Watched:
         self.seeds: list[tuple[bytes, int]] = []
         self.arrays: dict[tuple[bytes, int], dict[str, np.ndarray]] = {}
         self.zeros = self.run.state_dict()["secret"]["arrays"]
-        # One entry a release: for the average and for what enters the second moment, the change and {seed: weight}.
-        self.changes: list[tuple[np.ndarray, np.ndarray]] = []
-        self.noise: list[dict[tuple[bytes, int], tuple[np.ndarray, np.ndarray]]] = []
+        # One entry a release: for the average, what enters the second moment, and the logarithm of the move of the clip
+        # norm, the change and {seed: weight}.
+        self.changes: list[tuple[np.ndarray, ...]] = []
+        self.noise: list[dict[tuple[bytes, int], tuple[np.ndarray, ...]]] = []
         self.took_part = 0
         batches = [plan.sampler.indices(self.run.keys.sampling, step) for step in range(plan.steps)]
         used = np.bincount(np.concatenate(batches), minlength=plan.sampler.dataset_size)
@@ -193,7 +202,7 @@ class Watched:
         return np.split(rows, cuts, axis=1), np.split(there, cuts, axis=1)
 
     def take(self, run: Mechanism, rows: list[np.ndarray] | None, public: object, **how: object) -> tuple:
-        """Release on copies; return the average, what entered the second moment, and the parameters."""
+        """Release on copies; return the average, what entered the second moment, the norm's move, the parameters."""
         rule = self.plan.method.update.rule
         place = SECOND_MOMENT.get(rule)
         before = None if place is None else [m[place].copy() for m in run.vectors.moments]
@@ -208,7 +217,9 @@ class Watched:
             beta2 = 0.0 if rule == "adagrad" else BETAS[1]
             found = [a - (b if rule == "adagrad" else beta2 * b) for a, b in zip(after, before, strict=True)]
             square = np.concatenate(found) / (1 - beta2)
-        return np.concatenate(seen), square, x
+        norms = run.clip_norms
+        moved = np.zeros(1) if norms is None else np.diff(np.log(norms[-2:]))
+        return np.concatenate(seen), square, moved, x
 
     def step(self) -> None:
         state = self.run.state_dict()
@@ -224,7 +235,12 @@ class Watched:
 
         entries = self.run.layout.entries
         neighbor = self.take(other(), there, public)
-        clean = self.take(other(self.zeros), rows, public, normals=lambda *_: [np.zeros(e.size) for e in entries])
+
+        def none(*_: object) -> list[np.ndarray]:
+            return [np.zeros(e.size) for e in entries]
+
+        clean = self.take(other(self.zeros), rows, public, normals=none)
+        still = self.take(other(self.zeros), None, public, normals=none)
         weights = {}
         self.seeds += [seed] if seed not in self.seeds else []
         for chosen in self.seeds:
@@ -233,7 +249,9 @@ class Watched:
             def only(row: int, _stream: int, chosen: object = chosen, keys: RunKeys = probe.keys) -> list[np.ndarray]:
                 return [np.full(e.size, float((keys.noise_of(row), row) == chosen)) for e in entries]
 
-            weights[chosen] = self.take(probe, None, public, normals=only)[:2]
+            noisy = self.take(probe, None, public, normals=only)
+            # Without example and noise the norm moves, too: by the quantile that it is to reach.
+            weights[chosen] = noisy[0], noisy[1], noisy[2] - still[2]
             self.arrays[chosen] = probe.state_dict()["secret"]["arrays"]
         fused = other()
         fused.add(rows)
@@ -242,17 +260,19 @@ class Watched:
             fused.release(y, public=public)
 
         mine = self.take(self.run, rows, public)
-        for place, stream in enumerate((Stream.GRADIENT, Stream.SECOND_MOMENT)):
+        for place, stream in enumerate((Stream.GRADIENT, Stream.SECOND_MOMENT, Stream.CLIP_BOUND)):
             made = clean[place] + sum(w[place] * self.normal(*s, stream) for s, w in weights.items())
             np.testing.assert_allclose(mine[place], made, rtol=1e-9, atol=1e-9 * np.abs(mine[place]).max())
-        for one, two in zip(mine[2], y, strict=True):
+        for one, two in zip(mine[3], y, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-9)
-        self.x = mine[2]
-        self.changes.append((mine[0] - neighbor[0], mine[1] - neighbor[1]))
+        self.x = mine[3]
+        self.changes.append(tuple(here - there for here, there in zip(mine[:3], neighbor[:3], strict=True)))
         self.noise.append(weights)
 
     def normal(self, key: bytes, row: int, stream: int) -> np.ndarray:
         entries = self.run.layout.entries
+        if stream == Stream.CLIP_BOUND:
+            return self.backend.normal(key, row, stream, 0, 1, dtype="float64")
         return np.concatenate(
             [self.backend.normal(key, row, stream, e.first, e.size, dtype="float64") for e in entries]
         )
@@ -268,8 +288,9 @@ class Watched:
     def mu(self) -> float:
         """The least norm of seed noise that makes the changes."""
         total = 0.0
-        for place in range(2 if self.plan.square_noise_standard_deviation() else 1):
-            for k in range(10):
+        places = [(0, 10), (1, 10 if self.plan.square_noise_standard_deviation() else 0)]
+        for place, count in [*places, (2, int(self.run.clip_norm is not None))]:
+            for k in range(count):
                 made = np.array([[of[s][place][k] if s in of else 0.0 for s in self.seeds] for of in self.noise])
                 change = np.array([c[place][k] for c in self.changes])
                 size = np.abs(made).max(axis=1, keepdims=True)
