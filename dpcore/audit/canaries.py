@@ -176,7 +176,7 @@ class CanaryRun:
         mechanism, step = self.mechanism, self.mechanism.step
         if point == mechanism.points()[0]:
             self.used[step].append(np.asarray(indices))
-        length = LENGTH * self.plan.clip_at(step).max_grad_norm * self.signs[step]
+        length = LENGTH * self.plan.clip_at(step, mechanism.clip_norm).max_grad_norm * self.signs[step]
         length = -length if point.weight < 0 else length
         blocks = []
         for i, share in enumerate(self._direction(step)):
@@ -205,7 +205,7 @@ class CanaryRun:
         if plan.method.update.second_moment == "public":
             public = [backend.from_numpy(np.ones(p.reshape(-1).shape[0], self.dtype)) for p in self.parameters]
         for t in range(plan.steps):
-            scales = self._scales(t)
+            scales, norm = self._scales(t), self.mechanism.clip_norm
             before = self._moments() if square else []
             seen: list[Floats] = []
 
@@ -213,10 +213,10 @@ class CanaryRun:
                 seen.extend(backend.to_numpy(g).astype(np.float64).reshape(-1) for g in released)
 
             self.take(self.mechanism, self.parameters, self.gradient, public=public, observe=observe)
-            contribution = plan.sensitivity_at(t).contribution
+            contribution = plan.sensitivity_at(t, norm).contribution
             along = self._direction(t)
             sums = np.stack([plan.batch_size * g * s for g, s in zip(seen, scales, strict=True)])
-            measured = [(sums, along, plan.noise_standard_deviation(t), self.signs[t] * contribution)]
+            measured = [(sums, along, plan.noise_standard_deviation(t, norm), self.signs[t] * contribution)]
             if square:
                 moved = (contribution * along / plan.batch_size) ** 2
                 size = float(np.linalg.norm(moved))
