@@ -46,9 +46,17 @@ def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> tuple[float, fl
 
 def delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> tuple[float, float]:
     """Return the smallest delta over the orders, at most 1, and its order; the inverse of `epsilon_from_rdp`."""
-    with np.errstate(divide="ignore"):
-        by_kl = 0.5 * np.log(-np.expm1(-rdp))
-    improved = (orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
-    logs = np.minimum(by_kl, improved)
+    logs = np.minimum(log_delta_by_kl(rdp), log_delta_improved(orders, rdp, epsilon))
     best = int(np.argmin(logs))
     return min(1.0, math.exp(min(0.0, float(logs[best])))), float(orders[best])
+
+
+def log_delta_improved(orders: Array, rdp: Array, epsilon: float) -> Array:
+    """Return the logarithm of the improved bound on delta at each order."""
+    return np.asarray((orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders))
+
+
+def log_delta_by_kl(rdp: Array) -> Array:
+    """Return the logarithm of the bound on delta(0) at each order; -inf without a divergence."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(0.5 * np.log(-np.expm1(-rdp)))

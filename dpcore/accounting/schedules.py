@@ -32,27 +32,38 @@ Array = npt.NDArray[np.float64]
 
 def schedule_epsilon(found: Phases, orders: Sequence[float], delta: float) -> float:
     """Return the smallest epsilon over the orders, ascending and above 1."""
-    return _least(found, orders, lambda order, rdp: conversion.epsilon_from_rdp(order, rdp, delta)[0])
+    if math.isinf(found.mu):
+        return math.inf
+    sums = ScheduleMoments(found)
+
+    def at(order: float) -> float:
+        return conversion.epsilon_from_rdp(np.array([order]), sums.rdp(order), delta)[0]
+
+    return min(at(orders[0]), _least(at, orders))
 
 
 def schedule_delta(found: Phases, orders: Sequence[float], epsilon: float) -> float:
     """Return the smallest delta over the orders, ascending and above 1."""
-    return _least(found, orders, lambda order, rdp: conversion.delta_from_rdp(order, rdp, epsilon)[0])
-
-
-def _least(found: Phases, orders: Sequence[float], bound: Callable[[Array, Array], float]) -> float:
     if math.isinf(found.mu):
-        return bound(np.array([2.0]), np.array([math.inf]))
+        return 1.0
     sums = ScheduleMoments(found)
+
+    def at(order: float) -> float:
+        return float(conversion.log_delta_improved(np.array([order]), sums.rdp(order), epsilon)[0])
+
+    by_kl = float(conversion.log_delta_by_kl(sums.rdp(orders[0]))[0])
+    return math.exp(min(0.0, by_kl, _least(at, orders)))
+
+
+def _least(at: Callable[[float], float], orders: Sequence[float]) -> float:
+    """Return the least value over the orders, of a function without other local minima."""
     known: dict[int, float] = {}
 
     def value(index: int) -> float:
         if index not in known:
-            order = orders[index]
-            known[index] = bound(np.array([order]), np.array([sums.log_moment(order) / (order - 1.0)]))
+            known[index] = at(orders[index])
         return known[index]
 
-    value(0)
     best = min(range(len(orders)), key=lambda index: abs(orders[index] - 16.0))
     stride = 64
     while stride > 0:
@@ -62,7 +73,7 @@ def _least(found: Phases, orders: Sequence[float], bound: Callable[[Array, Array
             best = lower[0]
         else:
             stride //= 2
-    return min(known.values())
+    return value(best)
 
 
 class ScheduleMoments:
@@ -83,6 +94,10 @@ class ScheduleMoments:
         sizes = [len(step.components) for step, _ in poisson]
         self._starts = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64) if sizes else np.zeros(0, np.int64)
         self._counts = np.array([float(count) for _, count in poisson])
+
+    def rdp(self, order: float) -> Array:
+        """Return the divergence of the whole at one order: (1,)."""
+        return np.array([self.log_moment(order) / (order - 1.0)])
 
     def log_moment(self, order: float) -> float:
         """Return K(order): (order - 1) times the divergence of the whole."""

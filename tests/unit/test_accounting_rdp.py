@@ -15,12 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Gaussian, PoissonSampledGaussian, RdpAccountant
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian, RdpAccountant
 from dpcore.accounting.conversion import delta_from_rdp, epsilon_from_rdp
 from dpcore.accounting.moments import _trapezoid, _window, log_moments_exact, log_moments_integer
 from dpcore.accounting.rdp import DEFAULT_ORDERS
 from dpcore.accounting.series import log_moments_series
 from dpcore.errors import ArgumentError, ArgumentTypeError
+
+
+def epsilon_of(event: Event, delta: float) -> float:
+    return accounting.epsilon(event, delta, "rdp")
+
+
+def delta_of(event: Event, epsilon: float) -> float:
+    return accounting.delta(event, epsilon, "rdp")
+
 
 REFERENCE_ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
 RATES = st.floats(-4, -0.01).map(lambda x: 10.0**x)
@@ -53,7 +62,7 @@ def test_200_random_settings_agree_with_dp_accounting() -> None:
         ours = accounting.epsilon(event, delta, "rdp", orders=REFERENCE_ORDERS)
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
         # The library's own orders, and sums instead of bounds on them, only ever help.
-        assert accounting.epsilon(event, delta) <= theirs * (1 + 1e-9), (event, delta)
+        assert epsilon_of(event, delta) <= theirs * (1 + 1e-9), (event, delta)
 
 
 def test_example_of_the_readme() -> None:
@@ -61,7 +70,7 @@ def test_example_of_the_readme() -> None:
     assert accounting.epsilon(event, 1e-6, orders=REFERENCE_ORDERS) == pytest.approx(
         reference_epsilon(event, 1e-6), rel=1e-12
     )
-    assert accounting.epsilon(event, 1e-6) == pytest.approx(1.97674964, abs=1e-8)
+    assert epsilon_of(event, 1e-6) == pytest.approx(1.97674964, abs=1e-8)
 
 
 def test_default_orders_contain_dp_accountings() -> None:
@@ -146,7 +155,7 @@ def test_never_below_what_the_privacy_loss_distribution_certifies(q: float, sigm
     # Pessimistic itself, so that lying above it means lying above the truth.
     distribution = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=q)
     tight = distribution.self_compose(steps).get_epsilon_for_delta(delta)
-    ours = accounting.epsilon(event, delta)
+    ours = epsilon_of(event, delta)
     assert tight <= ours <= 1.25 * tight
 
 
@@ -160,7 +169,7 @@ def test_never_below_the_exact_gaussian(sigma: float, count: int, delta: float) 
 @given(RATES, SIGMAS, STEPS, DELTAS, st.floats(1.0001, 3))
 def test_epsilon_moves_the_right_way(q: float, sigma: float, steps: int, delta: float, more: float) -> None:
     def epsilon(q: float = q, sigma: float = sigma, steps: int = steps, delta: float = delta) -> float:
-        return accounting.epsilon(PoissonSampledGaussian(q, sigma, steps), delta)
+        return epsilon_of(PoissonSampledGaussian(q, sigma, steps), delta)
 
     here = epsilon() * (1 + 1e-12)
     assert epsilon(sigma=sigma * more) <= here
@@ -168,19 +177,19 @@ def test_epsilon_moves_the_right_way(q: float, sigma: float, steps: int, delta: 
     assert epsilon(steps=math.floor(steps / more)) <= here
     assert epsilon(delta=min(0.5, delta * more)) <= here
     # Sampling never costs: at most what the same steps cost with everyone in them.
-    assert here / (1 + 1e-12) <= accounting.epsilon(Gaussian(sigma, steps), delta) * (1 + 1e-12)
+    assert here / (1 + 1e-12) <= epsilon_of(Gaussian(sigma, steps), delta) * (1 + 1e-12)
 
 
 @given(RATES, SIGMAS, STEPS, DELTAS)
 def test_delta_undoes_epsilon(q: float, sigma: float, steps: int, delta: float) -> None:
     event = PoissonSampledGaussian(q, sigma, steps)
-    epsilon = accounting.epsilon(event, delta)
-    again = accounting.delta(event, epsilon)
+    epsilon = epsilon_of(event, delta)
+    again = delta_of(event, epsilon)
     assert again <= delta * (1 + 1e-6)
     if epsilon > 0:
         # log delta moves by (order - 1) times the rounding of epsilon.
         assert again == pytest.approx(delta, rel=1e-6)
-        assert accounting.epsilon(event, again) == pytest.approx(epsilon, rel=1e-9)
+        assert epsilon_of(event, again) == pytest.approx(epsilon, rel=1e-9)
 
 
 def test_delta_agrees_with_dp_accounting() -> None:
@@ -214,9 +223,7 @@ def test_conversion_reports_its_order_and_is_never_negative() -> None:
 def test_composition_adds_divergences() -> None:
     first, second = PoissonSampledGaussian(0.01, 1.0, 300), PoissonSampledGaussian(0.01, 1.0, 700)
     whole = PoissonSampledGaussian(0.01, 1.0, 1000)
-    assert accounting.epsilon(Composed((first, second)), 1e-5) == pytest.approx(
-        accounting.epsilon(whole, 1e-5), rel=1e-13
-    )
+    assert epsilon_of(Composed((first, second)), 1e-5) == pytest.approx(epsilon_of(whole, 1e-5), rel=1e-13)
     mixed = Composed((first, Gaussian(2.0, 3, Adjacency.ZERO_OUT)))
     accountant = RdpAccountant()
     np.testing.assert_allclose(
@@ -225,15 +232,15 @@ def test_composition_adds_divergences() -> None:
 
 
 def test_without_noise_or_without_steps() -> None:
-    assert accounting.epsilon(PoissonSampledGaussian(0.01, 0.0, 1), 1e-5) == math.inf
-    assert accounting.delta(PoissonSampledGaussian(0.01, 0.0, 1), 5.0) == 1.0
-    assert accounting.epsilon(PoissonSampledGaussian(0.01, 0.0, 0), 1e-5) == 0.0
+    assert epsilon_of(PoissonSampledGaussian(0.01, 0.0, 1), 1e-5) == math.inf
+    assert delta_of(PoissonSampledGaussian(0.01, 0.0, 1), 5.0) == 1.0
+    assert epsilon_of(PoissonSampledGaussian(0.01, 0.0, 0), 1e-5) == 0.0
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 1e-2, 0.03, 1e3, 1e7])
 def test_extreme_noise_stays_finite_and_ordered(sigma: float) -> None:
-    here = accounting.epsilon(PoissonSampledGaussian(0.01, sigma, 10), 1e-6)
-    assert 0 <= accounting.epsilon(PoissonSampledGaussian(0.01, 2 * sigma, 10), 1e-6) <= here < math.inf
+    here = epsilon_of(PoissonSampledGaussian(0.01, sigma, 10), 1e-6)
+    assert 0 <= epsilon_of(PoissonSampledGaussian(0.01, 2 * sigma, 10), 1e-6) <= here < math.inf
 
 
 def test_orders_are_checked() -> None:

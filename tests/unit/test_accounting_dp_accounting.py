@@ -1,0 +1,120 @@
+"""Every event in dp-accounting's terms, and what its PLD accountant says of it."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+from dpcore import accounting
+from dpcore.accounting import (
+    Adjacency,
+    Composed,
+    CyclicPoissonSampledGaussian,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    MatrixGaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
+    neighboring_relation,
+    to_dp_accounting,
+)
+from dpcore.errors import ArgumentTypeError, PrivacyError
+
+POISSON = PoissonSampledGaussian(0.01, 1.1, 100)
+THEIR_POISSON = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1)), 100)
+PAIRS: list[tuple[Event, Any, str]] = [
+    (POISSON, THEIR_POISSON, "ADD_OR_REMOVE_ONE"),
+    (Gaussian(2.0, 3), dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 3), "ADD_OR_REMOVE_ONE"),
+    (Gaussian(2.0, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
+    (
+        Gaussian(2.0, 1, Adjacency.REPLACE_ONE),
+        dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 1),
+        "REPLACE_ONE",
+    ),
+    (MatrixGaussian(3.0, 1.5, 9, "tree"), dp_event.GaussianDpEvent(2.0), "REPLACE_SPECIAL"),
+    (MatrixGaussian(3.0, 1.5, 0, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
+    (MatrixGaussian(0.0, 0.0, 5, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
+    (
+        FixedSizeSampledGaussian(1000, 20, 0.7, 5),
+        dp_event.SelfComposedDpEvent(
+            dp_event.SampledWithoutReplacementDpEvent(1000, 20, dp_event.GaussianDpEvent(0.7)), 5
+        ),
+        "REPLACE_ONE",
+    ),
+    (
+        TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 5, Adjacency.ADD_REMOVE),
+        dp_event.SelfComposedDpEvent(dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 15, 0.9), 5),
+        "ADD_OR_REMOVE_ONE",
+    ),
+    (
+        CyclicPoissonSampledGaussian(0.1, 4, 2.2, 2.0, 9),
+        dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.1)), 3),
+        "REPLACE_SPECIAL",
+    ),
+    (NonPrivate("a baseline"), dp_event.NonPrivateDpEvent(), "ADD_OR_REMOVE_ONE"),
+    (
+        Composed((POISSON, SelfComposed(NonPrivate("twice"), 2))),
+        dp_event.ComposedDpEvent([THEIR_POISSON, dp_event.SelfComposedDpEvent(dp_event.NonPrivateDpEvent(), 2)]),
+        "ADD_OR_REMOVE_ONE",
+    ),
+    (
+        Composed((POISSON, Gaussian(1.0, 1, Adjacency.ZERO_OUT))),
+        dp_event.ComposedDpEvent(
+            [THEIR_POISSON, dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(1.0), 1)],
+        ),
+        "REPLACE_SPECIAL",
+    ),
+    (SelfComposed(POISSON, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "relation"), PAIRS, ids=lambda value: type(value).__name__)
+def test_says_the_same(ours: Event, theirs: Any, relation: str) -> None:
+    assert to_dp_accounting(ours) == theirs
+    assert neighboring_relation(ours) is NeighboringRelation[relation]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        POISSON,
+        Composed((POISSON, Gaussian(3.0, 2, Adjacency.ZERO_OUT))),
+        TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 20, Adjacency.ADD_REMOVE),
+        TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 20),
+        CyclicPoissonSampledGaussian(0.05, 4, 2.2, 2.0, 99),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_their_pld_accountant_takes_it(event: Event) -> None:
+    accountant = PLDAccountant(neighboring_relation(event), 1e-3)
+    theirs = accountant.compose(to_dp_accounting(event)).get_epsilon(1e-5)
+    # Its truncated sampling counts the exchange of two examples twice, and RDP of a rare exchange is loose.
+    assert theirs > 0.7 * accounting.epsilon(event, 1e-5, accounting.accountants_for(event)[0])
+
+
+def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unknown(Event):
+        """Not one of dpcore's."""
+
+    with pytest.raises(PrivacyError, match="event=Unknown: dp-accounting has no event for it"):
+        to_dp_accounting(Unknown())
+    for ask in (to_dp_accounting, neighboring_relation):
+        with pytest.raises(ArgumentTypeError, match="event=3: must be an event"):
+            ask(3)  # type: ignore[arg-type]
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("dp_accounting"):
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PrivacyError, match="pip install dp-accounting"):
+        to_dp_accounting(POISSON)
