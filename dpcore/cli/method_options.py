@@ -77,6 +77,16 @@ Ema = Annotated[
     float | None, _number("DECAY", "Average of the parameters over time; it is evaluated and kept.", UPDATE)
 ]
 
+ClipQuantile = Annotated[
+    float | None,
+    _number("Q", "Let the clip norm follow this quantile of the norms; --max-grad-norm is the first one.", PRIVACY),
+]
+ClipLr = Annotated[float | None, _number("RATE", "For --clip-quantile: how fast; 0.2 if not given.", PRIVACY)]
+BitNoise = Annotated[
+    float | None,
+    _number("STD", "For --clip-quantile: noise on the count, in examples; batch size / 20 if not given.", PRIVACY),
+]
+
 Kappa = Annotated[float | None, _number("K", "disk: weight of the new gradient.")]
 Gamma = Annotated[float | None, _number("G", "disk: how far along the last step to look.")]
 Filter = Annotated[

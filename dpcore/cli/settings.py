@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpcore.averaging import ExponentialAverage
+from dpcore.clipping import AdaptiveClip
 from dpcore.errors import ArgumentError
 from dpcore.method import Method
 from dpcore.methods import BASES, METHODS
@@ -85,6 +86,9 @@ class Settings:
     max_grad_norm: float = 1.0
     clipping: str | None = None
     clipping_groups: str | dict[str, float] = "flat"
+    clip_quantile: float | None = None
+    clip_lr: float | None = None
+    bit_noise: float | None = None
     eps: float | None = None
     radius: float | None = None
     schedule: str | None = None
@@ -146,6 +150,9 @@ class Settings:
             raise ArgumentError(f"bands={self.bands!r}: is only for --strategy banded-inverse-square-root")
         if self.warmup_steps is not None and self.schedule is None:
             raise ArgumentError(f"warmup_steps={self.warmup_steps!r}: is only for --schedule cosine")
+        for option in ("clip_lr", "bit_noise"):
+            if getattr(self, option) is not None and self.clip_quantile is None:
+                raise ArgumentError(f"{option}={getattr(self, option)!r}: is only for --clip-quantile")
         if self.variant == "side_information":
             raise ArgumentError(
                 "variant='side_information': takes the second moment of public gradients, which the command line has "
@@ -200,6 +207,9 @@ class Settings:
         options: dict[str, Any] = {name: getattr(self, name) for name in _KEYWORDS}
         options |= {"lr": self.learning_rate, "batch_size": self.batch_size_for(examples)}
         options |= {"b": self.filter_b, "a": self.filter_a}
+        if self.clip_quantile is not None:
+            rate = 0.2 if self.clip_lr is None else self.clip_lr
+            options["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
         if self.strategy is not None:
             options["strategy"] = NamedStrategy(self.strategy, self.bands)
         if self.schedule is not None:

@@ -40,6 +40,9 @@ def train(
     max_grad_norm: shared.MaxGradNorm = 1.0,
     clipping: shared.Clipping = None,
     clipping_groups: shared.ClippingGroups = "flat",
+    clip_quantile: own.ClipQuantile = None,
+    clip_lr: own.ClipLr = None,
+    bit_noise: own.BitNoise = None,
     sampling: shared.Sampling = None,
     method: Annotated[
         str,

@@ -8,6 +8,7 @@ import pytest
 
 from dpcore.averaging import ExponentialAverage
 from dpcore.cli.settings import DEFAULT_LR, Settings
+from dpcore.clipping import AdaptiveClip
 from dpcore.errors import ArgumentError
 from dpcore.methods import METHODS
 from dpcore.schedules import WarmupCosine
@@ -41,6 +42,11 @@ def test_options_reach_the_method() -> None:
     assert released.schedule == WarmupCosine(5)
     assert released.averaging == ExponentialAverage(0.9)
     assert released.radius == 2.0
+    assert build("dp_sgd", clip_quantile=0.7).clip.adaptive == AdaptiveClip(0.7)
+    adapted = build("dp_sgd", max_grad_norm=3.0, clip_quantile=0.7, clip_lr=0.1, bit_noise=9.0).clip
+    assert (adapted.max_grad_norm, adapted.adaptive) == (3.0, AdaptiveClip(0.7, 0.1, 9.0))
+    with pytest.raises(ArgumentError, match="learning_rate=0"):
+        build("dp_sgd", clip_quantile=0.7, clip_lr=0.0)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +79,8 @@ def test_epsilon_is_named_as_it_was_typed() -> None:
         ("accelerated_srgd", {"weight_decay": 0.1}, "not for accelerated"),
         ("inner_outer", {"momentum": 0.1}, "is only for --base momentum, not for inner_outer"),
         ("dp_sgd", {"bands": 3}, "banded-inverse-square-root"),
+        ("dp_sgd", {"clip_lr": 0.1}, "clip_lr=0.1: is only for --clip-quantile"),
+        ("dp_sgd", {"bit_noise": 3.0}, "bit_noise=3.0: is only for --clip-quantile"),
         ("dp_sgd", {"warmup_steps": 3}, "is only for --schedule cosine"),
         ("dp_sgd", {"ema": 1.0}, "ema=1.0"),
         ("dp_adam", {"variant": "side_information"}, "make_private"),
