@@ -18,7 +18,9 @@ from dpcore.cli.demo import demo
 from dpcore.cli.epsilon import epsilon
 from dpcore.cli.inspect import inspect
 from dpcore.cli.interrupt import Stopped
+from dpcore.cli.statement import statement
 from dpcore.cli.train import train
+from dpcore.cli.verify import verify
 from dpcore.errors import DpcoreError
 from dpcore.version import __version__
 
@@ -37,6 +39,8 @@ for _command, _example in (
     (epsilon, "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     (delta, "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
     (calibrate, "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
+    (statement, "dpcore statement runs/digits-mlp-disk"),
+    (verify, "dpcore verify runs/digits-mlp-disk/statement.json"),
     (demo, "dpcore demo --out demo"),
 ):
     app.command(_command.__name__, epilog=f"Example:  {_example}")(_command)

@@ -1,0 +1,55 @@
+"""Finding the statements in a run folder or a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dpcore.errors import DataError
+
+# A statement is some ten thousand characters; a large comparison has hundreds of them.
+_MOST_BYTES = 100_000_000
+
+
+def stored(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the statements under `path` by name, as plain content; the name of a single one is "".
+
+    Parameters
+    ----------
+    path : Path
+        A statement.json, or a folder that holds one: a run, an export, a comparison or a demonstration.
+
+    Raises
+    ------
+    DataError
+        Where there is none, or the file is not JSON.
+    """
+    if path.is_dir():
+        if not (path / "statement.json").is_file():
+            raise DataError(f"{path}: is a folder without a statement.json; name a run folder or a statement's file")
+        path /= "statement.json"
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    if path.stat().st_size > _MOST_BYTES:
+        raise DataError(f"{path}: is too large for a statement")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as cause:
+        hint = "; the JSON beside it is meant" if path.suffix == ".txt" else ""
+        raise DataError(f"{path}: is not JSON{hint}") from cause
+    found = _statements(content)
+    if not found:
+        raise DataError(f"{path}: holds no privacy statement")
+    return found
+
+
+def _statements(content: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(content, dict):
+        return {}
+    if "settings_hash" in content:
+        return {"": content}
+    inner = content.get("each_run", content)
+    if not isinstance(inner, dict):
+        return {}
+    return {str(k): v for k, v in inner.items() if isinstance(v, dict) and "settings_hash" in v}
