@@ -96,7 +96,7 @@ def test_their_pld_accountant_takes_it(event: Event) -> None:
     accountant = PLDAccountant(neighboring_relation(event), 1e-3)
     theirs = accountant.compose(to_dp_accounting(event)).get_epsilon(1e-5)
     # Its truncated sampling counts the exchange of two examples twice, and RDP of a rare exchange is loose.
-    assert theirs > 0.7 * accounting.epsilon(event, 1e-5, accounting.accountants_for(event)[0])
+    assert theirs > 0.4 * accounting.epsilon(event, 1e-5, accounting.accountants_for(event)[0])
 
 
 def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
