@@ -103,9 +103,10 @@ class LedgerAccount:
         self.before_draw(step)
         assert self.run is not None
         known = self._digest(settings)
-        if step >= self.mechanism.replay_end:
+        logged = self.run.settings_at(step)
+        if logged is None or step >= self.mechanism.replay_end:  # None: reserved, and never about to be released
             self.run.settings(step, known)
-        elif self.run.settings_at(step) != known:
+        elif logged != known:
             self._fork_from = step + 1
 
     def _digest(self, settings: Sequence[UpdateSettings]) -> str:
