@@ -1,0 +1,17 @@
+"""Privacy-loss distributions with certified bounds on both sides.
+
+>>> from dpcore.accounting import PoissonSampledGaussian
+>>> from dpcore.accounting.pld import epsilon_interval
+>>> event = PoissonSampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000)
+>>> interval = epsilon_interval(event, delta=1e-6)
+>>> round(interval.lower, 2), round(interval.upper, 2), interval.gap < 2e-3
+(1.75, 1.75, True)
+"""
+
+from __future__ import annotations
+
+from dpcore.accounting.pld.accountant import PldAccountant
+from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.pld.intervals import delta_interval, epsilon_interval
+
+__all__ = ["Interval", "PldAccountant", "delta_interval", "epsilon_interval"]

@@ -1,0 +1,278 @@
+"""Composition: the convolution of all steps' losses, exponentially tilted, by the discrete Fourier transform.
+
+Let M(theta) be the product over all steps of sum_k p_k e^(theta l_k), K = log M, and p~ the tilted masses
+p_k e^(theta l_k)/M. Tilting commutes with convolution, so the composition has masses c_j e^(K - theta l_j), where c is the
+convolution of all p~, and
+
+    delta(eps) = infinite mass + e^K sum_{l_j > eps} c_j e^(-theta l_j) (1 - e^(eps - l_j)).
+
+With theta such that the tilted mean K'(theta) is near eps, the sum is made of the bulk of c, and the rounding error of c,
+relative to its largest entries, is relative to delta: a delta of 1e-100 costs no digits.
+
+**Window.** Only N points around the tilted mean are kept, and the transform adds up what lies N apart. For t > 0, the
+tilted mass above x is at most exp(K(theta + t) - K(theta) - t x), likewise below. Upper bound: what is aliased into the
+window only adds, and the mass above the window, at most B, adds at most e^(K - theta top) B. Lower bound: what is
+aliased into the window is at most the mass B outside it, and in delta it weighs at most
+max_{l > eps} e^(K - theta l)(1 - e^(eps - l)) = e^(K - theta eps) theta^theta/(1 + theta)^(1 + theta).
+
+**Rounding.** With u = 2^-53 and G = 6 u log2(2N), a transform F of x (|F| <= 1) has error ||dF||_2 <= G ||F||_2, so
+|dF_j| <= G sqrt(N) ||x||_2 =: d (Higham 2002, Theorem 24.2). A power T by repeated squaring carries at most 4 T u relative
+error of its own, so the product Phi of all powers has error at most |Phi_j| sum_i T_i (d_i/|F_ij| + 4u); where |F_ij| is
+not well above T_i d_i the bound is (|F_ij| + d_i)^T_i. The way back adds G ||c||_2. Each c_j is then within
+E = sum_j |dPhi_j|/N + G ||c||_2; c_j + E goes into the upper bound and max(0, c_j - E) into the lower one. Powers that
+underflow are below 1e-300 and vanish in the safety factor 2 on E.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+
+from dpcore.accounting.pld.discretize import Masses
+from dpcore.accounting.pld.loss import Array
+
+MOST_POINTS = 1 << 20  # of the transform: 8 MiB an array
+_OUTSIDE = 32.0  # -log of the tilted mass that may lie outside of the window on one side
+_UNIT = 2.0**-53
+
+
+class Moments:
+    """K(theta) = log E_P e^(theta L) of a composition, infinite masses left out, and its derivatives."""
+
+    def __init__(self, parts: Sequence[Masses]) -> None:
+        self.parts = parts
+        with np.errstate(divide="ignore"):
+            self._logs = [np.log(part.p) for part in parts]
+        self._losses = [part.losses for part in parts]
+
+    def tilted(self, theta: float) -> list[tuple[Array, Array]]:
+        """Return the tilted masses (steps, n) and the log moments (steps,) of each part."""
+        found = []
+        for logs, losses in zip(self._logs, self._losses, strict=True):
+            exponent = logs + theta * losses
+            top = exponent.max(axis=1, keepdims=True)
+            weights = np.exp(exponent - top)
+            total = weights.sum(axis=1, keepdims=True)
+            found.append((weights / total, (top + np.log(total))[:, 0]))
+        return found
+
+    def __call__(self, theta: float) -> tuple[float, float, float]:
+        """Return K, K' and K'' at theta."""
+        value = mean = variance = 0.0
+        for (p, log_moment), losses, part in zip(self.tilted(theta), self._losses, self.parts, strict=True):
+            first = (p * losses).sum(axis=1)
+            second = (p * (losses - first[:, None]) ** 2).sum(axis=1)
+            value += float(part.counts @ log_moment)
+            mean += float(part.counts @ first)
+            variance += float(part.counts @ second)
+        return value, mean, variance
+
+    def log_moment(self, theta: float) -> float:
+        """Return K at theta."""
+        return float(sum(part.counts @ log for (_, log), part in zip(self.tilted(theta), self.parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """delta at ascending losses, certainly above or below the true one, linear in e^eps in between.
+
+    Attributes
+    ----------
+    losses : (n,) float64
+        Ascending epsilons; may begin below 0.
+    log_scale : float
+        log of the unit of `values`.
+    values : (n,) float64
+        delta at the losses, in that unit, without the infinite mass.
+    slack : (n,) float64
+        What has to be subtracted between a point and the next (lower bound), or added (upper bound, constant).
+    infinite : float
+        P-mass at loss infinity.
+    upper : bool
+        Whether it is an upper bound.
+    theta, chernoff : float
+        delta(eps) <= e^(chernoff - theta eps) + infinite, which an upper bound falls back on where the curve ends.
+    """
+
+    losses: Array
+    log_scale: float
+    values: Array
+    slack: Array
+    infinite: float
+    upper: bool
+    theta: float
+    chernoff: float
+
+    def delta(self, epsilon: float) -> float:
+        """Return the bound on delta at epsilon: 1 or 0 where the curve ends before it."""
+        at, losses = epsilon, self.losses
+        if at < losses[0] or at >= losses[-1]:
+            # Left of the curve nothing is known above, and its first value holds below; right of it the other way round.
+            if self.upper:
+                value = math.inf if at < losses[0] else self.values[-1] + self.slack[-1]
+            else:
+                value = self.values[0] - self.slack[0] if at < losses[0] else 0.0
+        else:
+            k = int(np.searchsorted(losses, at, side="right")) - 1
+            share = math.expm1(at - losses[k]) / math.expm1(losses[k + 1] - losses[k])
+            value = self.values[k] + share * (self.values[k + 1] - self.values[k])
+            value += self.slack[k] if self.upper else -self.slack[k]
+        if value <= 0.0:
+            return self.infinite
+        log_value = math.log(value) + self.log_scale
+        if self.upper:
+            log_value = min(log_value, self.chernoff - self.theta * epsilon)
+        finite = math.exp(log_value) if log_value < 0.0 else 1.0
+        return min(1.0, finite + self.infinite)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon at which the bound reaches delta: infinity (upper) or 0 (lower) where it does not."""
+        if self.upper and delta <= self.infinite:
+            return math.inf
+        log_delta = math.log(delta - self.infinite)
+        wanted = math.exp(min(700.0, log_delta - self.log_scale))
+        if self.upper:
+            limit = max(0.0, self.chernoff - log_delta) / self.theta if self.theta > 0.0 else math.inf
+            return min(limit, self._crossing(wanted, self.values + self.slack))
+        return self._crossing(wanted, self.values - self.slack)
+
+    def _crossing(self, wanted: float, net: Array) -> float:
+        above = np.flatnonzero(net > wanted)
+        if not len(above):
+            return float(self.losses[0]) if self.upper else -math.inf
+        k = int(above[-1])
+        if k == len(net) - 1:
+            return math.inf if self.upper else float(self.losses[k])
+        wanted -= self.slack[k] if self.upper else -self.slack[k]
+        drop = self.values[k] - self.values[k + 1]
+        share = min(1.0, (self.values[k] - wanted) / drop) if drop > 0.0 else 1.0
+        return float(self.losses[k] + math.log1p(share * math.expm1(self.losses[k + 1] - self.losses[k])))
+
+
+def compose(moments: Moments, theta: float, reference: float, *, upper: bool, eta: float) -> Curve:
+    """Return the curve of the composition, accurate near the epsilons where K'(theta) = epsilon.
+
+    Parameters
+    ----------
+    moments : Moments
+        Of what is composed.
+    theta : float
+        Tilt, 0 or more.
+    reference : float
+        An epsilon, about the one of interest.
+    upper : bool
+        Whether the masses are those of an upper bound.
+    eta : float
+        Relative error of the masses of a step (see `discretize`).
+    """
+    h = moments.parts[0].h
+    log_total, mean, variance = moments(theta)
+    high, low, outside = _window(moments, theta, log_total, mean, variance, h)
+    count = high - low
+    summed, error, start = _convolve(moments, theta, count)
+    # Index j of the transform stands for point start + j, modulo count; the window begins at round(mean) + low.
+    shifts = sum(float(part.counts @ part.offsets[:, 0]) for part in moments.parts)
+    first = round((mean - shifts) / h) + low
+    summed = np.roll(summed, -((first - start) % count))
+    losses = shifts + (first + np.arange(count)) * h
+    steps = float(sum(part.counts.sum() for part in moments.parts))
+    summed = np.maximum(0.0, summed) + error if upper else np.maximum(0.0, summed - error)
+    # Far from the reference, exponentials leave the range of float64. Points below are left out; mass above counts as
+    # infinitely far (upper bound) or as right there (lower bound).
+    begin = min(int(np.searchsorted(losses, reference - 600.0 / (1.0 + theta))), count - 2)
+    end = max(int(np.searchsorted(losses, reference + 300.0 / (1.0 + 0.5 * theta))), begin + 2)
+    with np.errstate(under="ignore"):
+        beyond = float(summed[end:] @ np.exp(-theta * (losses[end:] - reference)))
+    losses, summed = losses[begin:end], summed[begin:end]
+    weighted = summed * np.exp(-(1.0 + theta) * (losses - reference))
+    if not upper:
+        weighted[-1] += beyond * math.exp(reference - losses[-1])
+    tail = np.cumsum(weighted[::-1])[::-1]
+    # delta(l_k) - delta(l_(k+1)) = (e^(l_(k+1)) - e^(l_k)) Q(L > l_k): positive terms only.
+    growth = np.exp(losses[:-1] - reference) * math.expm1(h)
+    values = np.append(np.cumsum((growth * tail[1:])[::-1])[::-1], 0.0)
+    log_peak = _log_peak(theta)
+    if upper:
+        top = shifts + (first + count) * h
+        slack = np.full(len(losses), beyond + outside * math.exp(max(-700.0, -theta * (top - reference))))
+    else:
+        slack = 2.0 * outside * math.exp(log_peak) * np.exp(-theta * (losses - reference))
+    values = np.nan_to_num(values, nan=math.inf if upper else 0.0, posinf=math.inf if upper else 0.0)
+    # The cumulative sums, the exponentials and K carry rounding of their own: some N u, and u |exponent|.
+    shift = steps * eta if upper else -steps * eta
+    largest = max(float(np.abs(part.losses).max()) for part in moments.parts)
+    spare = (4.0 * count + 8.0 * abs(theta * reference) + (64.0 + 8.0 * theta * largest) * steps) * _UNIT
+    scale = log_total - theta * reference + (shift + spare if upper else shift - spare)
+    infinite = float(sum(part.counts @ part.infinite for part in moments.parts)) if upper else 0.0
+    infinite *= (1.0 + 1e-9) * math.exp(max(0.0, shift))
+    chernoff = log_total + log_peak + spare + (1.0 + theta) * abs(shift)
+    return Curve(losses + shift, scale, values, slack, infinite, upper, theta, chernoff)
+
+
+def _log_peak(theta: float) -> float:
+    """Return log of the largest e^(-theta x)(1 - e^-x) over x > 0."""
+    return theta * math.log(theta / (1.0 + theta)) - math.log1p(theta) if theta > 0.0 else 0.0
+
+
+def _window(
+    moments: Moments, theta: float, log_total: float, mean: float, variance: float, h: float
+) -> tuple[int, int, float]:
+    """Return where the window ends and begins, in points from the mean, and the tilted mass outside of one side."""
+    spread = math.sqrt(2.0 * _OUTSIDE / (variance + h * h))
+    trials = [spread * factor for factor in (0.12, 0.25, 0.5, 0.75, 1.0, 1.5)]
+    rise = [(t, moments.log_moment(theta + t) - log_total) for t in trials]
+    fall = [(t, moments.log_moment(theta - t) - log_total) for t in trials]
+    high = math.ceil((min((k + _OUTSIDE) / t for t, k in rise) - mean) / h) + 3
+    low = -math.ceil((mean + min((k + _OUTSIDE) / t for t, k in fall)) / h) - 3
+    if high - low > MOST_POINTS:
+        high, low = min(high, MOST_POINTS // 2), max(low, -(MOST_POINTS // 2))
+    high = low + next_fast_len(high - low, real=True)
+    top, bottom = mean + (high - 2) * h, mean + (low + 2) * h
+    # The rounding of K: some u |K| each.
+    noise = 1e-12 * (1.0 + abs(log_total))
+    above = min(k - t * top for t, k in rise) + noise
+    below = min(k + t * bottom for t, k in fall) + noise
+    return high, low, min(1.0, math.exp(min(0.0, max(above, below))))
+
+
+def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float, int]:
+    """Return the convolution modulo `count`, a bound on the error of an entry, and the point that index 0 stands for."""
+    growth = 6.0 * _UNIT * math.log2(2.0 * count)
+    product = np.ones(count // 2 + 1, dtype=np.complex128)
+    relative = np.zeros(count // 2 + 1)
+    log_bound = np.zeros(count // 2 + 1)
+    start = 0
+    for (tilted, _), part in zip(moments.tilted(theta), moments.parts, strict=True):
+        means = np.rint(tilted @ part.points).astype(np.int64)
+        for p, middle, times in zip(tilted, means, part.counts.tolist(), strict=True):
+            folded = np.bincount((part.points - middle) % count, weights=p, minlength=count)
+            transform = rfft(folded)
+            error = growth * math.sqrt(count) * float(np.linalg.norm(folded)) + 8.0 * _UNIT
+            size = np.abs(transform)
+            relative += times * (error / np.maximum(size, 1e-300) + 4.0 * _UNIT)
+            log_bound += times * np.log(size + error)
+            product *= _power(transform, times)
+            start += times * int(middle)
+    # prod (1 + x_i)^T_i - 1 <= e^(sum T_i x_i) - 1; where |F| itself is rounding, both it and the truth are below e^bound.
+    close = np.abs(product) * np.expm1(np.minimum(relative, 1.0))
+    wrong = np.where(relative < 0.1, close, 2.0 * np.exp(np.minimum(log_bound, 0.0)))
+    summed = irfft(product, n=count)
+    error = 2.0 * float(wrong.sum()) / count + growth * float(np.linalg.norm(summed))
+    return summed, 2.0 * error + 1e-280, start
+
+
+def _power(base: np.ndarray, exponent: int) -> np.ndarray:
+    """Return base^exponent by repeated squaring."""
+    result = None
+    with np.errstate(under="ignore"):
+        while True:
+            if exponent & 1:
+                result = base if result is None else result * base
+            exponent >>= 1
+            if not exponent:
+                return result
+            base = base * base
