@@ -248,8 +248,9 @@ def _plan(
     try:
         return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
     except PrivacyError as cause:
-        if isinstance(sampling, str) and sampling != "fixed_order" and "FixedOrderSampler" in str(cause):
-            known = '"fixed_order" or "truncated_poisson"' if "TruncatedPoisson" in str(cause) else '"fixed_order"'
+        other = sampling != "fixed_order" and "FixedOrderSampler" in str(cause) and "bands" not in str(cause)
+        if isinstance(sampling, str) and other:
+            known = '"fixed_order" or "truncated_poisson"' if "or TruncatedPoisson" in str(cause) else '"fixed_order"'
             raise PrivacyError(f"sampling={sampling!r}: must be {known} for this method: {cause}") from None
         raise
 

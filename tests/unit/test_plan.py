@@ -240,6 +240,32 @@ def test_the_nearest_allowed_settings_are_allowed() -> None:
     plan(methods.srg_memf(lr=1, decay=[0.0] + [0.5] * 7))
 
 
+CUT = sampling.TruncatedPoissonSampler(dataset_size=1000, batch_size=5, max_batch_size=20)
+
+
+def test_independent_moments_hold_under_a_hard_maximum_of_a_random_batch() -> None:
+    """The square's noise follows the largest batch that can be drawn, not the expected one."""
+    whole = plan(INDEPENDENT, CUT)
+    assert whole.event == accounting.TruncatedPoissonSampledGaussian(1000, CUT.sample_rate, 20, 1.0, 8)
+    assert whole.noise_standard_deviation() == pytest.approx(math.sqrt(2))
+    assert whole.square_noise_standard_deviation() == pytest.approx(math.sqrt(2) * 39 / 25)
+    assert whole.event_after(3, 2) == whole.event_after(5)
+    shuffled = sampling.ShuffledSampler(dataset_size=20, batch_size=5)
+    assert plan(INDEPENDENT, shuffled).event == Gaussian(1.0, 2, Adjacency.ZERO_OUT)
+    cyclic = sampling.CyclicPoissonSampler(dataset_size=20, batch_size=2, groups=4)
+    assert plan(INDEPENDENT, cyclic).square_noise_standard_deviation() == pytest.approx(math.sqrt(2) * 9 / 4)
+    for sampler in (CUT, cyclic):
+        with pytest.raises(PrivacyError, match="joint moments hold for batches of one example only"):
+            plan(JOINT, sampler)
+    with pytest.raises(PrivacyError, match="or strategy=None with this sampler"):
+        plan(MEMF, CUT)
+
+
+def test_a_shard_is_no_sampler() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"must be a sampler from dpcore\.sampling"):
+        plan(INDEPENDENT, sampling.shard(ORDER, 0, 2))
+
+
 def test_joint_moments_are_half_the_noise_relative_to_a_replacement() -> None:
     """The pair's sensitivity is 2C under replacement, and the noise sigma C."""
     assert plan(JOINT, ONE, 50).event == Gaussian(0.5, 3, Adjacency.REPLACE_ONE)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
-from dpcore.sampling import FixedOrderSampler, PoissonSampler
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, sgd, start
 
 
@@ -162,6 +162,21 @@ ARGUMENTS_REFUSED = {
     "joint moments": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "fixed_size"},
         "sampling='fixed_size': must be \"fixed_order\"",
+    ),
+    "joint moments of a cut batch": (
+        lambda: {"method": METHODS["adam joint"](8), "sampling": "truncated_poisson"},
+        "sampling='truncated_poisson': must be \"fixed_order\" for",
+    ),
+    "maximum of another sampler": (lambda: {"max_batch_size": 12}, 'is only for sampling="truncated_poisson"'),
+    "maximum below the batch size": (
+        lambda: {"sampling": "truncated_poisson", "max_batch_size": 7},
+        "max_batch_size=7: must be at least the expected batch size 8",
+    ),
+    "groups of another sampler": (lambda: {"groups": 2}, 'groups=2: is only for sampling="cyclic_poisson"'),
+    "no groups": (lambda: {"sampling": "cyclic_poisson"}, 'groups=None: must be given with sampling="cyclic_poisson"'),
+    "users of other data": (
+        lambda: {"sampling": UserSampler(PoissonSampler(dataset_size=8, batch_size=8), range(8), 1)},
+        "user_of_example of length 8: must name the user of each of the 30 examples",
     ),
     "correlated noise with a sampler": (
         lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},
