@@ -63,22 +63,29 @@ def _upper_bound(folder: RunFolder) -> str:
 
 
 def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
-    from dpcore.cli.weights import encode
     from dpcore.report import plots
+    from dpcore.torch.export import files
 
-    metadata = {"made by": "dpcore", "settings": outcome.statement.settings_hash}
-    folder.write("model.safetensors", encode(outcome.parameters, metadata))
+    evaluations = outcome.evaluations
+    trained = {
+        "data": settings.data,
+        "model": settings.model,
+        "parameters": sum(array.size for array in outcome.parameters.values()),
+        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %",
+    }
+    title = f"{settings.data}, {settings.model}, {settings.method}"
+    for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
+        folder.write(name, content)
     if outcome.recorded is not None:
         from dpcore.report.gradients import save_gradients
 
         save_gradients(folder.path, **outcome.recorded)
-    evaluations = outcome.evaluations
     plots.learning_curve(
         folder.path / "learning-curve.png",
         [item.epoch for item in evaluations],
         [item.test_accuracy for item in evaluations],
         [item.epsilon for item in evaluations],
-        title=f"{settings.data}, {settings.model}, {settings.method}",
+        title=title,
         target_epsilon=settings.epsilon,
     )
 

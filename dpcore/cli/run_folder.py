@@ -32,6 +32,7 @@ NAMES = (
     "table.txt",
     "model.safetensors",
     "gradients.npz",
+    "README.md",
 )
 FOLDERS = ("tensorboard",)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpcore.cli.callbacks import EpochReleased, JsonLines, StepReleased
 from dpcore.cli.run_folder import DEMO, RunFolder
-from dpcore.cli.weights import encode
+from dpcore.report.safetensors import encode
 from dpcore.errors import DataError
 
 

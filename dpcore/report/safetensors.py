@@ -14,18 +14,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.errors import ArgumentTypeError
+
 _NAMES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
     "int64": "I64",
     "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
     "uint8": "U8",
     "bool": "BOOL",
 }
 
 
-def encode(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+def encode(
+    tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], dtypes: Mapping[str, str] | None = None
+) -> bytes:
     """Return the bytes of a .safetensors file.
 
     Parameters
@@ -34,16 +40,22 @@ def encode(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str])
         Written in this order.
     metadata : mapping of str to str
         Free text for the header.
+    dtypes : mapping of str to str, optional
+        The format's name of a tensor's type, where NumPy has none: "BF16" for bits that are given as int16.
+
+    Raises
+    ------
+    ArgumentTypeError
+        For a dtype that the format does not have.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     blocks, offset = [], 0
     for name, tensor in tensors.items():
+        kind = (dtypes or {}).get(name) or _NAMES.get(tensor.dtype.name)
+        if kind is None:
+            raise ArgumentTypeError(f"tensors[{name!r}].dtype={tensor.dtype}: must be one of {', '.join(_NAMES)}")
         block = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).tobytes()
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype.name],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + len(block)],
-        }
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + len(block)]}
         blocks.append(block)
         offset += len(block)
     text = json.dumps(header, separators=(",", ":")).encode()

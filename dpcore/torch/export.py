@@ -1,0 +1,118 @@
+"""A trained model with its privacy statement and a card, and nothing of the run's secret part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpcore.errors import DataError
+from dpcore.report.card import model_card
+from dpcore.report.safetensors import encode
+from dpcore.report.statement import Statement
+from dpcore.torch.run import PrivateRun
+
+WRITTEN = ("model.safetensors", "statement.json", "statement.txt", "README.md")
+"""The files of an export, the card last: where it stands, the others are complete."""
+
+
+def export(
+    private: PrivateRun,
+    folder: str | os.PathLike[str],
+    delta: float | None = None,
+    *,
+    title: str = "A privately trained model",
+    trained: Mapping[str, Any] | None = None,
+    note: str = "",
+    overwrite: bool = False,
+) -> Statement:
+    """Write the model, its privacy statement and a card into a folder that can be published.
+
+    Parameters
+    ----------
+    private : PrivateRun
+        As `dpcore.torch.make_private` returned; the model's output is written (`PrivateRun.output_state_dict`).
+    folder : path
+        Made if it does not exist.
+    delta : float, optional
+        Where epsilon is stated; by default the target delta.
+    title : str
+        Of the card.
+    trained : mapping of str to str or number, optional
+        Public facts about model and data for the card. What stands here is published as it is.
+    note : str
+        One sentence for the statement.
+    overwrite : bool
+        Whether an earlier export in the folder is replaced.
+
+    Returns
+    -------
+    Statement
+        The one that was written.
+
+    Raises
+    ------
+    DataError
+        Where the folder already holds one of the files.
+
+    Notes
+    -----
+    Guarantee: the files are functions of the released parameters, the public settings, and the arguments. Keys, drawn
+    indices, realized batch sizes and the state of correlated noise never reach this module. Parameters and buffers that
+    were not trained (frozen layers) are written too: they must be public.
+    """
+    target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise DataError(f"folder={str(target)!r}: is a file; name a folder")
+    held = [name for name in WRITTEN if (target / name).exists()]
+    if held and not overwrite:
+        raise DataError(f"folder={str(target)!r}: already holds {held[0]}; name another folder or give overwrite=True")
+    statement = private.statement(delta, note=note)
+    state = private.output_state_dict()
+    counted = {"parameters": sum(p.numel() for p in private.model.parameters()), **(trained or {})}
+    contents = files(statement, *_arrays(state), title=title, trained=counted)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise DataError(f"folder={str(target)!r}: cannot be made ({cause.strerror})") from cause
+    (target / "README.md").unlink(missing_ok=True)
+    for name, content in contents.items():
+        draft = target / f".{name}.draft"
+        draft.write_bytes(content)
+        draft.replace(target / name)
+    return statement
+
+
+def files(
+    statement: Statement,
+    arrays: Mapping[str, Any],
+    dtypes: Mapping[str, str] | None = None,
+    *,
+    title: str,
+    trained: Mapping[str, Any],
+) -> dict[str, bytes]:
+    """Return the content of each of `WRITTEN`, from public values alone."""
+    metadata = {"made by": "dpcore", "settings": statement.settings_hash, "statement": statement.statement_hash}
+    contents = {
+        "model.safetensors": encode(arrays, metadata, dtypes),
+        "statement.json": (statement.to_json() + "\n").encode(),
+        "statement.txt": statement.text().encode(),
+    }
+    card = model_card(statement, title=title, trained=trained, files=contents)
+    return {**contents, "README.md": card.encode()}
+
+
+def _arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a state dict's tensors as arrays, and the types that NumPy does not have."""
+    arrays, dtypes = {}, {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):  # a module's extra state
+            continue
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            dtypes[name], tensor = "BF16", tensor.view(torch.int16)
+        arrays[name] = tensor.numpy()
+    return arrays, dtypes
