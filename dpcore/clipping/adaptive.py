@@ -27,8 +27,8 @@ class AdaptiveClip:
     target_quantile : float
         gamma, strictly between 0 and 1: the share of norms that the clip shall leave as they are. 0.5 is the median.
     learning_rate : float
-        eta_C > 0, of the logarithm of the norm. At 0.2 and the median, a step of B examples changes the norm by at most a
-        tenth, noise aside.
+        eta_C > 0, of the logarithm of the norm. At 0.2 and the median, a step of B examples changes the norm by about a
+        tenth at most, noise aside.
     bit_noise_std : float or None
         sigma_b: standard deviation of the noise on the sum of the bits, in examples. None takes a twentieth of the
         expected batch size. Must be more than half of the noise multiplier, or the bits alone cost more than the whole
