@@ -66,7 +66,9 @@ def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
     """Return the ends between which the smallest epsilon lies for certain; empty where none is known."""
     if not _has_losses(event):
         return {}
-    found = accounting.epsilon_interval(event, delta)
+    from dpcore.accounting.pld import epsilon_interval as certified
+
+    found = certified(event, delta)
     return {"lower": float(found.lower), "upper": float(found.upper)}
 
 
@@ -81,7 +83,10 @@ def attacker(event: Event) -> dict[str, Any]:
     """
     if not _has_losses(event):
         return {}
-    curve = accounting.trade_off(event)
+    trade_off = getattr(accounting, "trade_off", None)
+    if trade_off is None:
+        return {}
+    curve = trade_off(event)
     rates = {f"{rate:g}": float(curve.true_positive_rate(rate)) for rate in FALSE_POSITIVE_RATES}
     return {"true_positive_rate": rates, "advantage": float(curve.advantage)}
 
