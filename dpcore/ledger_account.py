@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpcore.errors import PrivacyError
+from dpcore.errors import BudgetError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.report.canonical import digest, plain
@@ -141,10 +141,15 @@ class LedgerAccount:
 
     @property
     def saved(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold so that the ledger knows it again: nothing secret."""
-        if self.run is None:
+        """What a checkpoint must hold so that the ledger knows it again: nothing secret.
+
+        A run that has not begun begins now, so that a checkpoint from before the first step is known, too.
+        """
+        try:
+            run = self._begun()
+        except BudgetError:  # nothing is left to spend, which is no reason not to save
             return None
-        return {"ledger": self.ledger.ledger_id, "run": self.run.run_id, "branch": self.run.branch_id}
+        return {"ledger": self.ledger.ledger_id, "run": run.run_id, "branch": run.branch_id}
 
     def describe(self, delta: float) -> dict[str, Any]:
         """Return the ledger's and the run's names, and what the ledger as a whole comes to."""

@@ -37,8 +37,11 @@ def fingerprint(engine: Engine) -> dict[str, Any]:
     }
 
 
-def save(engine: Engine) -> dict[str, Any]:
-    """Return the state, in a public and a secret part."""
+def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
+    """Return the state, in a public and a secret part.
+
+    With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state.
+    """
     state = engine.mechanism.state_dict()
     public, secret = dict(state["public"]), dict(state["secret"])
     public["arrays"] = _tensors(public["arrays"])
@@ -47,7 +50,7 @@ def save(engine: Engine) -> dict[str, Any]:
     public["settings"] = fingerprint(engine)
     public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
     account = engine.mechanism.account
-    public["ledger"] = account.saved if isinstance(account, LedgerAccount) else None
+    public["ledger"] = account.saved if begin and isinstance(account, LedgerAccount) else None
     public["parameters_sha256"] = None if public["ledger"] is None else parameters_digest(engine.gradient.model)
     secret["arrays"] = _tensors(secret["arrays"])
     secret |= {name: secret[name].hex() for name in KEYS}

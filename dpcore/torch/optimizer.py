@@ -147,7 +147,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
         self._engine.check_not_swapped("optimizer.load_state_dict")
         own = self._engine.mechanism.account is None and fork is False
-        check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine), fork=not own)
+        check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False), fork=not own)
         for group in state_dict["param_groups"]:
             lacking = next((key for key in self.defaults if key not in group), None)
             if lacking is not None:

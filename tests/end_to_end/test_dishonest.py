@@ -1,0 +1,259 @@
+"""Set-ups that claim more privacy than they have: each is refused, or accounted for as what it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+import dpcore
+import dpcore.torch
+from dpcore import accounting, sampling
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.ledger import Ledger
+
+N, BATCH, SIGMA, DELTA = 60, 6, 2.0, 1e-5
+DATA = (torch.linspace(-1, 1, N * 4).reshape(N, 4), torch.arange(N) % 3)
+
+
+def make(**options: Any) -> Any:
+    torch.manual_seed(0)
+    options = {"steps": 20, "target_delta": DELTA, "data": DATA, "model": nn.Linear(4, 3), **options}
+    method = options.pop("method", dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=SIGMA, batch_size=BATCH))
+    return dpcore.torch.make_private(options.pop("model"), options.pop("data"), method, **options)
+
+
+def unamplified(count: int) -> float:
+    return accounting.epsilon(accounting.Gaussian(SIGMA, count, "zero-out"), DELTA, "gaussian")
+
+
+def epsilon(sampler: Any, steps: int) -> float:
+    return accounting.epsilon(sampler.event(SIGMA, steps), DELTA)
+
+
+# ------------------------------------------------------------------------------ a shuffled loader claimed as Poisson
+
+
+@pytest.mark.parametrize("loader", [DataLoader(TensorDataset(*DATA), BATCH, shuffle=True)])
+def test_a_shuffled_loader_is_refused(loader: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"pass its dataset.*dpcore draws the batches itself"):
+        make(data=loader)
+
+
+def test_shuffled_epochs_get_no_amplification() -> None:
+    sampler = sampling.ShuffledSampler(dataset_size=N, batch_size=BATCH)
+    private = make(sampling=sampler)
+    assert private.plan.epsilon(DELTA) == pytest.approx(unamplified(2), rel=2e-3)
+    poisson = sampling.PoissonSampler(dataset_size=N, batch_size=BATCH)
+    assert private.plan.epsilon(DELTA) > 1.5 * epsilon(poisson, 20)
+
+
+def test_shuffled_batches_given_as_a_list_count_as_what_they_show() -> None:
+    order = np.random.default_rng(0)
+    batches = [part for _ in range(3) for part in order.permutation(N).reshape(-1, BATCH)]
+    result = dpcore.minimize(
+        lambda x, rows: np.ones((len(rows), x.size)), np.zeros(2), batches,
+        dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=SIGMA),
+    )  # fmt: skip
+    assert result.event == accounting.Gaussian(SIGMA, 3, "zero-out")
+
+
+# ------------------------------------------------------------------------------------------------ a weighted sampler
+
+
+def test_a_weighted_loader_is_refused() -> None:
+    weighted = WeightedRandomSampler(torch.arange(1.0, N + 1).tolist(), N)
+    with pytest.raises(ArgumentTypeError, match="dpcore draws the batches itself"):
+        make(data=DataLoader(TensorDataset(*DATA), BATCH, sampler=weighted))
+
+
+def test_a_torch_sampler_is_no_sampler_of_ours() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"must be a sampler from dpcore\.sampling"):
+        make(sampling=WeightedRandomSampler(torch.ones(N).tolist(), N))
+
+
+def test_a_list_that_prefers_some_examples_pays_for_the_most_frequent() -> None:
+    batches = [np.arange(BATCH) for _ in range(7)] + [np.arange(BATCH, 2 * BATCH)]
+    sampler = sampling.FixedBatches(batches)
+    assert sampler.event(SIGMA, 8) == accounting.Gaussian(SIGMA, 7, "zero-out")
+
+
+@dataclass(frozen=True, init=False)
+class Claims(sampling.PoissonSampler):
+    """Poisson by its event, weighted by its indices."""
+
+    def indices(self, key: bytes, step: int, **shard: Any) -> Any:
+        return super().indices(key, step)[:2]
+
+
+def test_a_sampler_of_the_callers_own_is_said_to_be_taken_on_trust() -> None:
+    private = make(sampling=Claims(dataset_size=N, batch_size=BATCH))
+    assert any("Claims" in caveat and "trust" in caveat for caveat in private.statement().caveats)
+    honest = make(sampling=sampling.PoissonSampler(dataset_size=N, batch_size=BATCH))
+    assert not any("trust" in caveat for caveat in honest.statement().caveats)
+
+
+# ------------------------------------------------------------------------------ dropped, split, repeated batches
+
+
+def test_a_batch_that_is_dropped_ends_the_iteration() -> None:
+    private = make()
+    batches = iter(private.loader)
+    next(batches)
+    with pytest.raises(PrivacyError, match="once for every batch drawn"):
+        next(batches)
+
+
+def test_a_batch_is_stepped_whole_and_once() -> None:
+    private = make(sampling="fixed_order")
+    batch = next(iter(private.loader))
+    with pytest.raises(PrivacyError, match="another number of examples"):
+        private.step(tuple(part[:2] for part in batch))
+    private.step(batch)
+    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
+        private.step(batch)
+
+
+def test_a_short_last_batch_keeps_its_place_or_is_never_used() -> None:
+    kept = sampling.FixedOrderSampler(dataset_size=N + 1, batch_size=BATCH)
+    dropped = replace(kept, drop_last=True)
+    assert kept.steps_per_epoch == dropped.steps_per_epoch + 1
+    seen = {i for step in range(3 * dropped.steps_per_epoch) for i in dropped.indices(bytes(32), step)}
+    assert len(seen) == N, "the same example is left out of every epoch"
+    assert dropped.event(SIGMA, 30) == accounting.Gaussian(SIGMA, 3, "zero-out")
+
+
+def test_a_cut_batch_is_not_plain_poisson() -> None:
+    cut = sampling.TruncatedPoissonSampler(dataset_size=N, batch_size=BATCH, max_batch_size=BATCH)
+    plain = sampling.PoissonSampler(dataset_size=N, batch_size=BATCH)
+    assert epsilon(cut, 200) > 1.02 * epsilon(plain, 200)
+
+
+# ---------------------------------------------------------------------------------------------- a resumed sampler
+
+
+@pytest.mark.parametrize("name", ["fixed_order", "shuffled"])
+def test_a_resumed_order_goes_on_where_it_was(name: str) -> None:
+    private = make(sampling=name, key=bytes(32), exact_key=True)
+    for batch in private.loader:
+        private.step(batch)
+        if private.steps_taken == 4:
+            break
+    state = private.optimizer.state_dict()
+    resumed = make(sampling=name)
+    resumed.optimizer.load_state_dict(state)
+    mine, theirs = (run._engine.mechanism for run in (private, resumed))
+    for step in range(4, 10):
+        expected = mine.plan.sampler.indices(mine.keys.sampling, step)
+        assert np.array_equal(theirs.plan.sampler.indices(theirs.keys.sampling, step), expected)
+
+
+def test_a_resumed_poisson_sampler_draws_new_batches() -> None:
+    private = make()
+    for batch in private.loader:
+        private.step(batch)
+        break
+    resumed = make()
+    resumed.optimizer.load_state_dict(private.optimizer.state_dict())
+    assert resumed._engine.mechanism.keys.sampling != private._engine.mechanism.keys.sampling
+
+
+def test_a_checkpoint_of_another_sampler_is_refused() -> None:
+    private = make(sampling="fixed_order")
+    with pytest.raises(ArgumentError, match="sampler"):
+        make(sampling="poisson").optimizer.load_state_dict(private.optimizer.state_dict())
+
+
+# --------------------------------------------------------------------------------------------------------- a wrong n
+
+
+def test_a_sampler_of_another_number_of_examples_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=f"must be {N}, the number of examples of the data"):
+        make(sampling=sampling.PoissonSampler(dataset_size=100 * N, batch_size=BATCH))
+
+
+def test_a_denominator_that_is_not_the_samplers_is_refused() -> None:
+    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=SIGMA, batch_size=10 * BATCH)
+    with pytest.raises(ArgumentError, match="the sampler draws 6 examples a step on average"):
+        make(method=method, sampling=sampling.PoissonSampler(dataset_size=N, batch_size=BATCH))
+
+
+def test_users_are_not_counted_as_examples() -> None:
+    users = np.arange(N) // 3
+    by_user = sampling.UserSampler(
+        sampling.PoissonSampler(dataset_size=N // 3, batch_size=BATCH), users, max_examples_per_user=3
+    )
+    event = by_user.event(SIGMA, 20)
+    assert event.sample_rate == pytest.approx(BATCH / (N // 3))
+    private = make(sampling=by_user)
+    assert "user" in " ".join((*private.statement().caveats, str(private.statement().sampler)))
+
+
+# -------------------------------------------------------------------------- two optimizers, two runs, one data set
+
+
+def test_two_optimizers_on_one_data_set_are_charged_together(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger.create(path)
+    # A generator and a discriminator, say: each with an optimizer of its own on the same data.
+    runs = [make(ledger=path), make(ledger=path, model=nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)))]
+    for _ in range(2):
+        for private in runs:
+            for batch in private.loader:
+                private.step(batch)
+    for private in runs:
+        private.close()
+    alone = runs[0].epsilon()
+    both = accounting.epsilon(accounting.SelfComposed(runs[0].plan.event, 2), DELTA)
+    total = Ledger.open(path).total(DELTA)
+    assert total.fixed >= 0.999 * both > 1.2 * alone
+    assert total.filter >= 0.999 * both
+
+
+def test_a_budget_stops_the_second_run_before_it_is_crossed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    first = make()
+    Ledger.create(path, budget=(1.2 * first.plan.epsilon(DELTA), DELTA))
+    taken = []
+    for _ in range(2):
+        private = make(ledger=path)
+        try:
+            for _ in range(2):
+                for batch in private.loader:
+                    private.step(batch)
+        except dpcore.errors.BudgetError:
+            assert private.optimizer.state_dict()["dpcore"]["public"]["step"] == private.steps_taken
+        private.close()
+        taken.append(private.steps_taken)
+    assert taken[0] >= 15
+    assert sum(taken) < 40
+    ledger = Ledger.open(path)
+    assert ledger.total(DELTA).filter <= 1.2 * first.plan.epsilon(DELTA) * (1 + 1e-9)
+
+
+def test_two_runs_under_one_key_have_different_noise() -> None:
+    keys = [make(key=bytes(32))._engine.mechanism.keys.noise for _ in range(2)]
+    assert keys[0] != keys[1]
+
+
+# ---------------------------------------------------------------------------------------------- noise and its claim
+
+
+def test_noise_of_zero_is_said_to_be_no_privacy() -> None:
+    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=0.0, batch_size=BATCH)
+    private = make(method=method)
+    assert math.isinf(private.plan.epsilon(DELTA))
+    assert "NOT PRIVATE" in private.statement().text()
+
+
+def test_groups_cannot_change_what_privacy_rests_on() -> None:
+    model = nn.Linear(4, 3)
+    with pytest.raises(PrivacyError, match="noise_multiplier"):
+        make(model=model, params=[{"params": list(model.parameters()), "noise_multiplier": 9.0}])
