@@ -8,6 +8,7 @@ from typing import Protocol
 from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import GaussianAccountant
+from dpcore.accounting.pld import PldAccountant
 from dpcore.accounting.rdp import RdpAccountant
 from dpcore.accounting.zcdp import ZcdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
@@ -36,6 +37,7 @@ class Accountant(Protocol):
 
 # The order is the order of preference, and of a statement: the first that covers an event is the default for it.
 ACCOUNTANTS: dict[str, Accountant] = {
+    "pld": PldAccountant(),
     "rdp": RdpAccountant(),
     "gaussian": GaussianAccountant(),
     "zcdp": ZcdpAccountant(),

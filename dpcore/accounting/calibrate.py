@@ -82,8 +82,9 @@ class _Question(Generic[T]):
 
     @property
     def tolerance(self) -> float:
-        """How closely the accountant can be asked for a target."""
-        return float(getattr(self.accountant, "calibration_tolerance", TOLERANCE))
+        """How far below the target the answer may be, relative to it."""
+        # PLD rounds epsilon up by as much, differently at neighboring values.
+        return max(1e-3, 1e-4 / self.target) if self.accountant.name == "pld" else TOLERANCE
 
 
 def calibrate_noise_multiplier(
@@ -114,7 +115,8 @@ def calibrate_noise_multiplier(
     float
         A multiplier whose epsilon is at most `target_epsilon`, always, and at least (1 - tolerance) `target_epsilon`,
         unless the accountant's epsilon jumps there: RDP goes to 0 at once where the divergence falls below about
-        delta^2. Then it is the least multiplier beyond the jump. The tolerance is 1e-3 for "pld", else 1e-6.
+        delta^2. Then it is the least multiplier beyond the jump. The tolerance is 1e-3 for "pld" (1e-4 /
+        `target_epsilon` for targets below 0.1), which rounds up by as much, and 1e-6 for the others.
 
     Raises
     ------

@@ -44,16 +44,19 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "accounting.json").r
 def test_golden_figures(row: dict[str, object]) -> None:
     event = Event.from_dict(row["event"])  # type: ignore[arg-type]
     figure = accounting.epsilon(event, row["delta"], row["accountant"])  # type: ignore[arg-type]
-    assert figure == pytest.approx(row["epsilon"], rel=1e-9)
+    # PLD rounds up by at most this; where it stops depends on its grids.
+    close = {"rel": 1e-3, "abs": 1e-4} if row["accountant"] == "pld" else {"rel": 1e-9}
+    assert figure == pytest.approx(row["epsilon"], **close)
+    assert figure >= row["epsilon"] * (1 - 1e-9)  # type: ignore[operator]
 
 
 def test_which_accountants_there_are() -> None:
-    assert accounting.available_accountants() == ("rdp", "gaussian", "zcdp")
-    assert accounting.accountants_for(POISSON) == ("rdp",)
-    assert accounting.accountants_for(PoissonSampledGaussian(1.0, 1.0, 1)) == ("rdp", "gaussian")
-    assert accounting.accountants_for(Gaussian(1.0)) == ("rdp", "gaussian")
-    assert accounting.accountants_for(NonPrivate("a baseline")) == ("rdp", "gaussian")
-    assert accounting.accountants_for(FixedSizeSampledGaussian(10, 2, 1.0, 1)) == ("rdp",)
+    assert accounting.available_accountants() == ("pld", "rdp", "gaussian", "zcdp")
+    assert accounting.accountants_for(POISSON) == ("pld", "rdp")
+    assert accounting.accountants_for(PoissonSampledGaussian(1.0, 1.0, 1)) == ("pld", "rdp", "gaussian")
+    assert accounting.accountants_for(Gaussian(1.0)) == ("pld", "rdp", "gaussian")
+    assert accounting.accountants_for(NonPrivate("a baseline")) == ("pld", "rdp", "gaussian")
+    assert accounting.accountants_for(FixedSizeSampledGaussian(10, 2, 1.0, 1)) == ("pld", "rdp")
     assert accounting.accountants_for(Unknown()) == ()
 
 
@@ -78,7 +81,9 @@ def test_refuses_accountants(ask: Callable[..., float]) -> None:
         ask(POISSON, 0.5, accountant="gausian")
     with pytest.raises(ArgumentTypeError, match="accountant=3"):
         ask(POISSON, 0.5, accountant=3)
-    with pytest.raises(PrivacyError, match=r"does not cover the event Poisson.* use accountant='rdp'"):
+    with pytest.raises(
+        PrivacyError, match=r"does not cover the event Poisson.* use accountant='pld' or accountant='rdp'"
+    ):
         ask(POISSON, 0.5, accountant="gaussian")
     with pytest.raises(ArgumentError, match="only accountant='rdp' takes orders"):
         ask(Gaussian(1.0), 0.5, accountant="gaussian", orders=[2])
@@ -88,7 +93,7 @@ def test_refuses_accountants(ask: Callable[..., float]) -> None:
         ask(POISSON, 0.5, orders=[2, 1])
     with pytest.raises(ArgumentTypeError, match="orders=7: must be a sequence"):
         ask(POISSON, 0.5, orders=7)
-    for name in (None, "rdp", "gaussian", "zcdp"):
+    for name in (None, "pld", "rdp", "gaussian", "zcdp"):
         with pytest.raises(ArgumentTypeError, match="event='Gaussian': must be an event"):
             ask("Gaussian", 0.5, accountant=name)
         with pytest.raises(PrivacyError, match="event=Unknown: no accountant of this version covers it"):
