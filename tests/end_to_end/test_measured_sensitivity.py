@@ -25,7 +25,13 @@ import numpy as np
 import pytest
 
 from dpcore import methods
-from dpcore.accounting import PoissonSampledGaussian
+from dpcore.accounting import (
+    Composed,
+    CyclicPoissonSampledGaussian,
+    Gaussian,
+    PoissonSampledGaussian,
+    TruncatedPoissonSampledGaussian,
+)
 from dpcore.accounting.gaussian import event_mu
 from dpcore.clipping import AdaptiveClip
 from dpcore.config import load_backend
@@ -36,17 +42,25 @@ from dpcore.mechanism import Mechanism
 from dpcore.method import Method
 from dpcore.plan import Plan
 from dpcore.queries import ParameterWindow, Preconditioned, TwoPoint
-from dpcore.sampling import FixedBatches, FixedOrderSampler, PoissonSampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedBatches,
+    FixedOrderSampler,
+    PoissonSampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+)
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import SECOND_MOMENT
 from dpcore.spec.stream import Stream
-from dpcore.strategies import NamedStrategy
+from dpcore.strategies import BandedToeplitz, NamedStrategy
 from dpcore.updates import Adam, Momentum
 
 SHAPES = [("a.w", (3, 2)), ("a.b", (2,)), ("c.w", (2,))]
 GROUPS = ["flat", "flat", "per_layer", "per_tensor", {"a.*": 0.3, "*": 2.0}]
 RULES = ["standard", "standard", "automatic", "automatic_v", "normalized"]
 BETAS = (0.9, 0.5)
+SAMPLED = (PoissonSampledGaussian, TruncatedPoissonSampledGaussian, CyclicPoissonSampledGaussian)
 ADAPTIVE = ["post_processing", "bias_corrected", "scale_then_privatize", "side_information"]
 DELAYED = {"variant": "delayed_preconditioner", "unscaled_steps": 2, "scaled_steps": 2, "max_scaled_norm": 3.0}
 
@@ -82,6 +96,19 @@ METHODS = {
     for variant in ADAPTIVE
 }
 CORRELATED = ("memf", "srg_memf", "accelerated_srgd")
+# Under a sampler of their own: "cut" is truncated Poisson.
+METHODS |= {
+    "disk, cut": METHODS["disk"],
+    "dp_adam independent, cut": METHODS["dp_adam independent"],
+    "dp_adagrad independent, cut": METHODS["dp_adagrad independent"],
+    "dp_sgd, shuffled": METHODS["dp_sgd"],
+    "srg_memf, shuffled": METHODS["srg_memf"],
+    "dp_adam independent, shuffled": METHODS["dp_adam independent"],
+    "dp_sgd, cyclic": METHODS["dp_sgd"],
+    "memf, cyclic": METHODS["memf"],
+    "dp_adam independent, cyclic": METHODS["dp_adam independent"],
+}
+LOOSE = ("srg_memf, shuffled", "dp_adam independent, shuffled")  # a bound for every choice of steps
 
 
 def drawn_strategy(rng: np.random.Generator, steps: int, signed: bool) -> object:
@@ -97,6 +124,13 @@ def drawn_strategy(rng: np.random.Generator, steps: int, signed: bool) -> object
 
 def drawn_sampler(rng: np.random.Generator, name: str, poisson: bool, steps: int, extreme: bool) -> object:
     n = int(rng.integers(2, 7))
+    if "cut" in name:
+        most = int(rng.integers(1, n + 1))
+        return TruncatedPoissonSampler(dataset_size=n, sample_rate=0.95 * most / n, max_batch_size=most)
+    if "shuffled" in name:
+        return ShuffledSampler(dataset_size=n, batch_size=int(rng.integers(1, n + 1)), drop_last=bool(rng.integers(2)))
+    if "cyclic" in name:
+        return CyclicPoissonSampler(dataset_size=n + 1, batch_size=0.8 * (n + 1) / 3, groups=3)
     if "joint" in name:
         return FixedOrderSampler(dataset_size=n, batch_size=1)
     if poisson:
@@ -123,11 +157,14 @@ def drawn_plan(rng: np.random.Generator, name: str, extreme: bool) -> Plan:
     if adaptive:
         common["clipping"] = str(rng.choice(["standard", "normalized"]))
         common["clipping_groups"] = "flat"
-    correlated = name in CORRELATED or (name != "optimal fir" and not adaptive and rng.random() < 0.4)
+    secret = "cut" in name or "cyclic" in name
+    correlated = name in CORRELATED or (name != "optimal fir" and not adaptive and not secret and rng.random() < 0.4)
     if correlated:
         common["strategy"] = drawn_strategy(rng, steps, extreme and name in CORRELATED)
+    if "cyclic" in name and (name.startswith("memf") or rng.integers(2)):
+        common["strategy"] = BandedToeplitz((1.0, *rng.normal(size=int(rng.integers(1, 3)))))
     method: Method = METHODS[name](**common)
-    poisson = not correlated and "independent" not in name and rng.random() < 0.3
+    poisson = not correlated and "," not in name and "independent" not in name and rng.random() < 0.3
     return Plan(method, drawn_sampler(rng, name, poisson, steps, extreme), steps, tuple(tensor for tensor, _ in SHAPES))
 
 
@@ -303,8 +340,10 @@ class Watched:
     @property
     def claimed(self) -> float:
         event = self.plan.event_after(self.run.step, self.run.abandoned)
-        if isinstance(event, PoissonSampledGaussian):  # given which batches it came to be in
-            return self.took_part**0.5 / event.noise_multiplier
+        first, *others = event.events if isinstance(event, Composed) else [event]
+        if isinstance(first, SAMPLED):  # given which batches it came to be in
+            coins = self.took_part**0.5 * getattr(first, "sensitivity", 1.0) / first.noise_multiplier
+            return float(np.hypot(coins, sum(event_mu(e) for e in others if isinstance(e, Gaussian))))
         return event_mu(event)
 
 
@@ -338,4 +377,4 @@ def test_no_run_shows_more_than_its_event_claims(name: str) -> None:
         assert measured <= claimed * (1 + 1e-6) + 1e-9, (seed, measured, claimed)
         ratios.append(measured / claimed if claimed else 0.0)
     # The search is no good, or the noise is too large, if nobody comes near.
-    assert max(ratios) > 0.98, ratios
+    assert max(ratios) > (0.6 if name in LOOSE else 0.98), ratios
