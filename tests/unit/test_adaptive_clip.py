@@ -23,7 +23,7 @@ from dpcore.mechanism import Mechanism
 from dpcore.noise import IndependentGaussian
 from dpcore.plan import Plan
 from dpcore.queries import Preconditioned
-from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler
+from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler, UserSampler
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.updates import SGD, Adam
@@ -350,3 +350,20 @@ def test_a_free_method_takes_it_too() -> None:
     assert found.clip_norms[0] == 2.0
     assert dpcore.minimize(rows_of, np.zeros(3), POISSON, methods.dp_sgd(lr=0.1, noise_multiplier=1.0),
                            steps=3).clip_norms is None  # fmt: skip
+
+
+def test_a_user_gives_one_bit_for_the_sum_of_the_user() -> None:
+    users = UserSampler(FixedOrderSampler(dataset_size=3, batch_size=3), [0, 0, 0, 1, 1, 2], 5)
+    method = methods.dp_sgd(lr=0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip(0.5, 0.2, 1.0))
+    found = dpcore.minimize(
+        lambda _, i: np.full((len(i), 1), 0.4), np.zeros(1), users, method, steps=1, noise=np.zeros((1, 2))
+    )
+    # 1.2 is above the norm of 1, 0.8 and 0.4 below: half a bit more below than above.
+    assert found.clip_norms[1] == pytest.approx(math.exp(-0.2 * 0.5 / 3), rel=1e-12)
+
+
+def test_a_truncated_batch_has_the_event_and_the_noise_of_its_sampler() -> None:
+    sampler = TruncatedPoissonSampler(dataset_size=60, batch_size=20, max_batch_size=30)
+    found = dpcore.minimize(rows_of, np.zeros(3), sampler, ADAPTED, steps=4)
+    assert found.event == sampler.event(0.7, 4)
+    assert len(set(found.clip_norms)) == 5
