@@ -11,12 +11,23 @@ from typing import Any
 import pytest
 
 from dpcore import methods
+from dpcore.clipping import AdaptiveClip
 from dpcore.keys import CALLER, Provenance
 from dpcore.plan import Plan
 from dpcore.report import Statement
 from dpcore.report.statement import _DERIVED
-from dpcore.sampling import FixedBatches, FixedOrderSampler, PoissonSampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedBatches,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    UserSampler,
+)
 from dpcore.spec.layout import Layout
+from dpcore.strategies import BandedToeplitz
 from dpcore.verify import Finding, holds, verify
 
 TENSORS = ("a.weight", "a.bias", "b.weight")
@@ -35,6 +46,13 @@ def state(plan: Plan, **changes: Any) -> Statement:
 
 def statements() -> dict[str, Statement]:
     poisson, order = (kind(dataset_size=110, batch_size=10) for kind in (PoissonSampler, FixedOrderSampler))
+    others = (
+        ShuffledSampler(dataset_size=110, batch_size=10),
+        CyclicPoissonSampler(dataset_size=110, batch_size=10, groups=4),
+        TruncatedPoissonSampler(dataset_size=110, batch_size=10, max_batch_size=15),
+        FixedSizeSampler(dataset_size=110, batch_size=10),
+        UserSampler(PoissonSampler(dataset_size=10, batch_size=5), [i % 10 for i in range(30)], 2),
+    )
     common: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.2}
     adam = methods.dp_adam(clipping_groups="per_layer", **common)
     scaled = methods.dp_adam(variant="scale_then_privatize", max_scaled_norm=3.0, **common)
@@ -47,6 +65,12 @@ def statements() -> dict[str, Statement]:
         "moments": state(Plan(methods.dp_adam(variant="independent_moments", **common), order, 22)),
         "scaled": state(Plan(scaled, order, 22)),
         "caller": state(Plan(adam, poisson, 22, TENSORS), caller_noise=True),
+        **{
+            type(sampler).__name__: state(Plan(methods.dp_sgd(**common), sampler, 22), abandoned=2)
+            for sampler in others
+        },
+        "adaptive": state(Plan(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **common), poisson, 22)),
+        "banded": state(Plan(methods.memf(strategy=BandedToeplitz((1.0, 0.5)), **common), others[1], 22), abandoned=2),
         "list": state(Plan(methods.dp_sgd(**common), FixedBatches([[0, 1], [2, 3]]), 22)),
     }
 
@@ -130,7 +154,9 @@ def trusted(findings: list[Finding]) -> set[str]:
     return {finding.check for finding in findings if finding.status == "trusted"}
 
 
-@pytest.mark.parametrize("name", ["poisson", "forked", "matrix", "moments", "scaled"])
+@pytest.mark.parametrize(
+    "name", ["poisson", "forked", "matrix", "moments", "scaled", "FixedSizeSampler", "TruncatedPoissonSampler"]
+)
 def test_new_hashes_do_not_hide_what_epsilon_rests_on(name: str) -> None:
     content = json.loads(STATEMENTS[name].to_json())
     before = trusted(verify(content))
