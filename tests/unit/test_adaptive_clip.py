@@ -106,8 +106,10 @@ def test_sum_and_bits_cost_what_one_release_of_the_noise_multiplier_costs() -> N
     sums = accounting.Gaussian(scales.raised_multiplier(sigma, bits), 1)
     both = accounting.Composed((sums, accounting.Gaussian(bits / 0.5, 1)))
     one = accounting.Gaussian(sigma, 1)
-    assert accounting.epsilon(both, 1e-5) == pytest.approx(accounting.epsilon(one, 1e-5), rel=1e-9)
-    assert accounting.epsilon(sums, 1e-5) < accounting.epsilon(one, 1e-5)
+    assert accounting.epsilon(both, 1e-5, "gaussian") == pytest.approx(
+        accounting.epsilon(one, 1e-5, "gaussian"), rel=1e-9
+    )
+    assert accounting.epsilon(sums, 1e-5, "gaussian") < accounting.epsilon(one, 1e-5, "gaussian")
 
 
 def test_the_event_is_that_of_a_fixed_norm() -> None:
