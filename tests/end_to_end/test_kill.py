@@ -58,10 +58,7 @@ def train(folder: Path) -> None:
     """What a child does: go on from the last checkpoint to the end."""
     model, private = build(folder / "ledger.db")
     checkpoint = folder / "checkpoint.pt"
-    if checkpoint.exists():
-        load(checkpoint, model, private)
-    else:
-        save(checkpoint, model, private)
+    load(checkpoint, model, private)
     log = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     while private.steps_taken < STEPS:
         for batch in private.loader:
@@ -97,6 +94,10 @@ def kill_until_complete(folder: Path, moments: random.Random, straight: dict[int
     folder.mkdir()
     ledger = folder / "ledger.db"
     Ledger.create(ledger)
+    # Under an exact key a second run is refused, so the first checkpoint must exist before anybody is killed.
+    model, private = build(ledger)
+    save(folder / "checkpoint.pt", model, private)
+    private.close()
     context, kills = multiprocessing.get_context("fork"), 0
     while True:
         child = context.Process(target=train, args=(folder,))
