@@ -66,6 +66,8 @@ def compare(
     clipping: shared.Clipping = None,
     clipping_groups: shared.ClippingGroups = "flat",
     sampling: shared.Sampling = None,
+    max_batch_size: shared.MaxBatchSize = None,
+    groups: shared.Groups = None,
     ledger: shared.Ledger = None,
     epochs: shared.Epochs = 10,
     batch_size: shared.BatchSize = None,
@@ -133,6 +135,8 @@ def compare(
         "clipping": clipping,
         "clipping_groups": clipping_groups,
         "sampling": sampling,
+        "max_batch_size": max_batch_size,
+        "groups": groups,
         "epochs": epochs,
         "batch_size": batch_size,
     }

@@ -10,7 +10,7 @@ import typer
 from dpcore.cli.values import count, one_of, real
 
 # What the commands train and compare draw by, and what the accounting commands know.
-SAMPLINGS = ("poisson", "fixed-order")
+SAMPLINGS = ("poisson", "truncated-poisson", "fixed-size", "fixed-order", "shuffled", "cyclic-poisson")
 ACCOUNTED = (
     *("poisson", "truncated-poisson", "fixed-size", "fixed-order"),
     *("shuffled", "cyclic-poisson", "full-batch"),

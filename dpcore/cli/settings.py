@@ -114,6 +114,8 @@ class Settings:
     bands: int | None = None
     decay: float | None = None
     sampling: str | None = None
+    max_batch_size: int | None = None
+    groups: int | None = None
     backend: str = "numpy"
     seed: int = 0
     tensorboard: bool = False
@@ -166,15 +168,24 @@ class Settings:
         self._choose_sampling()
 
     def _choose_sampling(self) -> None:
-        reason = ""
+        reason, unfit = "", tuple[str, ...]()
         if self.strategy is not None or (self.method in _CORRELATED and self.variant != "independent"):
             reason = "correlated noise is accounted for by the steps at which an example takes part"
+            unfit = ("truncated-poisson",)
         elif self.variant in _FIXED_BATCHES:
             reason = f"the sensitivity of {self.variant} grows with the largest batch"
-        if self.sampling == "poisson" and reason:
-            raise ArgumentError(f"sampling='poisson': {reason}, which must be fixed; use --sampling fixed-order")
+        if reason and self.sampling in ("poisson", "fixed-size", *unfit):
+            raise ArgumentError(
+                f"sampling={self.sampling!r}: {reason}, which must be fixed; use --sampling fixed-order"
+            )
         if self.sampling is None:
             object.__setattr__(self, "sampling", "fixed-order" if reason else "poisson")
+        for option, sampling in (("max_batch_size", "truncated-poisson"), ("groups", "cyclic-poisson")):
+            value = getattr(self, option)
+            if value is not None and self.sampling != sampling:
+                raise ArgumentError(f"{option}={value!r}: is only for --sampling {sampling}")
+        if self.sampling == "cyclic-poisson" and self.groups is None:
+            raise ArgumentError("groups=None: give --groups with --sampling cyclic-poisson, for example --groups 8")
 
     @property
     def update(self) -> str:

@@ -44,6 +44,8 @@ def train(
     clip_lr: own.ClipLr = None,
     bit_noise: own.BitNoise = None,
     sampling: shared.Sampling = None,
+    max_batch_size: shared.MaxBatchSize = None,
+    groups: shared.Groups = None,
     method: Annotated[
         str,
         typer.Option(

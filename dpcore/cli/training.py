@@ -87,6 +87,8 @@ class Training:
                 epochs=settings.epochs,
                 loss=torch.nn.functional.cross_entropy,
                 sampling=str(settings.sampling).replace("-", "_"),
+                max_batch_size=settings.max_batch_size,
+                groups=settings.groups,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )

@@ -65,9 +65,22 @@ Sampling = Annotated[
     typer.Option(
         parser=one_of(options.SAMPLINGS),
         metavar="NAME",
-        help="poisson or fixed-order; if not given: fixed-order where the method needs it, else poisson.",
+        help=", ".join(options.SAMPLINGS) + "; if not given: fixed-order where the method needs it, else poisson.",
         rich_help_panel=PRIVACY,
     ),
+]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        parser=count,
+        metavar="N",
+        help="Of truncated-poisson; by default passed less than once in a million steps.",
+        rich_help_panel=PRIVACY,
+    ),
+]
+Groups = Annotated[
+    int | None,
+    typer.Option(parser=count, metavar="N", help="Of cyclic-poisson: groups that take turns.", rich_help_panel=PRIVACY),
 ]
 Epochs = Annotated[int, typer.Option(parser=count, metavar="N", help="Passes over the data.", rich_help_panel=METHOD)]
 BatchSize = Annotated[
