@@ -348,7 +348,7 @@ class Plan:
                     target_epsilon, target_delta, lambda multiplier: self._event(multiplier, self.steps), name
                 )
                 found.append(sigma)
-            except PrivacyError as refusal:  # another accountant may certify the target
+            except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
                 refusals.append(refusal)
         if not found:
             raise refusals[0]

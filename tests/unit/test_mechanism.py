@@ -143,7 +143,7 @@ def test_abandoned_steps_are_counted() -> None:
         advance(mechanism, x, 5)
         mechanism.load_state_dict(state)
         assert (mechanism.step, mechanism.releases, mechanism.keys.forks) == (2, 2 + 5 * times, times)
-    assert mechanism.statement(1e-5).epsilon["rdp"] == mechanism.plan.epsilon(1e-5, steps=17)
+    assert mechanism.statement(1e-5).epsilon["pld"] == mechanism.plan.epsilon(1e-5, steps=17)
     assert any("counts 15 further" in caveat for caveat in mechanism.statement(1e-5).caveats)
 
     later, y = build(METHODS["dp_sgd"], keys=RunKeys.new())

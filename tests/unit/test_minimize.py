@@ -31,7 +31,7 @@ def test_results_are_of_the_asked_kind() -> None:
     assert (result.path[0] == x0).all()
     assert (result.path[-1] == result.x).all()
     assert (x0 == 0).all()
-    assert result.statement(1e-5).epsilon["rdp"] == result.plan.epsilon(1e-5)
+    assert result.statement(1e-5).epsilon["pld"] == result.plan.epsilon(1e-5)
 
 
 def test_two_runs_never_share_noise_unless_asked_to() -> None:

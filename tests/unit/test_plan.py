@@ -35,7 +35,15 @@ def test_the_sampler_and_the_event_are_one() -> None:
 
 def test_calibration_meets_the_target() -> None:
     plan = Plan(methods.doppler(lr=0.1), POISSON, 200).calibrated(3.0, 1e-5)
-    assert 3.0 * (1 - 1e-5) < plan.epsilon(1e-5) <= 3.0
+    assert 3.0 * (1 - 1e-3) < plan.epsilon(1e-5) <= 3.0
+
+
+def test_a_target_that_only_one_accountant_reaches() -> None:
+    # RDP finds no epsilon between 0 and 0.00102 at this delta, whatever the noise.
+    plan = Plan(methods.dp_sgd(lr=0.1), POISSON, 20).calibrated(1e-3, 1e-8)
+    assert 0.0 < plan.epsilon(1e-8) <= 1e-3
+    with pytest.raises(ArgumentError, match=r"target_epsilon=-1\.0|target_epsilon=-1:"):
+        Plan(methods.dp_sgd(lr=0.1), POISSON, 20).calibrated(-1, 1e-8)
 
 
 def test_the_noise_scale_comes_from_the_clip() -> None:
@@ -56,9 +64,9 @@ def test_the_noise_scale_comes_from_the_clip() -> None:
         (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).event, PrivacyError, "noise_multiplier=None"),
         (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).epsilon(1e-5), PrivacyError, "noise_multiplier=None"),
         (
-            lambda: Plan(methods.dp_sgd(lr=1, noise_multiplier=1), POISSON, 1).epsilon(1e-5, accountant="pld"),
+            lambda: Plan(methods.dp_sgd(lr=1, noise_multiplier=1), POISSON, 1).epsilon(1e-5, accountant="pdl"),
             ArgumentError,
-            "pld",
+            "did you mean 'pld'",
         ),
     ],
 )
@@ -119,8 +127,8 @@ def test_bad_methods(make, words: str) -> None:
 def test_the_statement_is_complete_and_reads_back() -> None:
     plan = Plan(methods.disk(lr=0.1, noise_multiplier=1.0), POISSON, 100)
     statement = plan.statement(1e-5, steps_taken=40, keys=RunKeys.new(), backend="numpy")
-    assert statement.epsilon["rdp"] == plan.epsilon(1e-5, steps=40)
-    assert statement.epsilon_planned["rdp"] == plan.epsilon(1e-5)
+    assert statement.epsilon["pld"] == plan.epsilon(1e-5, steps=40)
+    assert statement.epsilon_planned["pld"] == plan.epsilon(1e-5)
     assert accounting.Event.from_dict(statement.event) == plan.event_after(40)
     assert statement.noise["standard_deviation_on_sum"] == plan.noise_standard_deviation()
     assert type(statement).from_json(statement.to_json()) == statement
@@ -357,7 +365,7 @@ def test_calibration_meets_the_target_of_every_event(name: str) -> None:
         "independent": plan(methods.dp_adam(lr=0.1, variant="independent_moments", strategy="tree")),
     }[name]
     calibrated = uncalibrated.calibrated(3.0, 1e-5)
-    assert 3.0 * (1 - 1e-5) < calibrated.epsilon(1e-5) <= 3.0
+    assert 3.0 * (1 - 1e-3) < calibrated.epsilon(1e-5) <= 3.0
     if name != "joint":  # one Gaussian mechanism: sigma = sensitivity / mu
         assert calibrated.event.mu == pytest.approx(calibrated.event.sensitivity / calibrated.noise_multiplier)
 

@@ -137,7 +137,7 @@ ARGUMENTS_REFUSED = {
     "no data": (lambda: {"data": (DATA[0][:0], DATA[1][:0])}, "0 examples"),
     "collate with tensors": (lambda: {"data": DATA, "collate_fn": default_collate}, "collate_fn with tensors"),
     "collate with an array": (lambda: {"data": DATA[0].numpy(), "collate_fn": default_collate}, "TensorDataset"),
-    "unknown accountant": (lambda: {"accountant": "pld"}, "accountant='pld'"),
+    "unknown accountant": (lambda: {"accountant": "pdl"}, "accountant='pdl'"),
     "accountant of other events": (lambda: {"accountant": "gaussian"}, "accountant='gaussian'"),
     "merging collate": (lambda: {"data": Rows(), "collate_fn": lambda rows: (rows[0][0][None], DATA[1][:1])}, None),
     "no noise": (lambda: {"method": sgd(noise_multiplier=None)}, "target_epsilon"),
