@@ -89,10 +89,22 @@ def state(
             "key": NO_KEY if caller_noise else keys.origin,
             "forks": keys.forks,
         },
-        caveats=(*needed, *caveats),
+        caveats=(*needed, *_on_trust(plan.sampler), *caveats),
         software=dict(software),
         ledger=dict(ledger),
         note=note,
+    )
+
+
+def _on_trust(sampler: Any) -> tuple[str, ...]:
+    """What is said of a sampler that is not the library's: its batches and its event are two claims of one person."""
+    inner = getattr(sampler, "sampler", sampler)
+    own = next((type(one) for one in (sampler, inner) if not type(one).__module__.startswith("dpcore.sampling.")), None)
+    if own is None:
+        return ()
+    return (
+        f"The sampler {own.__module__}.{own.__qualname__} is the caller's: that its batches are what its event says is "
+        "taken on trust.",
     )
 
 

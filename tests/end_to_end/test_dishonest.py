@@ -250,6 +250,7 @@ def test_noise_of_zero_is_said_to_be_no_privacy() -> None:
     method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=0.0, batch_size=BATCH)
     private = make(method=method)
     assert math.isinf(private.plan.epsilon(DELTA))
+    private.step(next(iter(private.loader)))
     assert "NOT PRIVATE" in private.statement().text()
 
 
