@@ -69,6 +69,13 @@ class Question:
         """Return the question with one setting more."""
         return replace(self, **{name: value})
 
+    def after(self, steps: int) -> Question:
+        """Return the same plan with so many steps."""
+        if self.sampling in ("fixed-order", "shuffled") and self.dataset_size is None:
+            # Without sizes a step is an epoch.
+            return replace(self, epochs=float(steps), steps=None)
+        return replace(self, steps=steps, epochs=None)
+
     def event(self) -> Event:
         """Return what is released.
 
@@ -108,8 +115,10 @@ class Question:
         return f"{said}, {total:,} steps"
 
     def steps_in_all(self) -> int:
-        """Return the number of steps."""
+        """Return the number of steps; of epochs, where an order is known by them alone."""
         sampler = self._sampler()
+        if sampler is None and self.sampling in ("fixed-order", "shuffled"):
+            return math.ceil(self.epochs or 0)
         return self._steps(self._epoch_of_rate() if sampler is None else sampler.steps_per_epoch)
 
     def _sampler(self) -> Sampler | None:
