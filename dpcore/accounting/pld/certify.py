@@ -16,7 +16,7 @@ from scipy.special import ndtri_exp
 
 from dpcore.accounting.phases import Phases, PoissonStep
 from dpcore.accounting.pld import discretize, loss
-from dpcore.accounting.pld.compose import Curve, Moments, compose
+from dpcore.accounting.pld.compose import MOST_POINTS, Curve, Moments, compose
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.loss import Array, Family
 
@@ -143,6 +143,7 @@ class Side:
     reference: float = 0.0
     spread: float = 0.0
     upper: float = math.inf
+    size: int = 0
 
     def aim(self, theta: float) -> None:
         """Set the tilt, and with it the loss of interest."""
@@ -171,7 +172,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
         rough = task.rough(direction)
         side = Side(direction, rough, 0.0, 0.0)
         side.aim(choose(rough))
-        side.h = _COARSE * max(side.spread, 0.05 * _plain(rough)) / math.sqrt(task.steps)
+        side.h = min(2.0, _COARSE * max(side.spread, 0.05 * _plain(rough)) / math.sqrt(task.steps))
         sides.append(side)
     return sides
 
@@ -189,7 +190,7 @@ def refine(
     With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out far from the one its tilt suits is
     tilted anew.
     """
-    lower, coarse = 0.0, _COARSE
+    lower, coarse, last = 0.0, _COARSE, math.inf
     best = Interval(0.0, math.inf)
     for _ in range(_ROUNDS):
         fine = max(8, math.ceil(3.2 / coarse))
@@ -198,7 +199,7 @@ def refine(
             if side.upper <= lower:
                 continue  # the other direction is certainly the worse one
             curve, later = side.curves(task, fine)
-            side.upper = min(side.upper, max(0.0, read(curve)))
+            side.upper, side.size = min(side.upper, max(0.0, read(curve))), curve.size
             if leader is None or side.upper > leader.upper:
                 leader, below = side, later
         if leader is None or below is None:
@@ -208,13 +209,17 @@ def refine(
             lower = max(lower, min(upper, read(below())))
         best = Interval(lower, upper)
         wanted = tolerance(best)
-        if best.gap <= wanted:
-            break
+        if best.gap <= wanted or best.gap > 0.9 * last:
+            break  # met, or rounding is what is left
+        last = best.gap
         factor = min(0.7, max(0.15, 0.9 * math.sqrt(wanted / best.gap)))
         for side in sides:
             if retilt and abs(side.upper - side.reference) > 4.0 * side.spread:
                 side.aim(tilt_at(side.rough, side.upper))
-                factor = max(factor, 0.7)
+                factor, last = max(factor, 0.7), math.inf
+        factor = max(factor, max(side.size for side in sides if side.upper > lower) / MOST_POINTS)
+        if factor > 0.9:
+            break
         coarse *= factor
         for side in sides:
             side.h *= factor

@@ -15,18 +15,19 @@ window only adds, and the mass above the window, at most B, adds at most e^(K - 
 aliased into the window is at most the mass B outside it, and in delta it weighs at most
 max_{l > eps} e^(K - theta l)(1 - e^(eps - l)) = e^(K - theta eps) theta^theta/(1 + theta)^(1 + theta).
 
-**Rounding.** With u = 2^-53 and G = 6 u log2(2N), a transform F of x (|F| <= 1) has error ||dF||_2 <= G ||F||_2, so
-|dF_j| <= G sqrt(N) ||x||_2 =: d (Higham 2002, Theorem 24.2). A power T by repeated squaring carries at most 4 T u relative
-error of its own, so the product Phi of all powers has error at most |Phi_j| sum_i T_i (d_i/|F_ij| + 4u); where |F_ij| is
-not well above T_i d_i the bound is (|F_ij| + d_i)^T_i. The way back adds G ||c||_2. Each c_j is then within
-E = sum_j |dPhi_j|/N + G ||c||_2; c_j + E goes into the upper bound and max(0, c_j - E) into the lower one. Powers that
-underflow are below 1e-300 and vanish in the safety factor 2 on E.
+**Rounding.** With u = 2^-53 and G = 6 u log2(2N), a transform F of x has an error of at most G ||F||_2 in the L2 norm
+(Higham 2002, Theorem 24.2). |F_j| <= 1 for tilted masses, so the product of the powers T_i is off by at most
+sum_i T_i G ||F_i||_2 in L2 (one factor exchanged at a time), and with ||F||_2 = sqrt(N) ||x||_2 the convolution c by
+sum_i T_i G ||x_i||_2. Repeated squaring adds 4 T u relative, and the way back G, both times ||c||_2. Call the sum R. What
+delta(eps) sums has the weights e^(-theta l)(1 - e^(eps - l)), so by Cauchy and Schwarz it is off by at most
+
+    e^(K - theta eps) R ||(e^(-theta x_j) min(1, x_j))_j||_2,   x_j = l_j - eps > 0  (1 - e^-x <= min(1, x)).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,13 +90,15 @@ class Curve:
     values : (n,) float64
         delta at the losses, in that unit, without the infinite mass.
     slack : (n,) float64
-        What has to be subtracted between a point and the next (lower bound), or added (upper bound, constant).
+        What has to be subtracted (lower bound) or added (upper bound) from a point to the next; falls with the loss.
     infinite : float
         P-mass at loss infinity.
     upper : bool
         Whether it is an upper bound.
     theta, chernoff : float
         delta(eps) <= e^(chernoff - theta eps) + infinite, which an upper bound falls back on where the curve ends.
+    size : int
+        Points of the transform.
     """
 
     losses: Array
@@ -106,6 +109,7 @@ class Curve:
     upper: bool
     theta: float
     chernoff: float
+    size: int
 
     def delta(self, epsilon: float) -> float:
         """Return the bound on delta at epsilon: 1 or 0 where the curve ends before it."""
@@ -180,7 +184,6 @@ def compose(moments: Moments, theta: float, reference: float, *, upper: bool, et
     summed = np.roll(summed, -((first - start) % count))
     losses = shifts + (first + np.arange(count)) * h
     steps = float(sum(part.counts.sum() for part in moments.parts))
-    summed = np.maximum(0.0, summed) + error if upper else np.maximum(0.0, summed - error)
     # Far from the reference, exponentials leave the range of float64. Points below are left out; mass above counts as
     # infinitely far (upper bound) or as right there (lower bound).
     begin = min(int(np.searchsorted(losses, reference - 600.0 / (1.0 + theta))), count - 2)
@@ -193,14 +196,16 @@ def compose(moments: Moments, theta: float, reference: float, *, upper: bool, et
         weighted[-1] += beyond * math.exp(reference - losses[-1])
     tail = np.cumsum(weighted[::-1])[::-1]
     # delta(l_k) - delta(l_(k+1)) = (e^(l_(k+1)) - e^(l_k)) Q(L > l_k): positive terms only.
-    growth = np.exp(losses[:-1] - reference) * math.expm1(h)
-    values = np.append(np.cumsum((growth * tail[1:])[::-1])[::-1], 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = np.exp(losses[:-1] - reference) * math.expm1(min(h, 700.0))
+        values = np.append(np.cumsum((growth * tail[1:])[::-1])[::-1], 0.0)
     log_peak = _log_peak(theta)
+    noise = error * _weight_norm(theta, h, count) * np.exp(-theta * (losses - reference))
     if upper:
         top = shifts + (first + count) * h
-        slack = np.full(len(losses), beyond + outside * math.exp(max(-700.0, -theta * (top - reference))))
+        slack = noise + beyond + outside * math.exp(max(-700.0, -theta * (top - reference)))
     else:
-        slack = 2.0 * outside * math.exp(log_peak) * np.exp(-theta * (losses - reference))
+        slack = noise + 2.0 * outside * math.exp(log_peak) * np.exp(-theta * (losses - reference))
     values = np.nan_to_num(values, nan=math.inf if upper else 0.0, posinf=math.inf if upper else 0.0)
     # The cumulative sums, the exponentials and K carry rounding of their own: some N u, and u |exponent|.
     shift = steps * eta if upper else -steps * eta
@@ -210,7 +215,7 @@ def compose(moments: Moments, theta: float, reference: float, *, upper: bool, et
     infinite = float(sum(part.counts @ part.infinite for part in moments.parts)) if upper else 0.0
     infinite *= (1.0 + 1e-9) * math.exp(max(0.0, shift))
     chernoff = log_total + log_peak + spare + (1.0 + theta) * abs(shift)
-    return Curve(losses + shift, scale, values, slack, infinite, upper, theta, chernoff)
+    return Curve(losses + shift, scale, values, slack, infinite, upper, theta, chernoff, count)
 
 
 def _log_peak(theta: float) -> float:
@@ -218,51 +223,67 @@ def _log_peak(theta: float) -> float:
     return theta * math.log(theta / (1.0 + theta)) - math.log1p(theta) if theta > 0.0 else 0.0
 
 
+def _weight_norm(theta: float, h: float, count: int) -> float:
+    """Return a bound on the L2 norm of e^(-theta x) min(1, x) over x = h, 2h, ..., count h."""
+    lost = -math.expm1(-2.0 * theta * h)
+    kept = 1.0 - lost
+    squares = [float(count), float(count) ** 3 * h * h]
+    if lost > 1e-12:
+        # sum of r^k and of k^2 r^k
+        squares += [kept / lost, h * h * kept * (1.0 + kept) / lost**3]
+    return math.sqrt(min(squares))
+
+
 def _window(
     moments: Moments, theta: float, log_total: float, mean: float, variance: float, h: float
 ) -> tuple[int, int, float]:
     """Return where the window ends and begins, in points from the mean, and the tilted mass outside of one side."""
-    spread = math.sqrt(2.0 * _OUTSIDE / (variance + h * h))
-    trials = [spread * factor for factor in (0.12, 0.25, 0.5, 0.75, 1.0, 1.5)]
-    rise = [(t, moments.log_moment(theta + t) - log_total) for t in trials]
-    fall = [(t, moments.log_moment(theta - t) - log_total) for t in trials]
-    high = math.ceil((min((k + _OUTSIDE) / t for t, k in rise) - mean) / h) + 3
-    low = -math.ceil((mean + min((k + _OUTSIDE) / t for t, k in fall)) / h) - 3
+    rise = _exponents(lambda t: moments.log_moment(theta + t) - log_total - t * mean, variance + h * h)
+    fall = _exponents(lambda t: moments.log_moment(theta - t) - log_total + t * mean, variance + h * h)
+    high = math.ceil(min((k + _OUTSIDE) / t for t, k in rise) / h) + 3
+    low = -math.ceil(min((k + _OUTSIDE) / t for t, k in fall) / h) - 3
     if high - low > MOST_POINTS:
-        high, low = min(high, MOST_POINTS // 2), max(low, -(MOST_POINTS // 2))
+        low = max(low, -(MOST_POINTS // 2))
+        high = min(high, low + MOST_POINTS)
     high = low + next_fast_len(high - low, real=True)
-    top, bottom = mean + (high - 2) * h, mean + (low + 2) * h
-    # The rounding of K: some u |K| each.
-    noise = 1e-12 * (1.0 + abs(log_total))
-    above = min(k - t * top for t, k in rise) + noise
-    below = min(k + t * bottom for t, k in fall) + noise
+    noise = 1e-12 * (1.0 + abs(log_total))  # the rounding of K: some u |K| each
+    above = min(k - t * (high - 2) * h for t, k in rise) + noise
+    below = min(k + t * (low + 2) * h for t, k in fall) + noise
     return high, low, min(1.0, math.exp(min(0.0, max(above, below))))
 
 
+def _exponents(excess: Callable[[float], float], variance: float) -> list[tuple[float, float]]:
+    """Return pairs (t, log E e^(t (L - mean))) of which one or other gives a good Chernoff bound.
+
+    The first is best for a normal distribution. For heavier tails smaller ones are tried while they improve the bound.
+    """
+    t = math.sqrt(2.0 * _OUTSIDE / variance)
+    found = [(t, excess(t))]
+    while len(found) < 40:
+        t *= 0.7
+        found.append((t, excess(t)))
+        first, second = ((k + _OUTSIDE) / t for t, k in found[-2:])
+        if second >= first:
+            return found
+    return found
+
+
 def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float, int]:
-    """Return the convolution modulo `count`, a bound on the error of an entry, and the point that index 0 stands for."""
+    """Return the convolution modulo `count`, a bound on its L2 error, and the point that index 0 stands for."""
     growth = 6.0 * _UNIT * math.log2(2.0 * count)
     product = np.ones(count // 2 + 1, dtype=np.complex128)
-    relative = np.zeros(count // 2 + 1)
-    log_bound = np.zeros(count // 2 + 1)
-    start = 0
+    error, steps, start = 0.0, 0, 0
     for (tilted, _), part in zip(moments.tilted(theta), moments.parts, strict=True):
         means = np.rint(tilted @ part.points).astype(np.int64)
         for p, middle, times in zip(tilted, means, part.counts.tolist(), strict=True):
             folded = np.bincount((part.points - middle) % count, weights=p, minlength=count)
-            transform = rfft(folded)
-            error = growth * math.sqrt(count) * float(np.linalg.norm(folded)) + 8.0 * _UNIT
-            size = np.abs(transform)
-            relative += times * (error / np.maximum(size, 1e-300) + 4.0 * _UNIT)
-            log_bound += times * np.log(size + error)
-            product *= _power(transform, times)
+            product *= _power(rfft(folded), times)
+            error += times * growth * float(np.linalg.norm(folded))
+            steps += times
             start += times * int(middle)
-    # prod (1 + x_i)^T_i - 1 <= e^(sum T_i x_i) - 1; where |F| itself is rounding, both it and the truth are below e^bound.
-    close = np.abs(product) * np.expm1(np.minimum(relative, 1.0))
-    wrong = np.where(relative < 0.1, close, 2.0 * np.exp(np.minimum(log_bound, 0.0)))
-    summed = irfft(product, n=count)
-    error = 2.0 * float(wrong.sum()) / count + growth * float(np.linalg.norm(summed))
-    return summed, 2.0 * error + 1e-280, start
+    summed: Array = irfft(product, n=count)
+    error += (growth + 4.0 * _UNIT * steps) * float(np.linalg.norm(summed))
+    return summed, 1.01 * error, start
 
 
 def _power(base: np.ndarray, exponent: int) -> np.ndarray:
