@@ -131,7 +131,7 @@ class Draft:
         """Write an entry, and take it into account."""
         state = self._book.state
         self.written = True
-        body = write({"number": state.entries, "kind": kind, "time": now(), **content})
+        body = write({"entry": state.entries, "kind": kind, "time": now(), **content})
         entry = Entry(state.entries, body, seal(self._book.seal, body))
         self._connection.execute("INSERT INTO entries VALUES (?, ?, ?)", entry)
         state.apply(json.loads(body))

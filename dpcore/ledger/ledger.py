@@ -96,7 +96,7 @@ class Ledger:
         check_writable(target)
         body = write(
             {
-                "number": 0,
+                "entry": 0,
                 "kind": "create",
                 "time": now(),
                 "format": FORMAT,
@@ -270,7 +270,7 @@ class Ledger:
         with self._book.writing() as draft:
             self._rows.check_adjacency(kind)
             self._rows.check_key(key_digest)
-            self._rows.cost(None, event_after, 1, 0)
+            self._rows.cost(None, event_after, 1, 1)
             run_id = f"{self.ledger_id[:8]}-{secrets.token_hex(6)}"
             branch_id = f"{run_id}.0"
             draft.append(

@@ -129,16 +129,22 @@ class PrivacyFilter:
         """
         epsilon, delta = validate.positive(epsilon=epsilon), validate.open_unit(delta=delta)
         if self.kind == "gdp":
-            return float(analytic_noise_multiplier(epsilon, delta) ** -2)
+            most = float(analytic_noise_multiplier(epsilon, delta) ** -2)
+            return self._rounded(most, epsilon, delta)
         most = float(_limits(np.array([self.order]), epsilon, delta)[0])
         if not most > 0.0:
             raise ArgumentError(
                 f"order={self.order:g}: leaves nothing to spend of epsilon={epsilon:g} at delta={delta:g}; it must be "
                 f"larger, and the best is {best_order(epsilon, delta):g}"
             )
-        while self.epsilon(most, delta) > epsilon:  # by rounding alone
-            most = math.nextafter(most, 0.0)
-        return most
+        return self._rounded(most, epsilon, delta)
+
+    def _rounded(self, limit: float, epsilon: float, delta: float) -> float:
+        """Return the limit, made smaller by as much as rounding carries its epsilon above the budget."""
+        step = 2.0**-53
+        while self.epsilon(limit, delta) > epsilon:
+            limit, step = limit * (1.0 - step), 2.0 * step
+        return limit
 
     def odometer(self, total: float, delta: float) -> float:
         """Return an epsilon that holds at `delta` whenever one looks and however runs were chosen; see above."""

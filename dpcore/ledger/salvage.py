@@ -92,8 +92,8 @@ def _by_bytes(content: bytes) -> dict[int, str]:
             value, end = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and isinstance(value.get("number"), int) and "kind" in value and "time" in value:
-            found[value["number"]] = text[match.start() : end]
+        if isinstance(value, dict) and isinstance(value.get("entry"), int) and "kind" in value and "time" in value:
+            found[value["entry"]] = text[match.start() : end]
     return found
 
 
@@ -102,4 +102,4 @@ def _is_entry(body: Any, number: Any) -> bool:
         content = json.loads(body)
     except (TypeError, ValueError):
         return False
-    return isinstance(content, dict) and content.get("number") == number
+    return isinstance(content, dict) and content.get("entry") == number

@@ -119,8 +119,8 @@ class State:
         """
         kind = content.get("kind")
         handler = _HANDLERS.get(str(kind))
-        if content.get("number") != self.entries:
-            raise ValueError(f"has number {content.get('number')!r} where {self.entries} is due")
+        if content.get("entry") != self.entries:
+            raise ValueError(f"has number {content.get('entry')!r} where {self.entries} is due")
         if handler is None or (kind == "create") != (self.entries == 0):
             raise ValueError(f"is of the kind {kind!r}, which cannot stand there")
         try:

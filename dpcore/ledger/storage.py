@@ -76,6 +76,8 @@ class Storage:
                 connection.close()
         except sqlite3.DatabaseError as cause:
             raise self._sentence(cause) from cause
+        except UnicodeDecodeError as cause:
+            raise self.damaged("some of its text is none") from cause
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

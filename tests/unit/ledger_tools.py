@@ -1,0 +1,47 @@
+"""What the tests of the ledger share: plain plans."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
+from dpcore.ledger import Ledger, LedgerRun
+
+_keys = itertools.count()
+
+
+def poisson(steps: int, abandoned: int, sigma: float = 1.0) -> Event:
+    """Every step draws anew: abandoned ones are steps like the others."""
+    return PoissonSampledGaussian(0.01, sigma, steps + abandoned)
+
+
+def full(steps: int, abandoned: int, sigma: float = 20.0) -> Event:
+    """Full batches: exactly Gaussian."""
+    return Gaussian(sigma, steps + abandoned, Adjacency.ZERO_OUT)
+
+
+def ordered(steps: int, abandoned: int) -> Event:
+    """An epoch of ten steps in a fixed order; an abandoned step may meet anybody."""
+    run = Gaussian(10.0, -(-steps // 10), Adjacency.ZERO_OUT)
+    return Composed((run, Gaussian(10.0, abandoned, Adjacency.ZERO_OUT))) if abandoned else run
+
+
+def begin(ledger: Ledger, event_after: Any = poisson, **changes: Any) -> LedgerRun:
+    """Begin a run with a key of its own."""
+    values: dict[str, Any] = {
+        "name": "a run",
+        "adjacency": event_after(1, 0).adjacency,
+        "steps": 1000,
+        "event_after": event_after,
+        "description": {"lr": 0.5},
+        "digest": "same",
+        "key_digest": f"key {next(_keys)}",
+    }
+    return ledger.begin(**{**values, **changes})
+
+
+def new(folder: Path, **options: Any) -> Ledger:
+    """A fresh ledger."""
+    return Ledger.create(folder / "people.ledger", **options)

@@ -1,0 +1,446 @@
+"""What a ledger grants, and how runs go on from checkpoints."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dpcore.accounting import (
+    Adjacency,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    RdpAccountant,
+    epsilon,
+)
+from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
+from dpcore.ledger import Ledger, Total
+from dpcore.ledger.blocks import LARGEST, Blocks
+from tests.unit.ledger_tools import begin, full, new, ordered, poisson
+
+
+def test_an_empty_ledger_has_spent_nothing(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(3, 1e-5), name="patients")
+    total = ledger.total()
+    assert (total.fixed, total.filter, total.odometer, total.spent, total.runs) == (0.0, 0.0, 0.0, 0.0, 0)
+    assert total.budget == pytest.approx(3, rel=1e-12)
+    assert total.budget <= 3
+    assert ledger.runs() == ()
+    assert ledger.verify().valid
+    assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["people.ledger"]
+    again = Ledger.open(ledger.path)
+    assert (again.name, again.budget, again.ledger_id) == ("patients", (3.0, 1e-5), ledger.ledger_id)
+    assert (again.salt, again.seal) == (ledger.salt, ledger.seal)
+    assert len(again.salt) == 32
+
+
+def test_rows_are_on_disk_before_they_are_granted(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(700):
+        run.reserve(row)
+        (held,) = Ledger.open(ledger.path).runs()
+        assert row < held.releases == run.mark <= row + LARGEST
+        assert held.event == poisson(held.releases, 0)
+
+
+def test_never_beyond_the_plan(tmp_path: Path) -> None:
+    run = begin(new(tmp_path), steps=37)
+    for row in range(37):
+        run.reserve(row)
+    assert run.mark == 37
+    with pytest.raises(PrivacyError, match="planned for 37 rows"):
+        run.reserve(37)
+
+
+def test_close_gives_the_rest_back(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(300):
+        run.reserve(row)
+    assert run.mark > 300
+    with pytest.raises(ArgumentError, match=r"row=298: must lie between 299 and \d+"):
+        run.close(298)
+    with pytest.raises(ArgumentError, match=r"row=2000: must lie"):
+        run.close(2000)
+    run.close(300)
+    run.close(300)
+    assert (run.mark, run.releases) == (300, 300)
+    (held,) = ledger.runs()
+    assert held.event == poisson(300, 0)
+    assert 0 < held.epsilon(1e-5) <= epsilon(poisson(300, 0), 1e-5, "rdp")
+    run.reserve(300)  # takes the branch back
+    assert run.mark > 300
+    run.close(301)
+    assert run.releases == 301
+
+
+def test_close_keeps_what_another_process_may_have_released(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(30):
+        run.reserve(row)
+    left = run.mark
+    resumed = ledger.resume(run.run_id, run.branch_id, 10, digest="same", event_after=poisson).run
+    resumed.reserve(10)
+    resumed.close(11)
+    assert resumed.mark == resumed.releases == left
+
+
+def test_blocks_cost_less_than_a_percent() -> None:
+    now = [0.0]
+    blocks = Blocks(clock=lambda: now[0])
+    row, sizes = 0, []
+    for _ in range(12):
+        size = blocks.next_size(row)
+        sizes.append(size)
+        start = now[0]
+        now[0] += 0.003  # a write takes 3 ms
+        blocks.wrote(row, now[0] - start)
+        now[0] += 0.010 * size  # a row takes 10 ms
+        row += size
+    assert sizes[:3] == [1, 4, 16]
+    assert set(sizes[3:]) <= {30, 31}  # 3 ms of 300 ms
+    quick = Blocks(clock=lambda: now[0])
+    for number in range(9):
+        quick.next_size(number)
+        now[0] += 1.0
+        quick.wrote(number, 1.0)
+        now[0] += 1e-6
+    assert quick.next_size(9) == LARGEST
+
+
+# Replay and fork
+
+
+def test_continue_at_the_mark_whatever_the_digest(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(20):
+        run.reserve(row)
+    run.close(20)
+    found = ledger.resume(run.run_id, run.branch_id, 20, digest="other", event_after=poisson)
+    assert (found.kind, found.number) == ("continue", None)
+    found.run.reserve(20)
+    assert found.run.branch_id == run.branch_id
+    # Rows before 20 were shaped by one thing and those after by another: only those are replayed under it.
+    for row, digest, kind in (
+        (20, "other", "replay"),
+        (19, "other", "fork"),
+        (19, "same", "fork"),
+        (20, "same", "fork"),
+    ):
+        assert ledger.resume(run.run_id, run.branch_id, row, digest=digest, event_after=poisson).kind == kind
+
+
+def test_replay_is_free_and_exact(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(50):
+        run.reserve(row)
+    before = ledger.total(1e-5), run.mark
+    found = ledger.resume(run.run_id, run.branch_id, 10, digest="same", event_after=poisson)
+    assert (found.kind, found.number, found.run.replay_until) == ("replay", None, before[1])
+    assert found.reason == f"Rows 10 to {before[1] - 1} may have left, and are made once more, the very same."
+    for row in range(10, before[1]):
+        found.run.reserve(row)
+    assert (ledger.total(1e-5), found.run.mark) == before
+    found.run.reserve(before[1])
+    assert found.run.releases == found.run.mark > before[1]
+
+
+@pytest.mark.parametrize("digest", ["other", ""])
+def test_anything_changed_forks_and_is_charged(tmp_path: Path, digest: str) -> None:
+    run = begin(ledger := new(tmp_path), ordered, digest=digest and "same")
+    for row in range(50):
+        run.reserve(row)
+    run.close(50)
+    found = ledger.resume(run.run_id, run.branch_id, 30, digest=digest, event_after=ordered)
+    assert found.kind == "fork"
+    assert (found.run.mark, found.run.releases) == (30, 50)
+    assert ledger.runs()[0].event == ordered(50, 0)  # nothing new has left yet
+    # The number is on disk already.
+    stored = Ledger.open(ledger.path).export()["entries"]
+    assert [item["number"] for item in stored if item["kind"] == "fork"] == [found.number]
+    found.run.reserve(30)
+    assert ledger.runs()[0].event == ordered(found.run.mark, 20)
+    assert found.run.releases == found.run.mark + 20
+    found.run.use_key("key of the branch")
+    with pytest.raises(PrivacyError, match="has the same noise key"):
+        begin(ledger, key_digest="key of the branch")
+    with pytest.raises(ArgumentError, match="begins at row 30"):
+        ledger.resume(found.run.run_id, found.run.branch_id, 29, digest="", event_after=ordered)
+
+
+def test_forks_have_numbers_of_their_own(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    run.reserve(0)
+    numbers = set()
+    for _ in range(20):
+        found = ledger.resume(run.run_id, run.branch_id, 0, digest="", event_after=poisson, force_fork=True)
+        assert found.number is not None
+        assert 0 <= found.number < 2**63
+        numbers.add(found.number)
+    assert len(numbers) == 20
+    assert ledger.runs()[0].forks == 20
+
+
+def test_a_fork_from_within(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(20):
+        run.reserve(row)
+        run.settings(row, "lr 1")
+    old, mark = run, run.mark
+    run, number = old.fork(12, digest="changed")
+    assert number >= 0
+    assert (run.mark, run.releases) == (12, mark)
+    assert (run.settings_at(11), run.settings_at(12)) == ("lr 1", None)
+    with pytest.raises(ArgumentError, match="must lie between 12 and 12"):
+        run.fork(11, digest="")
+    run.reserve(12)
+    assert run.releases == mark + run.mark - 12
+    assert ledger.runs()[0].event == poisson(run.mark, mark - 12)
+
+
+def test_an_older_copy_of_the_ledger_pays_for_the_rows_it_lacks(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(3, 1e-5))
+    run = begin(ledger, full)
+    run.reserve(0)
+    run.close(1)
+    found = ledger.resume(run.run_id, run.branch_id, 800, digest="", event_after=full)
+    assert found.kind == "continue"
+    assert "rows 1 to 799 are charged now" in found.reason
+    assert ledger.runs()[0].releases == 800
+    assert ledger.total().notes == (
+        "The budget is exceeded: an older copy of the ledger was put back, or rows left without it.",
+    )
+    with pytest.raises(BudgetError):
+        found.run.reserve(800)
+
+
+def test_what_the_ledger_does_not_know(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    other = Ledger.create(tmp_path / "other.ledger")
+    with pytest.raises(DataError, match=r"has no run .* it is of another ledger.* begin a new run"):
+        other.resume(run.run_id, run.branch_id, 0, digest="", event_after=poisson)
+    with pytest.raises(DataError, match=r"has no branch .* an older copy"):
+        ledger.resume(run.run_id, run.run_id + ".7", 0, digest="", event_after=poisson)
+
+
+def test_another_plan_cannot_recount_the_rows(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(9):
+        run.reserve(row)
+    for other in (lambda steps, abandoned: poisson(steps, abandoned, 5.0), full):
+        with pytest.raises(PrivacyError, match="began under another plan"):
+            ledger.resume(run.run_id, run.branch_id, 9, digest="same", event_after=other)
+
+    def later(steps: int, abandoned: int) -> PoissonSampledGaussian:  # the same whole, another beginning
+        return poisson(steps, abandoned, 1.0 if steps >= 1000 else 2.0)
+
+    with pytest.raises(PrivacyError, match="began under another plan"):
+        ledger.resume(run.run_id, run.branch_id, 9, digest="same", event_after=later)
+    found = ledger.resume(run.run_id, run.branch_id, 9, digest="same", event_after=poisson, steps=2000)
+    found.run.reserve(1500)
+    with pytest.raises(ArgumentError, match="at least 2000"):
+        ledger.resume(run.run_id, run.branch_id, 9, digest="same", event_after=poisson, steps=1000)
+
+
+def test_only_the_last_object_of_a_branch_may_reserve(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    run.reserve(0)
+    second = ledger.resume(run.run_id, run.branch_id, 0, digest="same", event_after=poisson).run
+    for use in (lambda: run.reserve(0), lambda: run.settings(0, "x"), lambda: run.fork(0, digest="")):
+        with pytest.raises(PrivacyError, match="resumed by another object"):
+            use()
+    run.close(1)  # no longer its own: nothing happens
+    second.reserve(0)
+    # A branch that was given up and taken by another ledger object cannot be taken back.
+    second.close(1)
+    Ledger.open(ledger.path).resume(run.run_id, run.branch_id, 1, digest="same", event_after=poisson)
+    with pytest.raises(PrivacyError, match="resumed by another"):
+        second.reserve(1)
+
+
+# Settings
+
+
+def test_settings_are_logged_once_and_for_more_rows_each_time(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    written = []
+    for row in range(200):
+        run.reserve(row)
+        before = ledger.path.read_bytes().count(b'"kind":"settings"')
+        run.settings(row, "lr 1")
+        if ledger.path.read_bytes().count(b'"kind":"settings"') > before:
+            written.append(row)
+        assert run.settings_at(row) == "lr 1"
+    assert len(written) < 25
+    run.settings(200, "lr 2")
+    assert (run.settings_at(199), run.settings_at(200), run.settings_at(201)) == ("lr 1", "lr 2", None)
+
+
+def test_a_schedule_is_told_from_rows_that_were_never_released(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(30):
+        run.reserve(row)
+        run.settings(row, f"lr {row}")
+    assert run.mark > 30
+    found = ledger.resume(run.run_id, run.branch_id, 10, digest="same", event_after=poisson).run
+    for row in range(10, 30):
+        assert found.settings_at(row) == f"lr {row}"
+        found.settings(row, f"lr {row}")
+    found.settings(30, "lr 30")  # reserved then, and never released
+    again = ledger.resume(run.run_id, run.branch_id, 10, digest="same", event_after=poisson).run
+    with pytest.raises(PrivacyError, match=r"released with other settings before.* fork from row 13 on"):
+        again.settings(12, "lr 7")
+
+
+def test_constant_settings_of_rows_that_may_have_left_are_kept(tmp_path: Path) -> None:
+    run = begin(ledger := new(tmp_path))
+    for row in range(40):
+        run.reserve(row)
+        run.settings(row, "lr 1")
+    found = ledger.resume(run.run_id, run.branch_id, 5, digest="same", event_after=poisson).run
+    with pytest.raises(PrivacyError, match="other settings"):
+        found.settings(39, "lr 2")
+
+
+# Budget, adjacency
+
+
+def test_a_budget_ends_at_the_very_row(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(2.0, 1e-5))
+    run = begin(ledger, full)
+    most = ledger.remaining().steps(lambda steps: full(steps, 0), 1000)
+    for granted in range(most):
+        run.reserve(granted)
+    granted = most
+    with pytest.raises(BudgetError, match=r"step \d+ would cross the budget of .*epsilon=2 at delta=1e-05"):
+        run.reserve(granted)
+    remaining = ledger.remaining()
+    assert ledger.filter.charge(full(granted, 0)) <= remaining.limit < ledger.filter.charge(full(granted + 1, 0))
+    assert run.mark == run.releases == granted
+    with pytest.raises(BudgetError):
+        run.reserve(granted)
+    with pytest.raises(BudgetError):  # not even its first row
+        begin(ledger, full)
+    assert len(ledger.runs()) == 1
+    assert remaining.steps(lambda steps: full(steps, 0), 1000) == 0
+    assert ledger.verify().valid
+
+
+def test_what_is_left_calibrates(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(2.0, 1e-5))
+    ledger.charge(Gaussian(4.0), name="a count")
+    left = ledger.remaining()
+    assert left.fits(Gaussian(4.0)) == (ledger.filter.charge(Gaussian(4.0)) <= left.left)
+    sigma = left.noise_multiplier(lambda sigma: PoissonSampledGaussian(0.02, sigma, 300))
+    assert left.fits(PoissonSampledGaussian(0.02, sigma, 300))
+    assert not left.fits(PoissonSampledGaussian(0.02, sigma * (1 - 1e-6), 300))
+    ledger.charge(PoissonSampledGaussian(0.02, sigma, 300), name="all of it")
+    with pytest.raises(BudgetError):
+        ledger.charge(Gaussian(1e3), name="a thousandth more")
+    with pytest.raises(BudgetError, match="too little for any noise"):
+        ledger.remaining().noise_multiplier(lambda sigma: PoissonSampledGaussian(0.5, min(sigma, 1.0), 3000))
+    steps = left.steps(lambda steps: PoissonSampledGaussian(0.02, 1.0, steps), 10_000)
+    assert left.fits(PoissonSampledGaussian(0.02, 1.0, steps))
+    assert not left.fits(PoissonSampledGaussian(0.02, 1.0, steps + 1))
+
+
+def test_adjacencies(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    begin(ledger, poisson).reserve(0)
+    begin(ledger, full).reserve(0)
+    total = ledger.total(1e-5)
+    assert total.adjacency == "zero-out"
+    assert "Add-remove and zero-out runs are mixed" in total.notes[0]
+    with pytest.raises(PrivacyError, match="replace-one does not add up"):
+        ledger.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
+    other = Ledger.create(tmp_path / "replace.ledger")
+    other.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
+    with pytest.raises(PrivacyError, match="holds runs under replace-one"):
+        begin(other, poisson)
+    with pytest.raises(ArgumentError, match="described under 'zero-out'"):
+        begin(ledger, full, adjacency="add-remove")
+
+
+def test_no_guarantee_is_infinite(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    ledger.charge(NonPrivate("published as it is"), name="a leak")
+    total = ledger.total(1e-5)
+    assert (total.fixed, total.filter, total.spent) == (float("inf"),) * 3
+    assert total.to_dict()["filter"] == "inf"
+    assert ledger.verify().valid
+    assert Ledger.open(ledger.path).total(1e-5) == total
+    with pytest.raises(BudgetError):
+        Ledger.create(tmp_path / "b", budget=(3, 1e-5)).charge(NonPrivate("x"), name="a leak")
+
+
+def test_different_data_are_charged_to_the_same_people(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    for dataset in ("a", "b"):
+        begin(ledger, dataset=dataset).reserve(0)
+    total = ledger.total(1e-5)
+    assert "2 different fingerprints" in total.notes[0]
+    assert total.spent == 2 * ledger.filter.charge(poisson(1, 0))
+
+
+def test_nonsense(tmp_path: Path) -> None:
+    for budget in ((3, 1e-5, 1), 3, "x"):
+        with pytest.raises(ArgumentTypeError, match=r"must be \(epsilon, delta\)|must be a real number"):
+            new(tmp_path, budget=budget)
+    for budget in ((0, 1e-5), (-1, 1e-5), (3, 0), (3, 1), (float("nan"), 1e-5)):
+        with pytest.raises(ArgumentError, match="budget_"):
+            new(tmp_path, budget=budget)
+    with pytest.raises(ArgumentError, match=r"order=1\.0: must be greater than 1"):
+        new(tmp_path, order=1.0)
+    with pytest.raises(ArgumentError, match=r"order=1.1: leaves nothing to spend .* the best is"):
+        new(tmp_path, order=1.1, budget=(1, 1e-5))
+    with pytest.raises(ArgumentError, match="composition='pld'"):
+        new(tmp_path, composition="pld")
+    with pytest.raises(ArgumentError, match="only composition='rdp' has an order"):
+        new(tmp_path, composition="gdp", order=3)
+    assert os.listdir(tmp_path) == []
+    ledger = new(tmp_path)
+    with pytest.raises(ArgumentError, match="delta=None"):
+        ledger.total()
+    with pytest.raises(ArgumentError, match="budget=None"):
+        ledger.remaining()
+    with pytest.raises(ArgumentError, match="description: must be made of"):
+        begin(ledger, description={"lr": float("nan")})
+    with pytest.raises(ArgumentTypeError, match="must be an event"):
+        ledger.begin(
+            name="x",
+            adjacency="zero-out",
+            steps=3,
+            event_after=lambda steps, abandoned: 3,  # type: ignore[arg-type, return-value]
+            description=None,
+            digest="",
+            key_digest="",
+        )
+    with pytest.raises(ArgumentTypeError, match="event="):
+        ledger.charge("x", name="x")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="adjacency="):
+        begin(ledger, adjacency="add-remov")
+    assert ledger.runs() == ()  # nothing of this was written
+    with pytest.raises(ArgumentError, match=r"was made with None|has None"):
+        Ledger.open_or_create(ledger.path, budget=(3, 1e-5))
+    assert Ledger.open_or_create(ledger.path).ledger_id == ledger.ledger_id
+    assert isinstance(Ledger.open_or_create(tmp_path / "new", budget=(3, 1e-5)).total(), Total)
+    run = begin(ledger)
+    with pytest.raises(ArgumentError, match="row=-1"):
+        run.reserve(-1)
+    with pytest.raises(PrivacyError, match="does not cover secretly sampled"):
+        begin(Ledger.create(tmp_path / "gdp", composition="gdp"))
+
+
+def test_sampling_without_replacement_is_charged_where_the_accountant_knows_it(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    event = FixedSizeSampledGaussian(1000, 10, 1.0, 5)
+    if RdpAccountant().supports(event):
+        ledger.charge(event, name="x")
+        assert ledger.total(1e-5).adjacency == "replace-one"
+    else:
+        with pytest.raises(PrivacyError, match="no Renyi divergence"):
+            ledger.charge(event, name="x")

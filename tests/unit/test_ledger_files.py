@@ -1,0 +1,301 @@
+"""Every file that is no whole ledger: one sentence each, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcore.errors import DataError, DpcoreError
+from dpcore.ledger import Ledger, salvage, storage
+from dpcore.ledger.entries import START, seal, write
+from dpcore.ledger.places import check_place, file_system
+from dpcore.ledger.state import State
+from tests.unit.ledger_tools import begin, new, poisson
+
+
+def filled(folder: Path) -> Ledger:
+    path = folder / "people.ledger"
+    if not _MADE:
+        _MADE.append(_fill(folder).path.read_bytes())
+        path.unlink()
+    path.write_bytes(_MADE[0])
+    return Ledger.open(path)
+
+
+_MADE: list[bytes] = []
+
+
+def _fill(folder: Path, rows: int = 60) -> Ledger:
+    ledger = new(folder, budget=(8, 1e-5))
+    for name in ("first", "second"):
+        run = begin(ledger, name=name, steps=100)
+        for row in range(rows):
+            run.reserve(row)
+            run.settings(row, f"lr {row // 7}")
+        run.close(rows)
+        ledger.resume(run.run_id, run.branch_id, 10, digest="other", event_after=poisson).run.reserve(10)
+    return ledger
+
+
+def refuse(path: Path, match: str) -> None:
+    before = path.read_bytes() if path.is_file() else None
+    for _ in range(2):
+        with pytest.raises(DataError, match=match):
+            Ledger.open(path)
+    if before is not None:
+        assert path.read_bytes() == before
+        with pytest.raises(DataError, match="exists already, and a ledger is never overwritten"):
+            Ledger.create(path)
+
+
+def test_what_is_no_ledger(tmp_path: Path) -> None:
+    refuse(tmp_path / "absent", "does not exist; dpcore ledger create makes one")
+    (tmp_path / "folder").mkdir()
+    refuse(tmp_path / "folder", "is a folder")
+    (tmp_path / "empty").write_bytes(b"")
+    refuse(tmp_path / "empty", "is an empty file")
+    (tmp_path / "text").write_text("epsilon = 3\n" * 1000)
+    refuse(tmp_path / "text", "not even a database")
+    with sqlite3.connect(tmp_path / "other") as other:
+        other.execute("CREATE TABLE birds (name TEXT)")
+    refuse(tmp_path / "other", "database of another program")
+    with pytest.raises(DataError, match="there is no folder"):
+        Ledger.create(tmp_path / "nowhere" / "a.ledger")
+    with pytest.raises(DpcoreError, match="path=3"):
+        Ledger.open(3)  # type: ignore[arg-type]
+
+
+def test_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    refuse(ledger.path, r"has format 7, and dpcore \S+ reads format 1.*update this one")
+
+
+def test_a_torn_file(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    whole = ledger.path.read_bytes()
+    for share in (0.02, 0.3, 0.6, 0.95):
+        torn = tmp_path / f"torn {share}"
+        torn.write_bytes(whole[: int(share * len(whole))])
+        refuse(torn, r"is damaged|not even a database")
+        rest = salvage(torn)
+        assert rest["chain_intact_up_to"] <= len(rest["entries"])
+        known = {json.dumps(item, sort_keys=True) for item in ledger.export()["entries"]}
+        assert {json.dumps(item, sort_keys=True) for item in rest["entries"]} <= known
+    assert len(rest["entries"]) > 5
+    with pytest.raises(DataError, match=r"\d+ entries about [12] runs can still be read: dpcore ledger export"):
+        Ledger.open(torn)
+
+
+def test_flipped_bits_never_give_another_answer(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    whole, told = ledger.path.read_bytes(), ledger.export()
+    rng = np.random.default_rng(3)
+    flipped, noticed = tmp_path / "flipped", 0
+    for _ in range(60):
+        content = bytearray(whole)
+        content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+        flipped.write_bytes(bytes(content))
+        try:
+            again = Ledger.open(flipped)
+            assert again.export()["entries"] == told["entries"]  # the bit was in unused space, or in an index
+            noticed += not again.verify().valid
+        except DataError:
+            noticed += 1
+        assert flipped.read_bytes() == bytes(content)
+    assert noticed > 10
+
+
+def _tampered(ledger: Ledger, *statements: str) -> Path:
+    connection = sqlite3.connect(ledger.path, isolation_level=None)
+    for trigger in ("entries_stay", "entries_remain"):
+        connection.execute(f"DROP TRIGGER {trigger}")
+    for statement in statements:
+        assert connection.execute(statement).rowcount
+    connection.close()
+    return ledger.path
+
+
+def test_entries_cannot_be_changed_or_removed_by_accident(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    connection = sqlite3.connect(ledger.path)
+    with pytest.raises(sqlite3.IntegrityError, match="never changed"):
+        connection.execute("UPDATE entries SET body = '{}'")
+    with pytest.raises(sqlite3.IntegrityError, match="never removed"):
+        connection.execute("DELETE FROM entries")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "match"),
+    [
+        (
+            "UPDATE entries SET body = replace(body, '\"steps\":100', '\"steps\":999') WHERE number = 1",
+            "entry 1 is not",
+        ),
+        ("DELETE FROM entries WHERE number = 4", "entry 5 is not what was written"),
+        ("UPDATE entries SET seal = upper(seal) WHERE number = 3", "entry 3 is not what was written"),
+        ("DELETE FROM entries", "it has no entry"),
+    ],
+)
+def test_tampering_is_noticed(tmp_path: Path, statement: str, match: str) -> None:
+    ledger = filled(tmp_path)
+    path = _tampered(ledger, statement)
+    refuse(path, match)
+    found = ledger.verify() if statement != "DELETE FROM entries" else None
+    assert found is None or not found.valid
+
+
+def test_what_is_changed_while_the_ledger_is_open(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    _tampered(ledger, "DELETE FROM entries WHERE number > 5")
+    with pytest.raises(DataError, match="entries are missing that were there before"):
+        ledger.total()
+    with pytest.raises(DataError, match="entries are missing"):
+        begin(ledger)
+
+
+def test_a_cut_end_needs_a_seal_from_elsewhere(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    seal = ledger.seal
+    assert ledger.verify(seal=seal).valid
+    path = _tampered(ledger, "DELETE FROM entries WHERE number > 5")
+    assert Ledger.open(path).verify().valid  # as the page says
+    (problem,) = Ledger.open(path).verify(seal=seal).problems
+    assert "the end was cut off" in problem
+
+
+def test_a_charge_that_does_not_follow_from_its_event(tmp_path: Path) -> None:
+    exported = filled(tmp_path).export()
+    item = next(item for item in exported["entries"] if item["kind"] == "reserve")
+    item["charge"] /= 2
+    last, seals = START, []
+    for content in exported["entries"]:  # all sealed anew
+        last = seal(last, write(content))
+        seals.append(last)
+    forged = Ledger.restore(tmp_path / "forged", {**exported, "seals": seals})
+    (problem,) = forged.verify().problems
+    assert problem.startswith(f"entry {item['entry']} states the charge")
+
+
+def test_counters_must_follow_from_each_other(tmp_path: Path) -> None:
+    exported = filled(tmp_path).export()
+    for change in ({"releases": 3}, {"mark": -1}, {"charge": "nan"}, {"charge": -1.0}, {"branch": "x"}, {"kind": "y"}):
+        state = State()
+        for content in exported["entries"]:
+            if content["kind"] == "reserve" and content["mark"] > 5:
+                break
+            state.apply(content)
+        with pytest.raises(ValueError, match=r"^(takes|counts|has the|is about|is of the)"):
+            state.apply({**content, **change})
+
+
+def test_everything_comes_back_from_json(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    exported = json.loads(json.dumps(ledger.export(), allow_nan=False))
+    again = Ledger.restore(tmp_path / "again", exported)
+    assert again.runs() == ledger.runs()
+    assert again.total() == ledger.total()
+    assert again.export() == ledger.export()
+    assert (again.seal, again.ledger_id, again.budget) == (ledger.seal, ledger.ledger_id, ledger.budget)
+    assert (tmp_path / "again").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(DataError, match="exists already"):
+        Ledger.restore(tmp_path / "again", exported)
+    exported["entries"][3]["time"] = "then"
+    with pytest.raises(DataError, match=r"entry 3 is not what was written.* is not restored"):
+        Ledger.restore(tmp_path / "more", exported)
+    for nonsense in ({}, {"entries": [1], "seals": []}, {"entries": [], "seals": []}):
+        with pytest.raises(DataError, match="exported: "):
+            Ledger.restore(tmp_path / "more", nonsense)
+    assert not (tmp_path / "more").exists()
+    assert salvage(ledger.path)["entries"] == ledger.export()["entries"]
+
+
+def test_a_ledger_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = filled(tmp_path)
+    run = begin(ledger)
+    monkeypatch.setattr(storage, "PATIENCE", 0.2)
+    other = sqlite3.connect(ledger.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    for use in (lambda: run.reserve(0), ledger.runs, lambda: Ledger.open(ledger.path)):
+        with pytest.raises(DataError, match=r"kept it locked for 0\.2 s; try again"):
+            use()
+    other.execute("COMMIT")
+    run.reserve(0)
+    other.close()
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = filled(tmp_path)
+    with pytest.raises(DataError, match=r"read-only|cannot be written|locks and flushes"):
+        Ledger.create("/proc/people.ledger")
+    allowed = os.access
+    # Root may write everywhere, whatever the mode says.
+    monkeypatch.setattr(os, "access", lambda path, mode: not os.path.isdir(path) and allowed(path, mode))
+    with pytest.raises(DataError, match=r"the folder .* is read-only"):
+        Ledger.open(ledger.path)
+    with pytest.raises(DataError, match=r"the folder .* is read-only"):
+        Ledger.create(tmp_path / "b.ledger")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(DataError, match="is read-only, so that nothing could be reserved"):
+        Ledger.open(ledger.path)
+    looked_at = Ledger.open(ledger.path, read_only=True)
+    assert looked_at.total() == ledger.total()
+    with pytest.raises(DataError, match="was opened to be read only"):
+        begin(looked_at)
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 0:40 / /home rw shared:5 - nfs4 server:/home rw
+31 30 0:41 / /home/me/fast\\040disk rw - xfs /dev/nvme0 rw
+32 22 0:42 / /mnt/s rw - fuse.sshfs me@host: rw
+33 22 0:43 / /scratch rw - ext4 /dev/sdb rw
+34 22 0:44 / /scratch rw - lustre server:/x rw
+35 22 0:45 / /data rw master:1 - ceph mon:/ rw
+36 22 0:46 / /win rw - 9p C: rw
+37 22 0:47 / /samba rw - cifs //server/x rw
+garbage
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/home/me/a", "nfs4"),
+        ("/home/me/fast disk/a", None),
+        ("/homely/a", None),
+        ("/mnt/s/x/a", "fuse.sshfs"),
+        ("/scratch/a", "lustre"),
+        ("/data/a", "ceph"),
+        ("/win/a", "9p"),
+        ("/samba/deep/down/a", "cifs"),
+        ("/a", None),
+    ],
+)
+def test_networked_file_systems(tmp_path: Path, place: str, kind: str | None) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    if kind is None:
+        check_place(Path(place), mounts)
+        assert file_system(Path(place), mounts) is not None
+    else:
+        with pytest.raises(DataError, match=rf"networked file system \({kind} at /.*put it on a disk of this machine"):
+            check_place(Path(place), mounts)
+    check_place(Path(place), tmp_path / "absent")
+
+
+def test_networked_file_systems_are_refused_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = filled(tmp_path)
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"22 1 8:1 / / rw - ext4 x rw\n23 22 0:9 / {tmp_path} rw - nfs x rw\n")
+    monkeypatch.setattr(check_place, "__defaults__", (mounts,))
+    for use in (lambda: Ledger.open(ledger.path), lambda: Ledger.create(tmp_path / "b")):
+        with pytest.raises(DataError, match="networked"):
+            use()

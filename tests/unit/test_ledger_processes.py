@@ -1,0 +1,206 @@
+"""Processes that die at any moment, share a ledger, or fork: what was released is always covered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcore.errors import BudgetError, PrivacyError
+from dpcore.ledger import Ledger
+from dpcore.ledger.blocks import LARGEST
+from dpcore.ledger.owner import lives, this_process
+from tests.unit.ledger_tools import begin, full, new, poisson
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _in_a_child(work) -> int:  # type: ignore[no-untyped-def]
+    """Fork, do the work there, and leave without any clean-up; return the child's number."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 (a forked child of pytest must not run on)
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _killed_after(seconds: float, path: Path, resume: tuple[str, str, int, str] | None) -> tuple[int, list[int]]:
+    """Let a child reserve rows and release them into a pipe until it is killed; return the branch and its rows."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        os.close(reading)
+        ledger = Ledger.open(path)
+        if resume is None:
+            run, row = begin(ledger, steps=10**6, name=f"{os.getpid()}", key_digest=""), 0
+        else:
+            run_id, branch_id, row, digest = resume
+            run = ledger.resume(
+                run_id, branch_id, row, digest=digest if digest != "fork" else "changed", event_after=poisson
+            ).run
+        os.write(writing, struct.pack("<q", int(run.branch_id.rpartition(".")[2])))
+        while True:
+            run.reserve(row)
+            run.settings(row, f"lr {row}")  # a schedule: what was never released must not look changed
+            os.write(writing, struct.pack("<q", row))  # the release
+            row += 1
+            time.sleep(1e-4)
+
+    child = _in_a_child(work)
+    os.close(writing)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    told = b""
+    while part := os.read(reading, 1 << 16):
+        told += part
+    os.close(reading)
+    branch, *rows = [row for (row,) in struct.iter_unpack("<q", told)] or [-1]
+    return branch, rows
+
+
+def _kill_often(folder: Path, times: int) -> None:
+    ledger, rng = new(folder), np.random.default_rng(times)
+    resume, at_once = None, 0
+    # Some are killed before the first row is granted, most after: as long as that takes here and now.
+    start = time.perf_counter()
+    practice = begin(Ledger.create(folder / "practice.ledger"))
+    practice.reserve(0)
+    practice.settings(0, "lr")
+    needed = time.perf_counter() - start
+    for number in range(times):
+        before = ledger.runs()[-1].marks[resume[1]] if resume else 0
+        number_of_branch, rows = _killed_after(float(rng.uniform(0.0, 5 * needed)), ledger.path, resume)
+        again = Ledger.open(ledger.path)
+        if not again.runs():
+            assert not rows
+            continue
+        held = again.runs()[-1]
+        newest = f"{held.run_id}.{held.forks}"
+        if rows:
+            branch = f"{held.run_id}.{number_of_branch}"
+            assert max(rows) < held.marks[branch]
+            # Over-counted by a block at most, beside the rows of the replay.
+            assert held.marks[branch] <= max(max(rows) + 1 + LARGEST, before)
+        assert held.event == poisson(held.releases, 0)
+        mark = held.marks[newest]
+        kind = ("same", "fork")[number % 3 == 2]
+        first = int(rng.integers(max(0, mark - 40), mark + 1)) if mark else 0
+        first = max(first, _first(again, newest))
+        resume = (held.run_id, newest, first, kind)
+        at_once += bool(rows)
+        ledger = again
+    assert at_once > times // 3
+    assert ledger.verify().valid
+
+
+def _first(ledger: Ledger, branch_id: str) -> int:
+    rows = [item["row"] for item in ledger.export()["entries"] if item["kind"] == "fork" and item["child"] == branch_id]
+    return rows[0] if rows else 0
+
+
+def test_killed_at_any_moment_covers_what_was_released(tmp_path: Path) -> None:
+    _kill_often(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_killed_at_two_hundred_moments(tmp_path: Path) -> None:
+    _kill_often(tmp_path, 200)
+
+
+def test_two_processes_never_cross_the_budget_together(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(6.0, 1e-5))
+    most = ledger.remaining().steps(lambda steps: full(steps, 0), 10**6)
+
+    def work() -> None:
+        try:
+            run, row = begin(Ledger.open(ledger.path), full, steps=10**6, key_digest=""), 0
+        except BudgetError:
+            return
+        try:
+            while True:
+                run.reserve(row)
+                row += 1
+                time.sleep(1e-3)
+        except BudgetError:
+            run.close(row)
+
+    children = [_in_a_child(work) for _ in range(3)]
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    total = ledger.total()
+    assert total.spent <= total.limit
+    assert total.runs > 1
+    # It is used to the last row, or nearly: what one gives back at its end, another may have missed.
+    assert most - 3 * LARGEST <= sum(run.releases for run in ledger.runs()) <= most
+    assert ledger.verify().valid
+
+
+def test_many_processes_make_one_ledger_once(tmp_path: Path) -> None:
+    path = tmp_path / "people.ledger"
+    children = [_in_a_child(lambda: Ledger.open_or_create(path, budget=(3, 1e-5))) for _ in range(6)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 6
+    assert os.listdir(tmp_path) == ["people.ledger"]
+
+
+def test_a_fork_of_the_process_does_not_use_the_runs_noise(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    run = begin(ledger)
+    run.reserve(0)
+
+    def work() -> None:
+        with pytest.raises(PrivacyError, match=r"belongs to process \d+, and this is a fork of it"):
+            run.reserve(0)
+        run.close(0)  # does nothing here
+        found = ledger.resume(run.run_id, run.branch_id, 0, digest="same", event_after=poisson)
+        assert found.kind == "fork"  # for the parent lives
+        assert found.reason.startswith(f"Process {os.getppid()} still holds")
+        found.run.reserve(0)
+
+    assert os.waitpid(_in_a_child(work), 0)[1] == 0
+    run.reserve(1)
+    (held,) = ledger.runs()
+    assert held.forks == 1
+    assert held.releases == sum(held.marks.values())
+
+
+def test_a_branch_whose_process_died_is_replayed(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    child = _in_a_child(lambda: [begin(ledger).reserve(0), os.kill(os.getpid(), signal.SIGKILL)])
+    os.waitpid(child, 0)
+    (held,) = ledger.runs()
+    (branch,) = held.marks
+    assert ledger.resume(held.run_id, branch, 0, digest="same", event_after=poisson).kind == "replay"
+
+
+def test_whether_a_process_lives() -> None:
+    me = this_process()
+    assert lives(me)
+    assert not lives({**me, "boot": "another"})
+    assert not lives({**me, "started": me["started"] - 1})  # its number was given out again
+    assert lives({**me, "namespace": "pid:[1]", "pid": 10**7})  # cannot be seen from here
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other = {**me, "pid": child.pid, "started": None}
+    assert lives(other)
+    child.kill()
+    time.sleep(0.2)
+    stat = Path(f"/proc/{child.pid}/stat").read_text()
+    assert stat.rpartition(")")[2].split()[0] == "Z"
+    started = int(stat.rpartition(")")[2].split()[19])
+    assert not lives({**me, "pid": child.pid, "started": started})  # only its remains are there
+    child.wait()
+    assert not lives(other)
