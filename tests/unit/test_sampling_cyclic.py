@@ -66,6 +66,21 @@ def test_each_example_of_the_group_is_taken_at_the_rate() -> None:
         assert (min(together, each) > 1e-4) == fits
 
 
+def test_coins_are_independent_of_each_other() -> None:
+    sampler = CyclicPoissonSampler(dataset_size=40, batch_size=4, groups=4, shuffle=False)
+    rounds = np.zeros((4, 2500, 10))
+    for step in range(10_000):
+        rounds[step % 4, step // 4, sampler.indices(KEY, step) - 10 * (step % 4)] = 1
+    rate = sampler.sample_rate
+    for left, right in (
+        (rounds[:, :-1], rounds[:, 1:]),  # an example's coin, and its next one
+        (rounds[:, :, :-1], rounds[:, :, 1:]),  # neighbors in a group
+        (rounds[:-1], rounds[1:]),  # one group, and the next at the following step
+    ):
+        both = float((left * right).mean())
+        assert abs(both - rate**2) < 4.5 * math.sqrt(rate**2 * (1 - rate**2) / left.size)
+
+
 def test_one_group_is_poisson_sampling() -> None:
     plain, cyclic = (
         PoissonSampler(dataset_size=100, batch_size=30),
