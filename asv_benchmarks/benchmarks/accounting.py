@@ -1,4 +1,4 @@
-"""Accountants: how long they take, and what they say of fixed plans."""
+"""Accountants: how long they take, how much memory, and what they say of fixed plans."""
 
 from __future__ import annotations
 
@@ -7,10 +7,45 @@ from typing import Any
 from dpcore import accounting
 
 STEPS = (1_000, 100_000)
+PHASES = (1_000, 5_000)
+
+# (sample rate, noise multiplier, steps, delta): those of the project's speed targets.
+SETTINGS = {
+    "small": (0.01, 1.1, 1_000, 1e-6),
+    "typical": (0.004, 1.0, 10_000, 1e-5),
+    "long": (0.001, 0.8, 100_000, 1e-6),
+    "little noise": (0.01, 0.3, 10_000, 1e-6),
+    "epsilon 1000": (0.1, 0.4, 2_000, 1e-6),
+    "rare and quiet": (1e-4, 30.0, 10, 1e-9),
+}
 
 
 def _event(noise_multiplier: float = 1.1, steps: int = 1_000) -> Any:
     return accounting.PoissonSampledGaussian(sample_rate=0.01, noise_multiplier=noise_multiplier, steps=steps)
+
+
+def _setting(name: str) -> tuple[Any, float]:
+    rate, noise_multiplier, steps, delta = SETTINGS[name]
+    return accounting.PoissonSampledGaussian(rate, noise_multiplier, steps), delta
+
+
+def _schedule(phases: int) -> Any:
+    """Rate and noise both change at every step."""
+    return accounting.Composed(
+        tuple(
+            accounting.PoissonSampledGaussian(0.001 + 0.01 * i / phases, 2.0 - i / phases, 1 + i % 3)
+            for i in range(phases)
+        )
+    )
+
+
+def _forget() -> None:
+    """Empty the caches, so that each round computes what it times."""
+    from dpcore.accounting.pld import intervals
+
+    for part in vars(intervals).values():
+        if hasattr(part, "cache_clear"):
+            part.cache_clear()
 
 
 class Epsilon:
@@ -26,17 +61,78 @@ class Epsilon:
         accounting.epsilon(_event(steps=steps), 1e-6, "rdp")
 
 
+class Pld:
+    """A certified interval of epsilon."""
+
+    params = tuple(SETTINGS)
+    param_names = ("setting",)
+
+    def setup(self, setting: str) -> None:
+        self.time_interval(setting)
+
+    def time_interval(self, setting: str) -> None:
+        _forget()
+        accounting.epsilon_interval(*_setting(setting))
+
+    def peakmem_interval(self, setting: str) -> None:
+        _forget()
+        accounting.epsilon_interval(*_setting(setting))
+
+    def track_relative_gap(self, setting: str) -> float:
+        interval = accounting.epsilon_interval(*_setting(setting))
+        return interval.gap / interval.upper
+
+
+class Imported:
+    """Peak memory of nothing but the imports: to be subtracted."""
+
+    def peakmem_reference(self) -> None:
+        import dpcore.accounting.pld  # noqa: F401
+
+
+class Schedules:
+    """Events of thousands of different steps."""
+
+    params = PHASES
+    param_names = ("phases",)
+    timeout = 120
+
+    def setup(self, phases: int) -> None:
+        self.event = _schedule(phases)
+        accounting.epsilon(_schedule(20), 1e-6, "rdp")
+
+    def time_rdp(self, phases: int) -> None:
+        accounting.epsilon(self.event, 1e-6, "rdp")
+
+    def time_pld(self, phases: int) -> None:
+        _forget()
+        accounting.epsilon(self.event, 1e-6, "pld")
+
+    def peakmem_pld(self, phases: int) -> None:
+        _forget()
+        accounting.epsilon(self.event, 1e-6, "pld")
+
+
 class Calibrate:
-    """The noise multiplier that meets a target."""
+    """The setting that meets a target."""
 
     def setup(self) -> None:
         self.time_gaussian()
+        self.time_noise_pld()
 
     def time_poisson_rdp(self) -> None:
         accounting.calibrate_noise_multiplier(3.0, 1e-5, _event, "rdp")
 
     def time_gaussian(self) -> None:
         accounting.analytic_noise_multiplier(3.0, 1e-5)
+
+    def time_noise_pld(self) -> None:
+        _forget()
+        accounting.calibrate_noise_multiplier(3.0, 1e-5, lambda sigma: _event(sigma, 10_000), "pld")
+
+    def time_steps_pld(self) -> None:
+        _forget()
+        accounting.calibrate_steps(3.0, 1e-5, lambda steps: _event(1.0, steps), "pld")
 
 
 class Guarantees:
@@ -47,9 +143,21 @@ class Guarantees:
     def track_poisson_rdp(self) -> float:
         return accounting.epsilon(_event(), 1e-6, "rdp")
 
+    def track_poisson_pld(self) -> float:
+        return accounting.epsilon(_event(), 1e-6, "pld")
+
     def track_mnist_rdp(self) -> float:
-        event = accounting.PoissonSampledGaussian(sample_rate=256 / 60_000, noise_multiplier=1.0, steps=10 * 234)
-        return accounting.epsilon(event, 1e-5, "rdp")
+        return accounting.epsilon(self._mnist(), 1e-5, "rdp")
+
+    def track_mnist_pld(self) -> float:
+        return accounting.epsilon(self._mnist(), 1e-5, "pld")
+
+    def _mnist(self) -> Any:
+        return accounting.PoissonSampledGaussian(sample_rate=256 / 60_000, noise_multiplier=1.0, steps=10 * 234)
 
     def track_fixed_order_gaussian(self) -> float:
         return accounting.epsilon(accounting.Gaussian(noise_multiplier=2.0, count=10), 1e-5, "gaussian")
+
+    def track_fixed_size_rdp(self) -> float:
+        event = accounting.FixedSizeSampledGaussian(60_000, 256, noise_multiplier=0.6, steps=2_340)
+        return accounting.epsilon(event, 1e-5, "rdp")
