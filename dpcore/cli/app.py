@@ -18,6 +18,7 @@ from dpcore.cli.demo import demo
 from dpcore.cli.epsilon import epsilon
 from dpcore.cli.inspect import inspect
 from dpcore.cli.interrupt import Stopped
+from dpcore.cli.ledger import ledger
 from dpcore.cli.statement import statement
 from dpcore.cli.train import train
 from dpcore.cli.verify import verify
@@ -45,6 +46,7 @@ for _command, _example in (
 ):
     app.command(_command.__name__, epilog=f"Example:  {_example}")(_command)
 app.add_typer(inspect)
+app.add_typer(ledger)
 
 # typer brings its own copy of click or uses the installed one, depending on its version: ask it which.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -1,0 +1,142 @@
+"""`dpcore ledger` says what the ledger says, as text and as JSON, and refuses nonsense in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+from dpcore.accounting import Gaussian, PoissonSampledGaussian
+from dpcore.cli import main
+from dpcore.ledger import Ledger
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(capsys: Capture, *words: object, status: int = 0) -> dict:
+    assert main(["ledger", *map(str, words), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def used() -> Ledger:
+    ledger = Ledger.create("people.ledger", budget=(3, 1e-5), name="patients")
+    ledger.charge(PoissonSampledGaussian(0.01, 1.0, 500), name="first [try]")
+    ledger.charge(Gaussian(6.0), name="a count")
+    return ledger
+
+
+def test_create(capsys: Capture) -> None:
+    words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta", "1e-5", "--name", "patients"]
+    told = ask(capsys, *words)
+    assert (told["budget"], told["name"]) == ({"epsilon": 3, "delta": 1e-5}, "patients")
+    made = Ledger.open("people.ledger")
+    assert (made.ledger_id, made.budget, made.filter.order) == (told["ledger"], (3, 1e-5), told["order"])
+    assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
+    assert ask(capsys, "create", "third.ledger", "--order", 12)["order"] == 12
+
+
+def test_show(capsys: Capture) -> None:
+    ledger = used()
+    told, total = ask(capsys, "show", "people.ledger"), ledger.total()
+    assert told["total"] == json.loads(json.dumps(total.to_dict()))
+    assert [run["name"] for run in told["runs"]] == ["first [try]", "a count"]
+    assert [run["epsilon"] for run in told["runs"]] == [run.epsilon(1e-5) for run in ledger.runs()]
+    assert ask(capsys, "show", "people.ledger", "--delta", "1e-6")["total"]["fixed"] > total.fixed
+    assert main(["ledger", "show", "people.ledger"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    (line,) = [line for line in printed.splitlines() if "first [try]" in line]
+    assert line.split()[-4:-1] == ["/", "1", "0"]
+    assert "however they were chosen         epsilon = " in printed
+    assert "with all to come, however it is chosen   epsilon = 3 at delta = 1e-5, add-remove adjacency" in printed
+    spent = 100 * total.spent / total.limit
+    assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
+
+
+def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
+    Ledger.create("people.ledger")
+    assert main(["ledger", "show", "people.ledger"]) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon = 0 at delta = 1e-5" in printed
+    assert "of the budget" not in printed
+
+
+def test_verify(capsys: Capture) -> None:
+    ledger = used()
+    told = ask(capsys, "verify", "people.ledger")
+    assert told == {"valid": True, "entries": 5, "seal": ledger.seal, "problems": []}
+    assert ask(capsys, "verify", "people.ledger", "--seal", ledger.seal)["valid"]
+    assert not ask(capsys, "verify", "people.ledger", "--seal", "x", status=2)["valid"]
+    assert main(["ledger", "verify", "people.ledger", "--seal", "x"]) == 2
+    assert "NOT valid: 5 entries" in capsys.readouterr().out
+
+
+def test_export_of_a_whole_and_of_a_damaged_ledger(capsys: Capture) -> None:
+    ledger = used()
+    told = ask(capsys, "export", "people.ledger")
+    assert Ledger.restore("again.ledger", told).runs() == ledger.runs()
+    content = ledger.path.read_bytes()
+    Path("torn").write_bytes(content[: len(content) // 2])
+    rest = ask(capsys, "export", "torn", status=2)
+    assert "is damaged" in rest["damaged"]
+    assert all(item in told["entries"] for item in rest["entries"])
+    assert rest["entries"]
+    assert Path("torn").read_bytes() == content[: len(content) // 2]
+
+
+def test_a_copy_that_cannot_be_written_can_be_looked_at(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    used()
+    allowed = os.access
+    # Root may write everywhere, whatever the mode says.
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK and allowed(path, mode))
+    assert ask(capsys, "show", "people.ledger")["total"]["runs"] == 2
+    assert ask(capsys, "verify", "people.ledger")["valid"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("show absent", "does not exist; dpcore ledger create makes one"),
+        ("verify absent", "does not exist"),
+        ("export absent", "does not exist"),
+        ("export text", "is no ledger of dpcore"),
+        ("show .", "is a folder"),
+        ("show text", "is no ledger of dpcore: not even a database"),
+        ("create text", "exists already, and a ledger is never overwritten"),
+        ("create nowhere/people.ledger", "there is no folder"),
+        ("create new --budget-epsilon 3", "give both, or neither"),
+        ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
+        ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
+        ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
+        ("create new --composition rpd", "did you mean rdp?"),
+        ("create new --order 1", "order=1.0: must be greater than 1"),
+        ("shwo text", "Did you mean 'show'?"),
+        ("show", "missing argument 'FILE'"),
+    ],
+)
+def test_nonsense(line: str, sentence: str, capsys: Capture, tmp_path: Path) -> None:
+    Path("text").write_text("three\n" * 999)
+    assert main(["ledger", *line.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("dpcore: ")
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+    assert os.listdir(tmp_path) == ["text"]
+
+
+@pytest.mark.parametrize("command", [[], ["create"], ["show"], ["verify"], ["export"]])
+def test_help_has_an_example(command: list[str], capsys: Capture) -> None:
+    assert main(["ledger", *command, "--help"]) == 0
+    assert f"Example: dpcore ledger {' '.join(command)}".strip() in " ".join(capsys.readouterr().out.split())
+    assert main(["ledger"]) == 0
