@@ -96,6 +96,9 @@ def calibrate(
         )
         return
     write_line(f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}")
+    if value == 0:
+        write_line(f"Not even one step meets epsilon = {format_epsilon(epsilon)}: more noise is needed.")
+        return
     write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {_delta(unknown, delta)}")
     noise = "" if unknown == "noise-multiplier" else f", noise multiplier {known.noise_multiplier:g}"
     write_line(f"{name} accountant, {event.adjacency} adjacency, {known.words}{noise}")
@@ -168,7 +171,9 @@ def _solve(
             refusals.append(refusal)
     if not found:
         raise refusals[0]
-    return min(found) if unknown == "noise-multiplier" else max(found)
+    # Of equal values the first, whose accountant comes first in a statement.
+    best = min if unknown == "noise-multiplier" else max
+    return best(found, key=lambda pair: pair[0])
 
 
 def _together(spent: Spent | None, event: Event) -> Event:

@@ -1,0 +1,104 @@
+"""`dpcore curve`: certified points, pictures, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+from dpcore import accounting, methods
+from dpcore.accounting import Event, PoissonSampledGaussian
+from dpcore.cli import main
+from dpcore.keys import Provenance
+from dpcore.plan import Plan
+from dpcore.sampling import PoissonSampler
+
+PLAN = ["--sample-rate", "0.01", "--noise-multiplier", "1.1", "--steps", "300"]
+EVENT = PoissonSampledGaussian(0.01, 1.1, 300)
+
+
+def curve(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["curve", *map(str, arguments), "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_delta_over_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
+    told = curve(capsys, *PLAN)
+    x, low, high = np.array(told["points"]).T
+    assert Event.from_dict(told["event"]) == EVENT
+    assert (x[0], told["x"], told["y"]) == (0, "epsilon", "delta")
+    assert (low <= high).all()
+    assert (np.diff(high) < 0).all()
+    assert high[-1] <= 1.003e-10
+    assert high[0] == accounting.delta(EVENT, 0.0, "pld")
+
+
+def test_epsilon_over_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    told = curve(capsys, "steps", *PLAN, "--delta", 1e-5)
+    x, low, high = np.array(told["points"]).T
+    assert (x[0], x[-1], told["delta"]) == (1, 300, 1e-5)
+    assert (low <= high).all()
+    assert (np.diff(x) > 0).all()
+    assert (high[1:] >= low[:-1]).all()
+    assert high[-1] == accounting.epsilon(EVENT, 1e-5, "pld")
+    order = curve(
+        capsys, "steps", *["--sampling", "fixed-order", "--noise-multiplier", "4", "--epochs", "10", "--delta", "1e-6"]
+    )
+    assert [row[0] for row in order["points"]] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("kind", ["delta", "steps"])
+def test_pictures_and_tables(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, table = tmp_path / "curve.png", tmp_path / "curve.csv"
+    assert main(["curve", kind, *PLAN, "--delta", "1e-5", "--out", str(picture), "--csv", str(table)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"written: {picture}\nwritten: {table}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.reader(table.read_text().splitlines()))
+    told = curve(capsys, kind, *PLAN, "--delta", 1e-5)
+    assert [[float(cell) for cell in row] for row in rows[1:]] == told["points"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.csv", "curve.png"]
+
+
+def test_the_curve_of_a_stored_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1.1), PoissonSampler(dataset_size=1000, batch_size=10), 300)
+    statement = plan.statement(1e-5, steps_taken=150, keys=Provenance(), backend="numpy")
+    path = tmp_path / "statement.json"
+    path.write_text(statement.to_json())
+    told = curve(capsys, "steps", "--statement", path)
+    assert (told["delta"], told["points"][-1][0]) == (1e-5, 300)
+    assert told["points"][-1][2] == pytest.approx(statement.epsilon_planned["pld"])
+    assert Event.from_dict(told["event"]) == plan.event_after(150)
+    assert main(["curve", "--statement", str(path), "--steps", "3"]) == 2
+    assert "steps: must not be given with --statement" in capsys.readouterr().err
+
+
+REFUSED = {
+    "curve": "give --noise-multiplier",
+    "curve nix --steps 3": "unknown",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
+    "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
+    "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --csv nix/x.csv": "nix/x.csv: No such file",
+    "curve --statement nix.json": "there is no such file or folder",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_refused_in_one_sentence(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert REFUSED[line] in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""

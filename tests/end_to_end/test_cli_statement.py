@@ -1,0 +1,126 @@
+"""`dpcore statement` and `dpcore verify` on what a real run wrote, and on nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("torch")
+from dpcore.cli import main
+from dpcore.report import Statement
+from dpcore.verify import holds, verify
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("statement") / "run"
+    line = "train --data digits --model logistic --epsilon 3 --delta 1e-5 --epochs 1 --json --out"
+    assert main([*line.split(), str(folder)]) == 0
+    return folder
+
+
+def changed(run: Path, folder: Path, **fields: Any) -> Path:
+    content = json.loads((run / "statement.json").read_text()) | fields
+    path = folder / "changed.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path) -> None:
+    statement = Statement.from_json((run / "statement.json").read_text())
+    assert holds(verify(statement))
+    card = (run / "README.md").read_text()
+    assert "| data | digits |" in card
+    assert statement.settings_hash in card
+    assert "| parameters | 650 |" in card
+
+
+def test_the_statement_for_a_person_and_a_machine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", str(run), "--width", "70"]) == 0
+    text = capsys.readouterr().out
+    statement = Statement.from_json((run / "statement.json").read_text())
+    assert text == statement.text(70) + "\n"
+    assert max(map(len, text.splitlines()[:-4])) <= 70
+    assert main(["statement", str(run / "statement.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == statement.to_dict()
+
+
+def test_verify_says_what_holds(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "The statement follows from its settings" in printed
+    assert "failed" not in printed
+    assert main(["verify", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["holds"] is True
+    assert {"check": "adjacency", "status": "ok", "words": "add-remove"} in told["checks"]
+
+
+def test_verify_says_what_does_not(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(run, tmp_path, epsilon={"rdp": 0.5})
+    assert main(["verify", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert "DOES NOT HOLD" in printed
+    assert "is stated as 0.5 and follows as" in printed
+    assert main(["verify", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["holds"] is False
+    assert main(["statement", str(path)]) == 2
+    assert "changed after it was written; dpcore verify says more" in capsys.readouterr().err
+
+
+def test_several_statements_in_one_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = json.loads((run / "statement.json").read_text())
+    path = tmp_path / "statement.json"
+    path.write_text(json.dumps({"tuning": {}, "each_run": {"one": good, "two": good | {"delta": 1e-4}}}))
+    assert main(["verify", str(tmp_path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [all(item["status"] != "failed" for item in told["checks"][name]) for name in ("one", "two")] == [
+        True,
+        False,
+    ]
+    path.write_text(json.dumps({"one": good, "two": good}))
+    assert main(["statement", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("one\n\nPrivacy statement")
+    assert printed.count("Privacy statement\n") == 2
+
+
+NONSENSE = {
+    "absent": "there is no such file or folder",
+    "empty": "is a folder without a statement.json",
+    "text.txt": "is not JSON; the JSON beside it is meant",
+    "list.json": "holds no privacy statement",
+    "deep.json": "is not JSON",
+    "bytes.json": "is not JSON",
+}
+
+
+@pytest.mark.parametrize("command", ["statement", "verify"])
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_one_sentence(command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("Privacy statement")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    assert main([command, str(tmp_path / name)]) == 2
+    printed = capsys.readouterr()
+    assert NONSENSE[name] in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_a_width_that_is_no_width(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", str(run), "--width", "3"]) == 2
+    assert "width=3: must lie between 40 and 1000" in capsys.readouterr().err
+
+
+def test_an_older_format_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", str(changed(run, tmp_path, format=1))]) == 2
+    assert "has format 1, expected 2" in capsys.readouterr().err
+    assert main(["verify", str(changed(run, tmp_path, format=3))]) == 1
+    assert "a newer dpcore wrote it" in " ".join(capsys.readouterr().out.split())
