@@ -258,3 +258,20 @@ def test_a_checkpoint_goes_on_from_the_mark_under_any_settings(tmp_path: Path) -
     private.close()
     (run,) = Ledger.open(ledger).runs()
     assert run.releases == 11
+
+
+def test_a_step_is_paid_for_before_its_batch_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = tmp_path / "ledger.db"
+    Ledger.create(ledger)
+    _, private = build(ledger)
+    mechanism = private._engine.mechanism
+    known: list[int] = []
+    drawn = type(mechanism.plan.sampler).indices
+
+    def indices(sampler: Any, key: bytes, step: int, **shard: Any) -> Any:
+        known.append(max((mark for run in Ledger.open(ledger).runs() for mark in run.marks.values()), default=0))
+        return drawn(sampler, key, step, **shard)
+
+    monkeypatch.setattr(type(mechanism.plan.sampler), "indices", indices)
+    step_on(private, 3)
+    assert [mark > step for step, mark in enumerate(known)] == [True] * 3
