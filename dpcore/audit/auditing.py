@@ -25,6 +25,7 @@ Nasr et al., "Tight Auditing of Differentially Private Machine Learning", 2023.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ from dpcore.audit.bounds import Claim, best_threshold, count_errors
 from dpcore.audit.canaries import CanaryRun, MakeMechanism, Records, Step, joined, private_step, secret_batches
 from dpcore.audit.result import AuditResult
 from dpcore.config import load_backend
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.method import Method
@@ -69,7 +70,7 @@ def audit(
     canaries: int = 128,
     runs: int = 32,
     confidence: float = 0.99,
-    tensors: tuple[str, ...] | None = None,
+    tensors: Sequence[str] | None = None,
     key: bytes | None = None,
     dtype: str = "float64",
     make_mechanism: MakeMechanism = Mechanism,
@@ -93,7 +94,7 @@ def audit(
         Of fresh keys. At least 64 canaries in all runs together.
     confidence : float
         1 minus the probability of a false alarm.
-    tensors : tuple of str, optional
+    tensors : sequence of str, optional
         Names of tensors, for clipping groups given by name.
     key : bytes, optional
         32 bytes from which coins, noise and batches of all runs follow, for a repeatable audit; otherwise the operating
@@ -116,12 +117,16 @@ def audit(
     PrivacyError
         If no accountant covers the plan.
     """
-    names = tensors or (FLAT if method.clip.groups == "flat" else GROUPED)
+    if not isinstance(method, Method):
+        raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.dp_sgd(...) returns")
+    if isinstance(tensors, str):
+        raise ArgumentTypeError(f"tensors={tensors!r}: must be a sequence of names, such as ('layer.weight',)")
     if hasattr(sampler, "unit_of_privacy"):
         raise ArgumentError(
             "sampler: an audit of users' summed contributions is not there yet; give the sampler of the users itself"
         )
-    plan = Plan(method, sampler, steps, tuple(names))
+    names = tuple(tensors or (FLAT if method.clip.groups == "flat" else GROUPED))
+    plan = Plan(method, sampler, steps, names)
     delta, confidence = open_unit(delta=delta), open_unit(confidence=confidence)
     canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
     runs = integer(1, runs=runs)
@@ -171,7 +176,7 @@ def _judged(
     findings = [f"{_MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
     findings += records.surprises
     values = _scores(plan, records, p_values, level, replaced)
-    claim = Claim.of(plan.event, 2 * claimed)
+    claim = Claim.of(plan.event, claimed)
     chosen = np.arange(values.size) % 2 == 0
     coins = records.coins
     threshold = best_threshold(values[chosen & coins], values[chosen & ~coins], claim, alpha / 2)

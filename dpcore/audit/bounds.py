@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,15 +107,13 @@ class Claim:
     deltas: Floats
 
     @classmethod
-    def of(cls, event: Event, largest_epsilon: float, points: int = 24) -> Claim:
+    def of(cls, event: Event, largest_epsilon: float, points: int = 16) -> Claim:
         """Evaluate the claim of an event at `points` epsilons up to `largest_epsilon`."""
         found = phases(event)
         if found is not None and not found.steps:
             return cls(event, found.mu, np.empty(0), np.empty(0))
-        names = accounting.accountants_for(event)
         epsilons = np.linspace(0, max(largest_epsilon, 0.1), points)
-        deltas = [min(accounting.delta(event, float(e), name) for name in names) for e in epsilons]
-        return cls(event, None, epsilons, np.array(deltas))
+        return cls(event, None, epsilons, np.array(_deltas(event, tuple(epsilons.tolist()))))
 
     def power(self, fpr: Any) -> Any:
         """Return the largest true positive rate that the claim allows at these false positive rates."""
@@ -129,6 +128,12 @@ class Claim:
     def excess(self, errors: Errors) -> Any:
         """Return by how much the errors' certified power exceeds the claim's, in normal quantiles; positive refutes."""
         return -_quantile(errors.fnr) - _quantile(self.power(errors.fpr))
+
+
+@lru_cache(maxsize=16)
+def _deltas(event: Event, epsilons: tuple[float, ...]) -> tuple[float, ...]:
+    names = accounting.accountants_for(event)
+    return tuple(min(accounting.delta(event, epsilon, name) for name in names) for epsilon in epsilons)
 
 
 def clopper_pearson_upper(count: Any, total: int, alpha: float) -> Any:

@@ -1,0 +1,41 @@
+"""Every planted bug is flagged by the audit at its default settings, and its honest twin passes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.planted_bugs import BUGS, audited, table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_flagged(name: str) -> None:
+    found = audited(BUGS[name], planted=True)
+    assert found.flagged, str(found)
+    assert found.findings
+    if BUGS[name].bound_exceeds:
+        assert found.lower_bound > found.claimed_epsilon, str(found)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_its_honest_twin_passes(name: str) -> None:
+    found = audited(BUGS[name], planted=False)
+    assert not found.flagged, str(found)
+    assert found.lower_bound < found.claimed_epsilon
+
+
+def test_more_than_ten_bugs_and_most_by_the_bound_alone() -> None:
+    assert len(BUGS) >= 10
+    assert sum(bug.bound_exceeds for bug in BUGS.values()) >= 10
+
+
+def test_the_pages_table_is_the_measured_one() -> None:
+    rows = json.loads((ROOT / "docs/results/audit.json").read_text())
+    assert {row["bug"] for row in rows} == set(BUGS)
+    shown = (ROOT / "docs/audit.md").read_text()
+    assert re.sub(" +", " ", table(rows)) in re.sub(" +", " ", shown)
