@@ -48,7 +48,7 @@ SETTINGS: dict[str, tuple[float, float, int, float]] = {
     "one step": (0.01, 1.0, 1, 1e-6),
     "rare and quiet": (1e-4, 30.0, 10, 1e-9),
     "little noise": (0.01, 0.3, 10_000, 1e-6),
-    "epsilon 1000": (0.1, 0.4, 2_000, 1e-6),
+    "epsilon 1000": (0.1, 0.4, 6_000, 1e-6),
 }
 TARGET = (3.0, 1e-5, 0.004, 10_000)  # epsilon, delta, sample rate, steps
 

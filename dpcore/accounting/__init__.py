@@ -2,8 +2,8 @@
 
 >>> from dpcore import accounting
 >>> event = accounting.PoissonSampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000)
->>> round(accounting.epsilon(event, delta=1e-6), 3)
-1.753
+>>> round(accounting.epsilon(event, delta=1e-6), 2)
+1.75
 """
 
 from __future__ import annotations
