@@ -22,8 +22,13 @@ Indices = npt.NDArray[np.int64]
 class Sampler(Protocol):
     """Chooses indices, never data.
 
-    Samplers whose batches are fixed before the run also have ``patterns(steps)``, which lists the steps at which one
-    and the same example takes part: what the sensitivity of correlated noise rests on.
+    What the sensitivity of correlated noise rests on is known to samplers of three kinds. Where batches are fixed
+    before the run, ``patterns(steps)`` lists the steps at which one and the same example takes part. Where an example
+    takes part at most once in each of several blocks of steps, ``blocks(steps)`` lists the blocks
+    (`ShuffledSampler`). `CyclicPoissonSampler` has ``banded_event``. Others are refused for correlated noise.
+
+    The samplers of `dpcore.sampling` also take ``start`` and ``stop`` in `indices`, for processes that hold a part of
+    the data each. The unit is one example; for `UserSampler` it is a user, whose examples `indices` gives in a row.
     """
 
     @property

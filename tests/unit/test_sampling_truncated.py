@@ -121,3 +121,57 @@ def test_refuses() -> None:
         TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=0)
     with pytest.raises(ArgumentError, match=r"give batch_size .* or sample_rate"):
         TruncatedPoissonSampler(dataset_size=10)
+
+
+@given(st.integers(1, 60), st.data())
+def test_whatever_the_settings_a_batch_is_a_subset_of_the_coins_and_not_too_large(
+    size: int, data: st.DataObject
+) -> None:
+    batch_size = data.draw(st.floats(0.05, size))
+    most = data.draw(st.none() | st.integers(int(np.ceil(batch_size)), size))
+    sampler = TruncatedPoissonSampler(dataset_size=size, batch_size=batch_size, max_batch_size=most)
+    plain = PoissonSampler(dataset_size=size, batch_size=batch_size)
+    for step in (0, 7):
+        batch, landed = sampler.indices(KEY, step), plain.indices(KEY, step)
+        assert batch.dtype == np.int64
+        assert np.all(np.diff(batch) > 0)
+        assert set(batch.tolist()) <= set(landed.tolist())
+        assert batch.size == min(landed.size, sampler.max_batch_size)
+
+
+@pytest.mark.parametrize("others", [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (-5.0, -5.0, -5.0), (1.0, -0.5, 0.2)])
+@pytest.mark.parametrize(("q", "most"), [(0.5, 2), (0.3, 1), (0.6, 3)])
+def test_no_release_of_a_cut_batch_tells_more_than_is_accounted(others: tuple[float, ...], q: float, most: int) -> None:
+    """The divergences of the sum itself, by numerical integration, of one example's vector against its zero-out."""
+    sigma, z = 0.8, np.linspace(-14, 14, 40_001)
+    vectors = np.array([1.0, *others])
+    chances = law(4, q, most)
+
+    def density(values: np.ndarray) -> np.ndarray:
+        total = np.zeros_like(z)
+        for batch, chance in chances.items():
+            total += chance * stats.norm.pdf(z, values[list(batch)].sum(), sigma)
+        return total
+
+    def divergence(p: np.ndarray, r: np.ndarray, epsilon: float) -> float:
+        return float(np.maximum(p - np.exp(epsilon) * r, 0).sum() * (z[1] - z[0]))
+
+    with_it, without = density(vectors), density(vectors * [0, 1, 1, 1])
+    components = truncated_components(TruncatedPoissonSampledGaussian(4, q, most, sigma, 1))
+    parts = [
+        (weight, rate * stats.norm.pdf(z, 1, sigma) + (1 - rate) * stats.norm.pdf(z, 0, sigma))
+        for weight, rate, _ in components
+    ]
+    base = stats.norm.pdf(z, 0, sigma)
+    ratios = []
+    for epsilon in (0.0, 0.3, 1.0):
+        for direction in (1, -1):
+            found = divergence(*(with_it, without)[::direction], epsilon)
+            accounted = sum(weight * divergence(*(part, base)[::direction], epsilon) for weight, part in parts)
+            assert found <= accounted + 1e-9
+            ratios.append(found / accounted if accounted > 1e-6 else 0.0)
+    if others[0] == -5.0:  # vectors that give away how many others are in: then the bound is reached
+        assert max(ratios) > 0.98
+    if others[0] == -5.0 and most == 1:  # and the event of Poisson sampling at the same rate would be wrong
+        poisson = q * stats.norm.pdf(z, 1, sigma) + (1 - q) * base
+        assert divergence(without, with_it, 0.3) > 6 * divergence(base, poisson, 0.3)

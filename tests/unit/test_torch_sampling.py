@@ -46,6 +46,27 @@ def test_a_cyclic_run_takes_banded_noise() -> None:
     assert run.plan.event.sensitivity == pytest.approx(1.0)
 
 
+def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_saw() -> None:
+    method = dpcore.methods.memf(lr=0.1, noise_multiplier=2.0, batch_size=5, strategy=BandedToeplitz((1.0, 0.4)))
+    run = start(model(), method, sampling="cyclic_poisson", groups=3)
+    finish(run, stop=4)
+    kept, sampling = saved(run), run._engine.mechanism.keys.sampling
+    straight = run.plan.event_after(6)
+    finish(run, stop=6)
+    run.model.load_state_dict(kept["model"])
+    run.optimizer.load_state_dict(kept["optimizer"], fork=True)
+    again = run._engine.mechanism.keys.sampling
+    sampler = run.plan.sampler
+    assert any(sampler.indices(again, t).tolist() != sampler.indices(sampling, t).tolist() for t in range(4, 12))
+    assert all(set(sampler.indices(again, t)) <= set(sampler.group(t % 3)) for t in range(4, 12))
+    finish(run, stop=6)
+    event = run.plan.event_after(6, run._engine.mechanism.abandoned)
+    assert run._engine.mechanism.abandoned == 2
+    assert event.events[0] == straight
+    assert (event.events[1].participations, event.events[2].count) == (2, 4)
+    assert run.epsilon() > dpcore.accounting.epsilon(straight, 1e-5)
+
+
 def test_a_random_batch_with_a_maximum_takes_independent_moments() -> None:
     run = start(model(), METHODS["adam independent"](8), sampling="truncated_poisson", max_batch_size=12)
     assert torch.isfinite(finish(run)).all()
