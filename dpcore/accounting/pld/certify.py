@@ -1,6 +1,6 @@
 """Certified intervals: an upper and a lower bound on a common grid, refined until they meet.
 
-The step of the grid is `_COARSE` standard deviations of a step's tilted loss at first. Both errors are of second order in
+The step of the grid is `COARSE` standard deviations of a step's tilted loss at first. Both errors are of second order in
 it, so the ratio of the gap found to the gap asked for gives the next one. Everything returned is certified, however far
 apart the ends are; what can keep them apart is rounding (below), or the largest transform (2^20 points).
 """
@@ -20,7 +20,7 @@ from dpcore.accounting.pld.compose import MOST_POINTS, Curve, Moments, compose
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.loss import Array, Family
 
-_COARSE = 0.1
+COARSE = 0.085
 _ROUNDS = 6
 
 
@@ -172,7 +172,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
         rough = task.rough(direction)
         side = Side(direction, rough, 0.0, 0.0)
         side.aim(choose(rough))
-        side.h = min(2.0, _COARSE * max(side.spread, 0.05 * _plain(rough)) / math.sqrt(task.steps))
+        side.h = min(2.0, COARSE * max(side.spread, 0.05 * _plain(rough)) / math.sqrt(task.steps))
         sides.append(side)
     return sides
 
@@ -190,10 +190,10 @@ def refine(
     With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out far from the one its tilt suits is
     tilted anew.
     """
-    lower, coarse, last = 0.0, _COARSE, math.inf
+    lower, coarse, last = 0.0, COARSE, math.inf
     best = Interval(0.0, math.inf)
     for _ in range(_ROUNDS):
-        fine = max(8, math.ceil(3.2 / coarse))
+        fine = max(8, math.ceil(2.8 / coarse))
         leader, below = None, None
         for side in sides:
             if side.upper <= lower:
