@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from dpcore.cli.audit import audit
 from dpcore.cli.calibrate import calibrate
 from dpcore.cli.compare import compare
+from dpcore.cli.curve import curve
 from dpcore.cli.delta import delta
 from dpcore.cli.demo import demo
 from dpcore.cli.epsilon import epsilon
@@ -40,8 +42,10 @@ for _command, _example in (
     (epsilon, "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     (delta, "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
     (calibrate, "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
+    (curve, "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png"),
     (statement, "dpcore statement runs/digits-mlp-disk"),
     (verify, "dpcore verify runs/digits-mlp-disk/statement.json"),
+    (audit, "dpcore audit --method disk --sampling poisson --noise-multiplier 2 --canaries 128"),
     (demo, "dpcore demo --out demo"),
 ):
     app.command(_command.__name__, epilog=f"Example:  {_example}")(_command)
