@@ -29,3 +29,7 @@ class DataError(DpcoreError, OSError):
 
 class BudgetError(PrivacyError):
     """The budget of a ledger does not allow the next step; nothing was drawn or released for it."""
+
+
+class DeltaWarning(UserWarning):
+    """A delta of at least 1/n: within it, one random example could be published in full."""

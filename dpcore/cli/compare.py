@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from dpcore import accounting
 from dpcore.cli import config_file, options
 from dpcore.cli import training_options as shared
 from dpcore.cli.comparison import Comparison
@@ -167,11 +168,10 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
     from dpcore.cli import compare_report as report
     from dpcore.cli.compare_log import Log, locked
     from dpcore.cli.compare_runs import Display, accuracies, make_runs, preview
-    from dpcore.cli.training import check_delta
     from dpcore.plan import versions
 
     console = remarks()
-    warning = check_delta(comparison.delta, len(dataset))
+    warning = accounting.delta_remark(comparison.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     plans = preview(comparison, dataset)

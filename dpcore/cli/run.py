@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpcore import accounting
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.run_folder import RunFolder
@@ -29,10 +30,10 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     # After the quick checks: torch takes a second to import.
     from dpcore.cli import callbacks
     from dpcore.cli.progress import Display
-    from dpcore.cli.training import Training, check_delta
+    from dpcore.cli.training import Training
 
     console = remarks()
-    warning = check_delta(settings.delta, len(dataset))
+    warning = accounting.delta_remark(settings.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     training = Training(settings, dataset, ledger)

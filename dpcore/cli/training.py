@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from dpcore.cli.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.settings import Settings
 from dpcore.datasets import Dataset
-from dpcore.errors import ArgumentError, BackendError, BudgetError
+from dpcore.errors import BackendError, BudgetError, DeltaWarning
 from dpcore.guarantee import guarantee
 from dpcore.report.statement import Statement
 from dpcore.torch import make_private, models
@@ -77,7 +78,8 @@ class Training:
         self._test_targets = torch.tensor(dataset.test_targets, device=device)
         method = settings.build_method(len(dataset))
         train = (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets))
-        with config.use_backend(settings.backend):
+        with config.use_backend(settings.backend), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeltaWarning)  # the commands say it in a remark of their own
             self.private = make_private(
                 self.model,
                 train,
@@ -208,18 +210,3 @@ def _device(backend: str) -> torch.device:
         "backend='triton': needs a CUDA device, and there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
         "try Triton's interpreter (slow)"
     )
-
-
-def check_delta(delta: float, examples: int) -> str | None:
-    """Return a remark where delta is not well below 1/n.
-
-    Raises
-    ------
-    ArgumentError
-        Where delta is out of range.
-    """
-    if not 0 < delta < 1:
-        raise ArgumentError(f"delta={delta!r}: must lie strictly between 0 and 1")
-    if delta * examples < 1:
-        return None
-    return f"delta = {delta:g} is not below 1/{examples:,}: it allows an example to be published outright"

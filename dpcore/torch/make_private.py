@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
 
-from dpcore import validate
+from dpcore import accounting, validate
 from dpcore.config import load_backend
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.method import Method
@@ -150,6 +151,11 @@ def make_private(
     DataError
         If the ledger cannot be used.
 
+    Warns
+    -----
+    DeltaWarning
+        If `target_delta` is at least 1/n.
+
     Notes
     -----
     Only shapes and dtypes of the data are read here; the model is tried out on synthetic values.
@@ -172,6 +178,9 @@ def make_private(
 
     plan = _plan(method, source.length, sampling, epochs, steps, gradient.names, max_batch_size, groups)
     plan = _with_noise(plan, target_epsilon, target_delta, accountant)
+    remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
+    if remark:
+        warnings.warn(remark, DeltaWarning, stacklevel=2)
     layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
     keys = RunKeys.new(key, exact_key=exact_key)
     mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)

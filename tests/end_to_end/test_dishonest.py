@@ -258,3 +258,8 @@ def test_groups_cannot_change_what_privacy_rests_on() -> None:
     model = nn.Linear(4, 3)
     with pytest.raises(PrivacyError, match="noise_multiplier"):
         make(model=model, params=[{"params": list(model.parameters()), "noise_multiplier": 9.0}])
+
+
+def test_a_delta_that_allows_one_example_to_be_published_is_warned_of() -> None:
+    with pytest.warns(dpcore.errors.DeltaWarning, match=f"n = {N} examples"):
+        make(target_delta=1 / N)
