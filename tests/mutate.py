@@ -306,6 +306,20 @@ MUTATIONS = [
         "tests/unit/test_plan.py",
     ),
     Mutation(
+        "forget the coins that two branches share",
+        "dpcore/sampling/cyclic_poisson.py",
+        "return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * abandoned, Adjacency.ZERO_OUT)))",
+        "return Composed((own, others))",
+        "tests/unit/test_sampling_cyclic.py",
+    ),
+    Mutation(
+        "give an epoch the order of the first",
+        "dpcore/sampling/shuffled.py",
+        "draw.permutation(key, self.dataset_size, epoch)",
+        "draw.permutation(key, self.dataset_size, 0)",
+        "tests/unit/test_sampling_shuffled.py",
+    ),
+    Mutation(
         "let more bands than groups be amplified",
         "dpcore/plan.py",
         "if found > groups:",
@@ -364,8 +378,8 @@ MUTATIONS = [
     Mutation(
         "account for a strategy as for single participation",
         "dpcore/plan.py",
-        "sensitivity(strategy, self._patterns(steps), steps)",
-        "sensitivity(strategy, [p[:1] for p in self._patterns(steps)], steps)",
+        "return sensitivity(strategy, self._drawing.patterns(steps), steps)",
+        "return sensitivity(strategy, [p[:1] for p in self._drawing.patterns(steps)], steps)",
         "tests/unit/test_plan.py",
     ),
     Mutation(
