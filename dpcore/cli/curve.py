@@ -15,6 +15,8 @@ import typer
 
 from dpcore import accounting
 from dpcore.accounting import Event
+from dpcore.accounting.pld import curve as curve_of_deltas
+from dpcore.accounting.pld import trade_off
 from dpcore.cli import options
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.question import ask
@@ -27,7 +29,7 @@ from dpcore.report.text import format_epsilon, format_lower
 
 KINDS = ("delta", "trade-off", "steps")
 _LEAST_DELTA = 1e-10
-_POINTS = 25
+_POINTS = 40
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,8 @@ def _deltas(subject: Subject) -> Points:
     """Delta at epsilons from 0 to where it falls below 1e-10."""
     last = accounting.epsilon_interval(subject.event, _LEAST_DELTA).upper
     x = np.linspace(0.0, last, _POINTS) if last > 0 else np.array([0.0])
-    found = [accounting.delta_interval(subject.event, float(epsilon)) for epsilon in x]
-    low, high = [item.lower for item in found], [item.upper for item in found]
-    return Points("delta", "epsilon", "delta", x.tolist(), low, high, {})
+    low, high = curve_of_deltas(subject.event, x)
+    return Points("delta", "epsilon", "delta", x.tolist(), low.tolist(), high.tolist(), {})
 
 
 def _epsilons(subject: Subject) -> Points:
@@ -203,7 +204,12 @@ def _epsilons(subject: Subject) -> Points:
 
 def _trade_off(subject: Subject) -> Points:
     """An attacker's best true positive rate at false positive rates from 1e-6 to 1."""
-    raise NotImplementedError
+    found = trade_off(subject.event)
+    x, low, high = (values.tolist() for values in (found.false_positive_rates, found.lower, found.upper))
+    # Whoever calls everybody in is right about all, and wrong about all.
+    ends = [*x, 1.0], [*low, 1.0], [*high, 1.0]
+    beside = {"advantage": found.advantage.upper}
+    return Points("trade-off", "false positive rate", "true positive rate", *ends, beside)
 
 
 def _draw(out: Path, points: Points, subject: Subject) -> None:

@@ -103,11 +103,7 @@ def _facts(statement: Statement) -> dict[str, str]:
 
 def _checked(trained: Mapping[str, Any]) -> dict[str, str]:
     for name, value in trained.items():
-        if (
-            not isinstance(name, str)
-            or isinstance(value, (bytes, bytearray))
-            or not isinstance(value, (str, int, float))
-        ):
+        if not isinstance(value, (str, int, float)):
             raise ArgumentTypeError(f"trained[{name!r}]={type(value).__name__}: must be text or a number")
     return {
         name: format_number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

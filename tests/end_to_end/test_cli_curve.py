@@ -35,8 +35,11 @@ def test_delta_over_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
     assert (x[0], told["x"], told["y"]) == (0, "epsilon", "delta")
     assert (low <= high).all()
     assert (np.diff(high) < 0).all()
-    assert high[-1] <= 1.003e-10
-    assert high[0] == accounting.delta(EVENT, 0.0, "pld")
+    assert high[-1] <= 1.02e-10
+    for k in (0, len(x) // 2):
+        exact = accounting.delta_interval(EVENT, x[k])
+        assert low[k] <= exact.upper
+        assert high[k] >= exact.lower
 
 
 def test_epsilon_over_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +56,23 @@ def test_epsilon_over_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[0] for row in order["points"]] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("kind", ["delta", "steps"])
+def test_what_an_attacker_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    told = curve(capsys, "trade-off", *PLAN)
+    x, low, high = np.array(told["points"]).T
+    assert (x[-1], low[-1], high[-1]) == (1, 1, 1)
+    assert (x <= low).all()
+    assert (low <= high).all()
+    # Any epsilon and its delta bound every test.
+    for epsilon in (0.2, 0.5, 1.0):
+        most = np.exp(epsilon) * x + accounting.delta(EVENT, epsilon)
+        assert (low <= most).all()
+    assert told["advantage"] == accounting.delta(EVENT, 0.0, "pld")
+    assert (high - x).max() <= told["advantage"] * 1.01
+    assert main(["curve", "trade-off", *PLAN]) == 0
+    assert "advantage: the two rates differ by at most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["delta", "trade-off", "steps"])
 def test_pictures_and_tables(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, table = tmp_path / "curve.png", tmp_path / "curve.csv"
     assert main(["curve", kind, *PLAN, "--delta", "1e-5", "--out", str(picture), "--csv", str(table)]) == 0
