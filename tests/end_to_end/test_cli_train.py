@@ -22,7 +22,8 @@ from dpcore.keys import RunKeys
 from dpcore.report import Statement
 from dpcore.report.gradients import load_gradients
 
-FILES = {"config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "model.safetensors"}
+FILES = {
+    "README.md","config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "model.safetensors"}
 
 
 def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
