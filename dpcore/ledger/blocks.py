@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Callable
 
+# A crash and then a fork count a block's rows in vain: at most so many, or this share of the rows planned.
 LARGEST = 256
+LARGEST_SHARE = 1 / 64
 
 # Writes take at most this share of the time between two reservations, as far as the largest block allows.
 SHARE = 0.01
@@ -20,11 +22,14 @@ class Blocks:
 
     Parameters
     ----------
+    steps : int
+        Rows planned.
     clock : callable
         Seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._largest = max(LARGEST, int(LARGEST_SHARE * steps))
         self._clock = clock
         self._last: tuple[float, int] | None = None
         self._size = 0
@@ -41,7 +46,7 @@ class Blocks:
         # Writes of settings fall between the rows; what is left is what the rows took.
         pace = max((self._clock() - since - self._between) / rows, 1e-9)
         wanted = math.ceil(self._writing / SHARE / pace)
-        self._size = max(1, min(LARGEST, _GROWTH * self._size, wanted))
+        self._size = max(1, min(self._largest, _GROWTH * self._size, wanted))
         return self._size
 
     def wrote(self, row: int, seconds: float) -> None:

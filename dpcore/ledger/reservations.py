@@ -15,6 +15,9 @@ from dpcore.ledger.state import Branch, Run
 
 EventAfter = Callable[[int, int], Event]
 
+# Rows with the same settings after which a schedule is unlikely.
+_STEADY = 8
+
 
 class Holder(Protocol):
     """Who asks: a `LedgerRun`."""
@@ -82,6 +85,10 @@ class Reservations:
                     else:
                         beyond = middle
             self.append_reservation(draft, run, branch, mark, held.event_after)
+            # Settings that have not changed for a while are taken to stay: one durable write instead of two.
+            start, until, digest = branch.settings[-1] if branch.settings else (row, row, "")
+            if until == row and row - start >= _STEADY:
+                draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=mark, digest=digest)
         return mark
 
     def _fits(self, run: Run, event_after: EventAfter, branch: Branch, mark: int) -> bool:
@@ -123,13 +130,13 @@ class Reservations:
         )
 
     def log_settings(self, held: Holder, row: int, digest: str) -> None:
-        """Write that the rows from `row` on are settled by `digest`: it alone, or twice as many as were so far."""
+        """Write that the rows from `row` on are settled by `digest`: it alone, or four times as many as were so far."""
         with self._book.writing() as draft:
             run, branch = draft.held(held.run_id, held.branch_id, held.token)
             steady = 0
             if branch.settings and branch.settings[-1][1:] == (row, digest):
                 steady = row - branch.settings[-1][0]
-            until = max(row + 1, min(row + 1 + steady, branch.mark))
+            until = max(row + 1, min(row + 1 + 3 * steady, branch.mark))
             draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=until, digest=str(digest))
 
     def close(self, held: Holder, mark: int) -> int:

@@ -61,7 +61,7 @@ class LedgerRun:
         self._process = os.getpid()
         self._mark, self._row, self._floor = branch.mark, row, branch.mark
         self._closed = False
-        self._blocks = Blocks()
+        self._blocks = Blocks(run.steps)
         _holders[reservations.ledger_id, self.branch_id] = token
 
     def __repr__(self) -> str:

@@ -91,7 +91,7 @@ def test_close_keeps_what_another_process_may_have_released(tmp_path: Path) -> N
 
 def test_blocks_cost_less_than_a_percent() -> None:
     now = [0.0]
-    blocks = Blocks(clock=lambda: now[0])
+    blocks = Blocks(1000, clock=lambda: now[0])
     row, sizes = 0, []
     for _ in range(12):
         size = blocks.next_size(row)
@@ -103,13 +103,14 @@ def test_blocks_cost_less_than_a_percent() -> None:
         row += size
     assert sizes[:3] == [1, 4, 16]
     assert set(sizes[3:]) <= {30, 31}  # 3 ms of 300 ms
-    quick = Blocks(clock=lambda: now[0])
+    quick = Blocks(1000, clock=lambda: now[0])
     for number in range(9):
         quick.next_size(number)
         now[0] += 1.0
         quick.wrote(number, 1.0)
         now[0] += 1e-6
     assert quick.next_size(9) == LARGEST
+    assert Blocks(10**6)._largest == 15625
 
 
 # Replay and fork

@@ -299,3 +299,12 @@ def test_networked_file_systems_are_refused_at_the_door(tmp_path: Path, monkeypa
     for use in (lambda: Ledger.open(ledger.path), lambda: Ledger.create(tmp_path / "b")):
         with pytest.raises(DataError, match="networked"):
             use()
+
+
+def test_a_power_loss_takes_no_reservation_back(tmp_path: Path) -> None:
+    """What SQLite needs for that: a rollback journal whose folder is flushed too, and the entry in one file."""
+    ledger = filled(tmp_path)
+    with storage.Storage(ledger.path).connection() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert os.listdir(tmp_path) == ["people.ledger"]

