@@ -23,7 +23,14 @@ from dpcore.report import Statement
 from dpcore.report.gradients import load_gradients
 
 FILES = {
-    "README.md","config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "model.safetensors"}
+    "README.md",
+    "config.json",
+    "metrics.jsonl",
+    "statement.json",
+    "statement.txt",
+    "learning-curve.png",
+    "model.safetensors",
+}
 
 
 def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
