@@ -45,7 +45,7 @@ def passes(method: Method, sampler: Any, steps: int = 9, **settings: Any) -> flo
     found = audit(method, sampler, steps, delta=1e-5, key=KEY, **settings)
     assert not found.flagged, str(found)
     assert 0 <= found.lower_bound_any <= found.lower_bound < found.claimed_epsilon
-    assert found.noise_ratio == pytest.approx(1, abs=0.02)
+    assert found.noise_ratio == pytest.approx(1, abs=0.03)
     return found.lower_bound / found.claimed_epsilon
 
 
