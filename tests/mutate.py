@@ -310,7 +310,7 @@ MUTATIONS = [
         "dpcore/sampling/cyclic_poisson.py",
         "return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * abandoned, Adjacency.ZERO_OUT)))",
         "return Composed((own, others))",
-        "tests/unit/test_sampling_cyclic.py",
+        "tests/end_to_end/test_measured_sensitivity.py",
     ),
     Mutation(
         "give an epoch the order of the first",

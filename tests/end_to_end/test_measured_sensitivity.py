@@ -378,3 +378,10 @@ def test_no_run_shows_more_than_its_event_claims(name: str) -> None:
         ratios.append(measured / claimed if claimed else 0.0)
     # The search is no good, or the noise is too large, if nobody comes near.
     assert max(ratios) > (0.6 if name in LOOSE else 0.98), ratios
+
+
+@pytest.mark.parametrize("seed", [59, 135])
+def test_branches_of_a_cyclic_run_share_a_coin(seed: int) -> None:
+    """Runs that show more than coins of their own in every branch would: 1.28 and 1.14 times as much."""
+    measured, claimed = watch("memf, cyclic", seed)
+    assert 0 < measured <= claimed * (1 + 1e-6)
