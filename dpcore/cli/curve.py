@@ -204,7 +204,9 @@ def _epsilons(subject: Subject) -> Points:
 
 def _trade_off(subject: Subject) -> Points:
     """An attacker's best true positive rate at false positive rates from 1e-6 to 1."""
-    found = trade_off(subject.event)
+    # Close together in both scales: between two points of a concave curve a straight line lies below it.
+    rates = np.unique(np.concatenate([10.0 ** np.linspace(-6, -1, 21), np.linspace(0.05, 0.95, 37)]))
+    found = trade_off(subject.event, rates.tolist())
     x, low, high = (values.tolist() for values in (found.false_positive_rates, found.lower, found.upper))
     # Whoever calls everybody in is right about all, and wrong about all.
     ends = [*x, 1.0], [*low, 1.0], [*high, 1.0]

@@ -19,8 +19,8 @@ from dpcore.keys import Provenance
 from dpcore.plan import Plan
 from dpcore.sampling import PoissonSampler
 
-PLAN = ["--sample-rate", "0.01", "--noise-multiplier", "1.1", "--steps", "300"]
-EVENT = PoissonSampledGaussian(0.01, 1.1, 300)
+PLAN = ["--sample-rate", "0.05", "--noise-multiplier", "1.1", "--steps", "30"]
+EVENT = PoissonSampledGaussian(0.05, 1.1, 30)
 
 
 def curve(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_delta_over_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
 def test_epsilon_over_steps(capsys: pytest.CaptureFixture[str]) -> None:
     told = curve(capsys, "steps", *PLAN, "--delta", 1e-5)
     x, low, high = np.array(told["points"]).T
-    assert (x[0], x[-1], told["delta"]) == (1, 300, 1e-5)
+    assert (x[0], x[-1], told["delta"]) == (1, 30, 1e-5)
     assert (low <= high).all()
     assert (np.diff(x) > 0).all()
     assert (high[1:] >= low[:-1]).all()
@@ -86,14 +86,14 @@ def test_pictures_and_tables(kind: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_curve_of_a_stored_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1.1), PoissonSampler(dataset_size=1000, batch_size=10), 300)
-    statement = plan.statement(1e-5, steps_taken=150, keys=Provenance(), backend="numpy")
+    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1.1), PoissonSampler(dataset_size=1000, batch_size=50), 30)
+    statement = plan.statement(1e-5, steps_taken=15, keys=Provenance(), backend="numpy")
     path = tmp_path / "statement.json"
     path.write_text(statement.to_json())
     told = curve(capsys, "steps", "--statement", path)
-    assert (told["delta"], told["points"][-1][0]) == (1e-5, 300)
+    assert (told["delta"], told["points"][-1][0]) == (1e-5, 30)
     assert told["points"][-1][2] == pytest.approx(statement.epsilon_planned["pld"])
-    assert Event.from_dict(told["event"]) == plan.event_after(150)
+    assert Event.from_dict(told["event"]) == plan.event_after(15)
     assert main(["curve", "--statement", str(path), "--steps", "3"]) == 2
     assert "steps: must not be given with --statement" in capsys.readouterr().err
 
