@@ -92,9 +92,9 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(
     left = results(out)
     assert [run["contestant"] for run in left["runs"]] == ["plain"] * 3 + ["fixed order"]
     events = tuple(accounting.Event.from_dict(run["event"]) for run in left["runs"])
-    epsilon = accounting.epsilon(accounting.Composed(events), 1e-5, "rdp")
+    epsilon = accounting.epsilon(accounting.Composed(events), 1e-5)
     together = left["summary"]["tuning"]["together"]
-    assert together["epsilon"] == {"rdp": epsilon}
+    assert together["epsilon"]["pld"] == epsilon < together["epsilon"]["rdp"]
     assert together["adjacency"] == "zero-out"
     assert epsilon > max(run["epsilon"] for run in left["runs"])
     assert "All of them together will spend epsilon" in printed.err
@@ -132,8 +132,8 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(
     # The steps that were thrown away were released too: they stay in the composition.
     events = [accounting.Event.from_dict(run["event"]) for run in runs]
     assert [event.steps for event in events] == [6, 3, 6]  # type: ignore[attr-defined]
-    told_epsilon = results(out)["summary"]["tuning"]["together"]["epsilon"]["rdp"]
-    assert told_epsilon == accounting.epsilon(accounting.Composed(tuple(events)), 1e-5, "rdp")
+    told_epsilon = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
+    assert told_epsilon == accounting.epsilon(accounting.Composed(tuple(events)), 1e-5, "pld")
     capsys.readouterr()
     assert compare(out, *command, "--overwrite") == 0
     assert len(results(out)["runs"]) == 2
@@ -153,7 +153,7 @@ def test_a_run_that_never_ended_counts_in_full(
         assert compare(out, *command) == 2
     (begun,) = results(out)["runs"]
     assert begun["status"] == "begun"
-    assert accounting.epsilon(accounting.Event.from_dict(begun["event"]), 1e-5, "rdp") == pytest.approx(3, rel=1e-3)
+    assert accounting.epsilon(accounting.Event.from_dict(begun["event"]), 1e-5) == pytest.approx(3, rel=1e-3)
     assert compare(out, *command) == 0
     assert [run["status"] for run in results(out)["runs"]] == ["lost", "complete"]
     assert results(out)["runs"][0]["event"] == begun["event"]

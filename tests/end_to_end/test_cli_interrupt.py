@@ -66,7 +66,7 @@ def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, nam
     event = accounting.Event.from_dict(statement.event)
     assert isinstance(event, accounting.PoissonSampledGaussian)
     assert event.steps == statement.steps_taken
-    assert statement.epsilon["rdp"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["rdp"]
+    assert statement.epsilon["pld"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["pld"]
     assert f"Stopped by {name}" in statement.note
     assert (out / "model.safetensors").exists()
     assert (out / "learning-curve.png").exists()

@@ -68,13 +68,13 @@ def test_a_run_leaves_what_it_says(method: str, tmp_path: Path, capsys: pytest.C
     assert isinstance(event, accounting.PoissonSampledGaussian)
     assert event.steps == 46
     assert event.sample_rate == pytest.approx(64 / 1438, rel=1e-6)
-    assert 2.99 < accounting.epsilon(event, 1e-5) == statement.epsilon["rdp"] <= 3
+    assert 2.99 < accounting.epsilon(event, 1e-5) == statement.epsilon["pld"] <= 3
     config = json.loads((out / "config.json").read_text())["settings"]
     assert (config["method"], config["batch_size"], config["lr"], config["seed"]) == (method, 64, 0.1, 0)
 
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, 23), (2, 46)]
-    assert lines[0]["epsilon"] < lines[1]["epsilon"] == statement.epsilon["rdp"]
+    assert lines[0]["epsilon"] < lines[1]["epsilon"] == statement.epsilon["pld"]
 
     # The weights in the folder have the accuracy that the folder states.
     digits, model = load(), weights(out)
@@ -139,7 +139,8 @@ def test_a_run_without_noise_says_that_it_is_not_private(tmp_path: Path, capsys:
     printed = capsys.readouterr()
     assert "epsilon is infinite: this run is NOT private" in printed.out
     assert "NOT PRIVATE" in (out / "statement.txt").read_text()
-    assert json.loads((out / "statement.json").read_text())["epsilon"] == {"rdp": "inf"}
+    told = json.loads((out / "statement.json").read_text())["epsilon"]
+    assert told == dict.fromkeys(("pld", "rdp", "gaussian"), "inf")
     assert math.isinf(float(json.loads((out / "metrics.jsonl").read_text())["epsilon"]))
 
 
@@ -148,7 +149,7 @@ def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path: Path, caps
     plan = ("--batch-size", "360", "--epsilon", "3", "--epochs", "1")
     told = train(capsys, "--backend", "triton", *plan, "--out", str(tmp_path / "run"))
     assert told["statement"]["software"]["backend"] == told["settings"]["backend"] == "triton"
-    assert 2.99 < told["statement"]["epsilon"]["rdp"] <= 3
+    assert 2.99 < told["statement"]["epsilon"]["pld"] <= 3
     assert told["test_accuracy"] > 0.3
 
 
@@ -210,7 +211,7 @@ def test_tensorboard_events_hold_released_scalars_only(tmp_path: Path, capsys: p
 
 def test_a_large_delta_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--epsilon", "3", "--delta", "1%", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
-    assert "delta = 0.01 is not below 1/1,438" in capsys.readouterr().err
+    assert "delta=0.01: is at least 1/n for n = 1438 examples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("--ema", "0.9"), ("--method", "accelerated_srgd")])
