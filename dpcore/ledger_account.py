@@ -88,7 +88,7 @@ class LedgerAccount:
 
     def before_draw(self, step: int) -> None:
         """Reserve the row, or fork first where the replay would no longer be one."""
-        run = self._begun()
+        run = self.begin()
         if step < self.mechanism.replay_end and self._expected_parameters is not None:
             assert self._parameters_digest is not None
             if self._parameters_digest() != self._expected_parameters:
@@ -115,7 +115,8 @@ class LedgerAccount:
             self._last = given, digest(plain([numbers._asdict() for numbers in given]))
         return self._last[1]
 
-    def _begun(self) -> LedgerRun:
+    def begin(self) -> LedgerRun:
+        """Return the ledger's run, begun if it was not."""
         if self.run is None:
             plan = self.mechanism.plan
             self.run = self.ledger.begin(
@@ -146,7 +147,7 @@ class LedgerAccount:
         A run that has not begun begins now, so that a checkpoint from before the first step is known, too.
         """
         try:
-            run = self._begun()
+            run = self.begin()
         except BudgetError:  # nothing is left to spend, which is no reason not to save
             return None
         return {"ledger": self.ledger.ledger_id, "run": run.run_id, "branch": run.branch_id}

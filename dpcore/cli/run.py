@@ -37,6 +37,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     training = Training(settings, dataset, ledger)
+    training.private.begin()
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
     folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
     with deferred() as interruption:

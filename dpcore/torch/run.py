@@ -194,6 +194,18 @@ class PrivateRun:
             self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
         )
 
+    def begin(self) -> None:
+        """Begin the run in its ledger now, and not at the first batch; without a ledger there is nothing to begin.
+
+        Raises
+        ------
+        BudgetError
+            If the ledger's budget does not allow one step.
+        """
+        account = self._engine.mechanism.account
+        if isinstance(account, LedgerAccount):
+            account.begin()
+
     def close(self) -> None:
         """End the run's account: what its ledger reserved and the run did not release is given back.
 
