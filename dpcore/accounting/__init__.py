@@ -34,7 +34,7 @@ from dpcore.accounting.events import (
 )
 from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
-from dpcore.accounting.pld import Interval, PldAccountant, delta_interval, epsilon_interval
+from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.rdp import RdpAccountant
 from dpcore.accounting.remarks import delta_remark, known_dataset_size
 from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, closed_form_noise_multiplier
@@ -55,6 +55,7 @@ __all__ = [
     "PoissonSampledGaussian",
     "RdpAccountant",
     "SelfComposed",
+    "TradeOff",
     "TruncatedPoissonSampledGaussian",
     "ZcdpAccountant",
     "accountants_for",
@@ -66,6 +67,7 @@ __all__ = [
     "calibrate_steps",
     "classic_noise_multiplier",
     "closed_form_noise_multiplier",
+    "curve",
     "delta",
     "delta_interval",
     "delta_remark",
@@ -74,6 +76,7 @@ __all__ = [
     "known_dataset_size",
     "neighboring_relation",
     "to_dp_accounting",
+    "trade_off",
 ]
 
 
