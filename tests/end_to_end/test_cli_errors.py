@@ -64,6 +64,14 @@ CASES = {
     "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "give --epochs instead",
     f"calibrate {PLAN} --epsilon 0 --delta 1e-5": "target_epsilon=0.0: must be greater than 0",
     f"calibrate {PLAN} --epsilon 1e-9 --delta 1e-300": "more noise is not tried",
+    f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --solve-for steps": "solve_for='steps': was given as an option already",
+    f"calibrate {PLAN} --epsilon 3": "exactly one of noise-multiplier, steps, sample-rate, batch-size, delta must",
+    f"calibrate {PLAN} --delta 1e-5": "epsilon: give the target",
+    f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --ledger nix.ledger": "nix.ledger",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --groups 3": "--groups is only for --sampling cyclic-poisson",
+    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling full-batch": "is not for --sampling full-batch",
+    "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5 --sampling fixed-size": "give --dataset-size and --batch-size",
+    f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
     "demo --seeds 0": "seeds=0: must be at least 1",
 }
 
@@ -112,7 +120,9 @@ def test_help_shows_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[contestants.NAME]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["epsilon"], ["calibrate"], ["demo"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["epsilon"], ["calibrate"], ["demo"], ["delta"], ["curve"], ["statement"], ["verify"]]
+)
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.report import Statement
-from dpcore.report.text import format_epsilon, format_number
+from dpcore.report.text import format_epsilon, format_lower, format_number
 
 
 def make(**changes: Any) -> Statement:
@@ -169,9 +169,74 @@ def test_objects_do_not_slip_in() -> None:
 
 def test_damaged_statements_are_refused() -> None:
     good = make().to_dict()
-    for content in ({**good, "format": 1}, {**good, "format": 3}, {**good, "extra": 1}, {key: good[key] for key in good if key != "noise"}):
+    for content in (
+        {**good, "format": 1},
+        {**good, "format": 3},
+        {**good, "extra": 1},
+        {key: good[key] for key in good if key != "noise"},
+    ):
         with pytest.raises(DataError, match="statement: "):
             Statement.from_dict(content)
     for text in ("", "[]", "nonsense"):
         with pytest.raises(DataError):
             Statement.from_json(text)
+
+
+def test_a_lower_end_is_rounded_down() -> None:
+    assert format_lower(1.23456) == "1.234"
+    assert (format_lower(0.0), format_lower(math.inf), format_lower(2.7)) == ("0", "infinite", "2.7")
+
+
+@given(st.floats(0, 1e300))
+def test_text_never_states_a_lower_end_above_it(value: float) -> None:
+    stated = float(format_lower(value))
+    assert value * 0.999 - 5e-324 <= stated <= value
+
+
+def test_the_text_says_what_an_attacker_can_do_and_what_is_certified() -> None:
+    attack = {"advantage": 0.16811, "true_positive_rate": {"0.001": 0.006361, "0.01": 0.0375}}
+    ends = {"lower": 2.69876, "upper": 2.70001}
+    text = " ".join(make(attacker=attack, epsilon_interval=ends, steps_abandoned=3).text().split())
+    assert "at most 0.637 % at a false alarm rate of 0.1 % or 3.75 % at a false alarm rate of 1 %" in text
+    assert "differ by at most 16.9 %" in text
+    assert "certified the smallest lies in [2.698, 2.701]" in text
+    assert "after 1,170 of 2,340 steps, and 3 that were abandoned" in text
+    assert "What it means" not in make(attacker=attack, epsilon={"rdp": math.inf}).text()
+
+
+def test_a_delta_of_one_over_n_is_a_warning() -> None:
+    small, large = make(delta=1 / 60001), make(delta=1 / 60000)
+    assert (small.delta_is_small, large.delta_is_small) == (True, False)
+    assert "WARNING" not in small.text()
+    assert "is not below 1/n = 1/60000" in " ".join(large.text().split())
+    unknown = make(sampler={"kind": "mine"}, delta=0.5)
+    assert unknown.delta_is_small is None
+    assert "WARNING" not in unknown.text()
+
+
+def test_users_are_named_where_they_are_protected() -> None:
+    text = " ".join(make(unit="user").text().split())
+    assert "differ in one user added or removed" in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"delta": "small"}, {"caveats": "none"}, {"steps_taken": True}, {"sampler": []}, {"note": None}, {"delta": None}],
+)
+def test_fields_of_another_type_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=f"statement: {next(iter(changes))}=.* must be"):
+        Statement.from_dict(make().to_dict() | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"note": "other"}, "does not match its hash"),
+        ({"epsilon": {"rdp": 0.1}}, "does not match its hash"),
+        ({"delta_is_below_1/n": False}, "of delta and 1/n is not so"),
+        ({"format": 3}, "a newer dpcore wrote it"),
+    ],
+)
+def test_every_change_is_noticed_on_reading(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Statement.from_dict(make().to_dict() | changes)
