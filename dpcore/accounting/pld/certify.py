@@ -132,7 +132,7 @@ def _bisect(grow: Callable[[float], bool]) -> float:
     return math.exp(0.5 * (low + high))
 
 
-@dataclass
+@dataclass(eq=False)
 class Side:
     """One direction: where it is looked at, the step of its grid, and the best upper end so far."""
 
@@ -144,6 +144,15 @@ class Side:
     spread: float = 0.0
     upper: float = math.inf
     size: int = 0
+    aimed: bool = False
+
+    def misses(self) -> bool:
+        """Whether the epsilon found is off the tilted mean, and the tilt still the first guess."""
+        return not self.aimed and abs(self.upper - self.reference) > 0.25 * self.spread
+
+    def step(self, coarse: float, steps: int) -> float:
+        """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
+        return min(2.0, coarse * max(self.spread, 0.05 * _plain(self.rough)) / math.sqrt(steps))
 
     def aim(self, theta: float) -> None:
         """Set the tilt, and with it the loss of interest."""
@@ -160,9 +169,9 @@ class Side:
                 discretize.lower(family, self.direction, self.h, at, grid, part.p)
                 for (family, at, grid), part in zip(grids, above, strict=True)
             ]
-            return compose(Moments(parts), self.theta, self.reference, upper=False, eta=task.eta)
+            return compose(Moments(parts), self.theta, upper=False, eta=task.eta)
 
-        return compose(Moments(above), self.theta, self.reference, upper=True, eta=task.eta), below
+        return compose(Moments(above), self.theta, upper=True, eta=task.eta), below
 
 
 def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
@@ -172,7 +181,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
         rough = task.rough(direction)
         side = Side(direction, rough, 0.0, 0.0)
         side.aim(choose(rough))
-        side.h = min(2.0, COARSE * max(side.spread, 0.05 * _plain(rough)) / math.sqrt(task.steps))
+        side.h = side.step(COARSE, task.steps)
         sides.append(side)
     return sides
 
@@ -187,8 +196,8 @@ def refine(
 ) -> Interval:
     """Return bounds on the largest `read`, 0 or more, over the directions, refined until the tolerance is met.
 
-    With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out far from the one its tilt suits is
-    tilted anew.
+    With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out not to be the one that its tilt
+    suits is tilted anew, once.
     """
     lower, coarse, last = 0.0, COARSE, math.inf
     best = Interval(0.0, math.inf)
@@ -213,14 +222,16 @@ def refine(
             break  # met, or rounding is what is left
         last = best.gap
         factor = min(0.7, max(0.15, 0.9 * math.sqrt(wanted / best.gap)))
-        for side in sides:
-            if retilt and abs(side.upper - side.reference) > 4.0 * side.spread:
-                side.aim(tilt_at(side.rough, side.upper))
-                factor, last = max(factor, 0.7), math.inf
         factor = max(factor, max(side.size for side in sides if side.upper > lower) / MOST_POINTS)
         if factor > 0.9:
             break
+        moved = [side for side in sides if retilt and side.misses() and side.upper > lower]
+        for side in moved:
+            side.aim(tilt_at(side.rough, side.upper))
+            side.aimed = True
+        if moved:
+            factor, last = max(0.5, factor), math.inf
         coarse *= factor
         for side in sides:
-            side.h *= factor
+            side.h = side.step(coarse, task.steps) if side in moved else side.h * factor
     return best

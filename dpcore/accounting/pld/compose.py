@@ -131,6 +131,8 @@ class Curve:
             share = math.expm1(at - losses[k]) / math.expm1(losses[k + 1] - losses[k])
             value = self.values[k] + share * (self.values[k + 1] - self.values[k])
             value += self.slack[k] if self.upper else -self.slack[k]
+        if math.isnan(value):
+            value = math.inf if self.upper else 0.0
         if value <= 0.0:
             return self.infinite
         log_value = math.log(value) + self.log_scale
@@ -163,7 +165,7 @@ class Curve:
         return float(self.losses[k] + math.log1p(share * math.expm1(self.losses[k + 1] - self.losses[k])))
 
 
-def compose(moments: Moments, theta: float, reference: float, *, upper: bool, eta: float) -> Curve:
+def compose(moments: Moments, theta: float, *, upper: bool, eta: float) -> Curve:
     """Return the curve of the composition, accurate near the epsilons where K'(theta) = epsilon.
 
     Parameters
@@ -172,8 +174,6 @@ def compose(moments: Moments, theta: float, reference: float, *, upper: bool, et
         Of what is composed.
     theta : float
         Tilt, 0 or more.
-    reference : float
-        An epsilon, about the one of interest.
     upper : bool
         Whether the masses are those of an upper bound.
     eta : float
@@ -181,6 +181,7 @@ def compose(moments: Moments, theta: float, reference: float, *, upper: bool, et
     """
     h = moments.parts[0].h
     log_total, mean, variance = moments(theta)
+    reference = mean
     high, low, outside = _window(moments, theta, log_total, mean, variance, h)
     count = high - low
     summed, error, start = _convolve(moments, theta, count)
