@@ -152,7 +152,8 @@ class Side:
 
     def step(self, coarse: float, steps: int) -> float:
         """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
-        return min(2.0, coarse * max(self.spread, 0.05 * _plain(self.rough)) / math.sqrt(steps))
+        plain = _plain(self.rough)  # far in a heavy tail, the thick part has to be resolved as well
+        return min(2.0, coarse * min(max(self.spread, 0.05 * plain), 6.0 * plain) / math.sqrt(steps))
 
     def aim(self, theta: float) -> None:
         """Set the tilt, and with it the loss of interest."""

@@ -176,14 +176,27 @@ def _balance(edges: Array, family: Family, direction: str, at: Array, zero: int)
         lift = np.exp(np.minimum(at[:, k : k + 1], 700.0))
         inner = edges[:, zero + (side > 0)][:, None]
         beyond = k + 2 if side > 0 else k - 1  # the outer edge of the next bin: all of that one may be needed
-        near, far = at[:, k : k + 1], edges[:, beyond][:, None]
+        outer = edges[:, beyond][:, None]
+
+        def right(inner: Array, outer: Array, side: int = side, lift: Array = lift) -> npt.NDArray[np.bool_]:
+            p, q = loss.masses(family, direction, np.hstack([inner, outer][::side]))
+            return side * (p - lift * q) >= 0.0
+
+        near, far = at[:, k : k + 1], outer
         for _ in range(9):
             middle = 0.5 * (near + far)
-            both = [inner, middle] if side > 0 else [middle, inner]
-            p, q = loss.masses(family, direction, np.hstack(both))
-            reached = side * (p - lift * q) >= 0.0
+            reached = right(inner, middle)
             near, far = np.where(reached, near, middle), np.where(reached, middle, far)
         edges[:, k + (side > 0)] = far[:, 0]
+        if np.all(right(inner, far)):
+            continue
+        # Nothing to be had farther out: bin 0 takes the inner part.
+        keeps, gives = inner, at[:, k : k + 1]
+        for _ in range(9):
+            middle = 0.5 * (keeps + gives)
+            reached = right(middle, far)
+            keeps, gives = np.where(reached, keeps, middle), np.where(reached, middle, gives)
+        edges[:, zero + (side > 0)] = np.where(right(inner, far), inner, gives)[:, 0]
 
 
 def _kept(from_below: Array, from_above: Array) -> Array:
