@@ -70,8 +70,8 @@ class Ledger:
         budget : tuple of float, optional
             (epsilon, delta) that all runs together must not cross, however they are chosen.
         order : float, optional
-            The Renyi order at which runs add up; by default that at which the budget lets a Gaussian mechanism spend
-            most.
+            The Renyi order at which runs add up; by default the smallest at which the budget lets a Gaussian mechanism
+            spend 95% of the most; larger ones charge sampled steps with little noise out of proportion.
         name : str
             What a person calls the data set.
         composition : {"rdp", "gdp"}

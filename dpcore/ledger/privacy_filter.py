@@ -17,6 +17,10 @@ one order:
     R = epsilon - log(1 - 1/alpha) + (log delta + log alpha) / (alpha - 1).
 
 A Gaussian mechanism with mu^2 = m spends alpha m / 2, so the order that lets it spend most maximizes R(alpha) / alpha.
+The maximum is flat, and above it lies a cliff: a sampled step with little noise costs about alpha / (2 sigma^2) +
+alpha log(q) / (alpha - 1) as soon as that is positive. At (3, 1e-5), rate 0.001 and sigma 0.7 the best order for a
+Gaussian, 7.5, affords 90 steps, and 6.3 affords 33,000. So the smallest order is taken that leaves a Gaussian 95% of
+the most.
 
 GDP filter. If all steps are Gaussian, mu^2 takes the place of the divergence, and the conversion is exact (Smith and
 Thakurta 2022, Theorem 1; Koskela, Tobaben, Honkela 2022).
@@ -52,8 +56,11 @@ from dpcore.accounting.phases import phases
 from dpcore.accounting.rdp import DEFAULT_ORDERS
 from dpcore.errors import ArgumentError, PrivacyError
 
-# Near the best order for budgets about (3, 1e-5), for ledgers that have none.
-DEFAULT_ORDER = 8.0
+# That for budgets about (3, 1e-5), for ledgers that have none.
+DEFAULT_ORDER = 6.0
+
+# What the chosen order leaves a Gaussian mechanism of the most that any order does.
+_KEPT = 0.95
 
 # Small budgets want large orders: (0.01, 1e-5) wants about 2300, each tenth of epsilon ten times as much.
 _ORDERS = np.array([*DEFAULT_ORDERS, *(float(2**k) for k in range(14, 21))])
@@ -159,7 +166,7 @@ class PrivacyFilter:
 
 
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the order at which a Gaussian mechanism can spend most of (epsilon, delta)."""
+    """Return the smallest order at which a Gaussian mechanism can spend nearly the most of (epsilon, delta)."""
     epsilon, delta = validate.positive(epsilon=epsilon), validate.open_unit(delta=delta)
     per_unit = _limits(_ORDERS, epsilon, delta) / _ORDERS
     best = int(np.argmax(per_unit))
@@ -168,7 +175,7 @@ def best_order(epsilon: float, delta: float) -> float:
             f"epsilon={epsilon:g}: is too small for a ledger at delta={delta:g}, whatever the order; "
             "composition='gdp' has no such floor"
         )
-    return float(_ORDERS[best])
+    return float(_ORDERS[per_unit >= _KEPT * per_unit[best]].min())
 
 
 def _limits(orders: np.ndarray[tuple[int], np.dtype[np.float64]], epsilon: float, delta: float) -> np.ndarray[

@@ -20,6 +20,7 @@ from dpcore.accounting import (
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Total
 from dpcore.ledger.blocks import LARGEST, Blocks
+from dpcore.ledger.state import Branch
 from tests.unit.ledger_tools import begin, full, new, ordered, poisson
 
 
@@ -295,6 +296,16 @@ def test_a_schedule_is_told_from_rows_that_were_never_released(tmp_path: Path) -
     again = ledger.resume(run.run_id, run.branch_id, 10, digest="same", event_after=poisson).run
     with pytest.raises(PrivacyError, match=r"released with other settings before.* fork from row 13 on"):
         again.settings(12, "lr 7")
+
+
+def test_rows_between_logged_ones_stay_unknown() -> None:
+    branch = Branch("b")
+    branch.note_settings(0, 5, "lr 1")
+    branch.note_settings(8, 9, "lr 1")
+    assert [branch.settings_at(row) for row in (4, 5, 7, 8, 9)] == ["lr 1", None, None, "lr 1", None]
+    branch.note_settings(9, 20, "lr 1")
+    branch.note_settings(3, 4, "lr 2")
+    assert [branch.settings_at(row) for row in (2, 3, 4, 8)] == ["lr 1", "lr 2", None, None]
 
 
 def test_constant_settings_of_rows_that_may_have_left_are_kept(tmp_path: Path) -> None:
