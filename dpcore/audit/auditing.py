@@ -39,7 +39,9 @@ from dpcore.accounting import (
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import checks, scores
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import CanaryRun, MakeMechanism, Records, Step, joined, private_step, secret_batches
+from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step, private_step
+from dpcore.audit.exposure import secret_batches
+from dpcore.audit.records import Records, joined
 from dpcore.audit.result import AuditResult
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError

@@ -15,14 +15,13 @@ independent of each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.accounting.phases import phases
-from dpcore.clipping import Grouping
+from dpcore.audit.exposure import direction, most_exposed, secret_batches
+from dpcore.audit.records import Records
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.plan import Plan
@@ -40,43 +39,6 @@ LENGTH = 1000.0
 
 TWICE = "An example was used more than once in one step."
 OTHERS = "The batches are not those of the plan's sampler."
-
-
-@dataclass(frozen=True)
-class Records:
-    """What one run, or several, showed; R rows: one for each step, twice that with a second moment of its own.
-
-    Attributes
-    ----------
-    canaries : (R, m) array
-        The releases along each canary's direction, in units of the planned noise.
-    nulls : (R, L, D) array
-        The releases on coordinates that nobody touched, in the same units, by tensor.
-    signal : (R, T) array
-        What a canary that takes part in step t is planned to add to its column of `canaries`, by t.
-    participation : (T, m) array of int
-        How often each canary was used at each step. Secret in a real run.
-    possible : (T, m) array of bool
-        At which steps it might have been used, as everybody knows.
-    counts : (n,) array of int
-        How often each example was used in all steps.
-    sizes : (T,) array of int
-        Batch sizes.
-    surprises : tuple of str
-        What no run of the plan can show.
-    coins : (m,) array of bool
-        Whether the canary was in.
-    """
-
-    canaries: Floats
-    nulls: Floats
-    signal: Floats
-    participation: NDArray[np.int64]
-    possible: NDArray[np.bool_]
-    counts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    surprises: tuple[str, ...]
-    coins: NDArray[np.bool_]
 
 
 def private_step(
@@ -282,43 +244,3 @@ class CanaryRun:
             return np.stack([after - b for after, b in zip(self._moments(), before, strict=True)])
         beta = update.settings().beta2
         return np.stack([(after - beta * b) / (1 - beta) for after, b in zip(self._moments(), before, strict=True)])
-
-
-def secret_batches(plan: Plan) -> bool:
-    """Whether the claim rests on batches that the adversary does not know."""
-    found = phases(plan.event)
-    return found is None or bool(found.steps)
-
-
-def most_exposed(plan: Plan, planned: Sequence[NDArray[np.int64]], matrix: Floats, count: int) -> NDArray[np.int64]:
-    """Return the canaries: where batches are public, the examples whose participation moves C S the most."""
-    if secret_batches(plan):
-        return np.arange(count)
-    uses = np.bincount(np.concatenate(planned), minlength=plan.sampler.dataset_size)
-    candidates = np.sort(np.argsort(-uses, kind="stable")[: max(count, 4096)])
-    moved = matrix @ np.stack([np.isin(candidates, batch) for batch in planned])
-    chosen = np.argsort(-np.linalg.norm(moved, axis=0).round(9), kind="stable")[:count]
-    return np.sort(candidates[chosen])
-
-
-def direction(grouping: Grouping, rule: str) -> Floats:
-    """Return the unit vector, over tensors, of the longest clipped vector with equal entries in a group's tensors."""
-    shares = np.zeros(sum(len(members) for members in grouping.members))
-    for members, bound in zip(grouping.members, grouping.bounds, strict=True):
-        shares[list(members)] = (1.0 if rule == "normalized" else bound) / np.sqrt(len(members))
-    return np.asarray(shares / np.linalg.norm(shares))
-
-
-def joined(records: Sequence[Records]) -> Records:
-    """Return the records of several runs of one plan as one."""
-    return Records(
-        np.concatenate([r.canaries for r in records], axis=1),
-        np.concatenate([r.nulls for r in records], axis=2),
-        records[0].signal,
-        np.concatenate([r.participation for r in records], axis=1),
-        np.concatenate([r.possible for r in records], axis=1),
-        np.concatenate([r.counts for r in records]),
-        np.concatenate([r.sizes for r in records]),
-        tuple(dict.fromkeys(surprise for r in records for surprise in r.surprises)),
-        np.concatenate([r.coins for r in records]),
-    )

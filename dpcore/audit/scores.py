@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.audit.canaries import Records
+from dpcore.audit.records import Records
 
 Floats = NDArray[np.float64]
 

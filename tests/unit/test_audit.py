@@ -15,7 +15,7 @@ from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import audit, checks, private_step
 from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
-from dpcore.audit.canaries import direction
+from dpcore.audit.exposure import direction
 from dpcore.clipping import Clip
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import RunKeys
