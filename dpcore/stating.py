@@ -102,10 +102,8 @@ def _on_trust(sampler: Any) -> tuple[str, ...]:
     own = next((type(one) for one in (sampler, inner) if not type(one).__module__.startswith("dpcore.sampling.")), None)
     if own is None:
         return ()
-    return (
-        f"The sampler {own.__module__}.{own.__qualname__} is the caller's: that its batches are what its event says is "
-        "taken on trust.",
-    )
+    name = f"{own.__module__}.{own.__qualname__}"
+    return (f"The sampler {name} is the caller's: that its batches are what its event says is taken on trust.",)
 
 
 def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
