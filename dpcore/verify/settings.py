@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpcore import scales
-from dpcore.assumptions import assumptions
+from dpcore.assumptions import SECRET_BATCHES, assumptions
 from dpcore.keys import CALLER, EXACT, OPERATING_SYSTEM
 from dpcore.plan import Plan
 from dpcore.report.canonical import digest
@@ -141,7 +141,8 @@ def check_assumptions(statement: Statement) -> Iterator[Finding]:
     said = statement.randomness
     needed = assumptions(
         unit=statement.unit,
-        secret_batches=bool(statement.sampler["secret"]),
+        # A sampler of the caller's own need not say.
+        secret_batches=bool(statement.sampler.get("secret", SECRET_BATCHES in statement.caveats)),
         second_moment=statement.method["update"].get("second_moment", "filtered"),
         origin="" if said["key"] == NO_KEY else said["key"],
         forks=said["forks"],

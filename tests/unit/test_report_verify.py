@@ -230,3 +230,17 @@ def test_no_content_ends_in_a_traceback(value: Any) -> None:
         assert all(math.isfinite(len(finding.words)) for finding in verify(changed))
     content["noise"]["strategy"] = content["method"]["noise"]["strategy"] = value
     assert not holds(verify(content))
+
+
+def test_a_sampler_of_the_callers_own_is_taken_on_trust() -> None:
+    class Mine(PoissonSampler):
+        def describe(self) -> dict[str, Any]:
+            return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "add-remove"}
+
+    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), Mine(dataset_size=110, batch_size=10), 22)
+    findings = verify(state(plan).to_json())
+    assert holds(findings)
+    assert {"sampler", "event", "event planned"} <= trusted(findings)
+    content = state(plan).to_dict()
+    content["event"]["noise_multiplier"] = 2.0
+    assert any("another noise multiplier" in finding.words for finding in failed(rehashed(content)))
