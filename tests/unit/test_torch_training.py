@@ -399,7 +399,7 @@ def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
     public = dpcore.torch.public_state(run.optimizer.state_dict())["dpcore"]["public"]
     assert set(public) == {
         "step", "releases", "run", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings",
-        "statistics", "corrections", "caller_noise", "recorded",
+        "statistics", "corrections", "caller_noise", "recorded", "ledger", "parameters_sha256",
     }  # fmt: skip
 
 
