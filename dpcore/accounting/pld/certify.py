@@ -1,8 +1,8 @@
 """Certified intervals: an upper and a lower bound on a common grid, refined until they meet.
 
-The step of the grid is `COARSE` standard deviations of a step's tilted loss at first. Both errors are of second order in
-it, so the ratio of the gap found to the gap asked for gives the next one. Everything returned is certified, however far
-apart the ends are; what can keep them apart is rounding (below), or the largest transform (2^20 points).
+The step of the grid is `COARSE` standard deviations of a step's tilted loss at first. Both errors are of second order
+in it, so the ratio of the gap found to the gap asked for gives the next one. Everything returned is certified, however
+far apart the ends are; what can keep them apart is rounding (below), or the largest transform (2^20 points).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.loss import Array, Family
 
 COARSE = 0.085
-_ROUNDS = 6
+_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def saddle(moments: Moments, log_delta: float) -> float:
 
     delta(K'(t)) is about exp(K - t K')/(t (1 + t) sqrt(2 pi K'')), which decreases in t.
     """
-
-    # A bounded loss has no tilt with so small a delta. No loss here has lighter tails than a normal one of a tenth its size.
+    # A bounded loss has no tilt with so small a delta. No loss here has lighter tails than a normal one of a tenth its
+    # size.
     plain = _plain(moments) ** 2
     largest = 20.0 * (3.0 + math.sqrt(-2.0 * log_delta)) / math.sqrt(plain)
 
@@ -153,7 +153,8 @@ class Side:
     def step(self, coarse: float, steps: int) -> float:
         """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
         plain = _plain(self.rough)  # far in a heavy tail, the thick part has to be resolved as well
-        return min(2.0, coarse * min(max(self.spread, 0.05 * plain), 6.0 * plain) / math.sqrt(steps))
+        least = 24.0 * self.spread / 2**18  # leaves room to refine
+        return min(2.0, max(least, coarse * min(max(self.spread, 0.05 * plain), 12.0 * plain) / math.sqrt(steps)))
 
     def aim(self, theta: float) -> None:
         """Set the tilt, and with it the loss of interest."""
@@ -200,7 +201,7 @@ def refine(
     With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out not to be the one that its tilt
     suits is tilted anew, once.
     """
-    lower, coarse, last = 0.0, COARSE, math.inf
+    lower, coarse, last, stuck = 0.0, COARSE, math.inf, 0
     best = Interval(0.0, math.inf)
     for _ in range(_ROUNDS):
         fine = max(8, math.ceil(2.8 / coarse))
@@ -219,7 +220,8 @@ def refine(
             lower = max(lower, min(upper, read(below())))
         best = Interval(lower, upper)
         wanted = tolerance(best)
-        if best.gap <= wanted or best.gap > 0.9 * last:
+        stuck = stuck + 1 if best.gap > 0.9 * last else 0
+        if best.gap <= wanted or stuck == 2:
             break  # met, or rounding is what is left
         last = best.gap
         factor = min(0.7, max(0.15, 0.9 * math.sqrt(wanted / best.gap)))

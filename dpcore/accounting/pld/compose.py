@@ -1,13 +1,13 @@
 """Composition: the convolution of all steps' losses, exponentially tilted, by the discrete Fourier transform.
 
 Let M(theta) be the product over all steps of sum_k p_k e^(theta l_k), K = log M, and p~ the tilted masses
-p_k e^(theta l_k)/M. Tilting commutes with convolution, so the composition has masses c_j e^(K - theta l_j), where c is the
-convolution of all p~, and
+p_k e^(theta l_k)/M. Tilting commutes with convolution, so the composition has masses c_j e^(K - theta l_j), where c is
+the convolution of all p~, and
 
     delta(eps) = infinite mass + e^K sum_{l_j > eps} c_j e^(-theta l_j) (1 - e^(eps - l_j)).
 
-With theta such that the tilted mean K'(theta) is near eps, the sum is made of the bulk of c, and the rounding error of c,
-relative to its largest entries, is relative to delta: a delta of 1e-100 costs no digits.
+With theta such that the tilted mean K'(theta) is near eps, the sum is made of the bulk of c, and the rounding error of
+c, relative to its largest entries, is relative to delta: a delta of 1e-100 costs no digits.
 
 **Window.** Only N points around the tilted mean are kept, and the transform adds up what lies N apart. For t > 0, the
 tilted mass above x is at most exp(K(theta + t) - K(theta) - t x), likewise below. Upper bound: what is aliased into the
@@ -23,10 +23,10 @@ delta(eps) sums has the weights e^(-theta l)(1 - e^(eps - l)), so by Cauchy and 
 
     e^(K - theta eps) R ||(e^(-theta x_j) min(1, x_j))_j||_2,   x_j = l_j - eps > 0  (1 - e^-x <= min(1, x)).
 
-**Many distinct steps.** The composition is smooth, so its transform is negligible but at few frequencies. Every factor is
-at most 1 in size, so the product over some of the steps (every so-and-so-many-th) bounds the whole one: the other steps are
-evaluated only where that product is above 1e-18, by a matrix product (error of an entry at most (n + 16) u), and what is
-left out is at most 1e-18 at each frequency, hence 1e-18 in L2 after the transform.
+**Many distinct steps.** The composition is smooth, so its transform is negligible but at few frequencies. Every factor
+is at most 1 in size, so the product over some of the steps (every so-and-so-many-th) bounds the whole one: the other
+steps are evaluated only where that product is above 1e-18, by a matrix product (error of an entry at most (n + 16) u),
+and what is left out is at most 1e-18 at each frequency, hence 1e-18 in L2 after the transform.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
 
 from dpcore.accounting.pld.discretize import Masses
 from dpcore.accounting.pld.loss import Array
+
+Spectrum = npt.NDArray[np.complex128]
 
 MOST_POINTS = 1 << 20  # of the transform: 8 MiB an array
 _OUTSIDE = 32.0  # -log of the tilted mass that may lie outside of the window on one side
@@ -121,7 +124,8 @@ class Curve:
         """Return the bound on delta at epsilon: 1 or 0 where the curve ends before it."""
         at, losses = epsilon, self.losses
         if at < losses[0] or at >= losses[-1]:
-            # Left of the curve nothing is known above, and its first value holds below; right of it the other way round.
+            # Left of the curve nothing is known above, and its first value holds below; right of it the other way
+            # round.
             if self.upper:
                 value = math.inf if at < losses[0] else self.values[-1] + self.slack[-1]
             else:
@@ -189,7 +193,7 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float) -> Curve
     shifts = sum(float(part.counts @ part.offsets[:, 0]) for part in moments.parts)
     first = round((mean - shifts) / h) + low
     summed = np.roll(summed, -((first - start) % count))
-    losses = shifts + (first + np.arange(count)) * h
+    losses: Array = np.asarray(shifts + (first + np.arange(count)) * h, dtype=np.float64)
     steps = float(sum(part.counts.sum() for part in moments.parts))
     # Far from the reference, exponentials leave the range of float64. Points below are left out; mass above counts as
     # infinitely far (upper bound) or as right there (lower bound).
@@ -222,7 +226,8 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float) -> Curve
     infinite = float(sum(part.counts @ part.infinite for part in moments.parts)) if upper else 0.0
     infinite *= (1.0 + 1e-9) * math.exp(max(0.0, shift))
     chernoff = log_total + log_peak + spare + (1.0 + theta) * abs(shift)
-    return Curve(losses + shift, scale, values, slack, infinite, upper, theta, chernoff, count)
+    moved: Array = losses + shift
+    return Curve(moved, scale, values, slack, infinite, upper, theta, chernoff, count)
 
 
 def _log_peak(theta: float) -> float:
@@ -316,14 +321,13 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
     return summed, 1.01 * error, start
 
 
-def _power(base: np.ndarray, exponent: int) -> np.ndarray:
-    """Return base^exponent by repeated squaring."""
-    result = None
+def _power(base: Spectrum, exponent: int) -> Spectrum:
+    """Return base^exponent, exponent at least 1, by repeated squaring."""
+    result: Spectrum = np.ones_like(base)
     with np.errstate(under="ignore"):
-        while True:
+        while exponent > 1:
             if exponent & 1:
-                result = base if result is None else result * base
+                result = result * base
             exponent >>= 1
-            if not exponent:
-                return result
             base = base * base
+        return result * base

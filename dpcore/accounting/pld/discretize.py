@@ -1,28 +1,28 @@
 """From a step to a distribution on a grid: one that is certainly worse, and one that is certainly better.
 
-Only the P-masses p_k at losses l_k = o + k h are kept: delta(eps) = sum_k p_k (1 - e^(eps - l_k))_+ grows with p and with
-l, and so does the delta of a composition. Hence raising losses (or letting mass go to +infinity) is valid for an upper
-bound, lowering losses (or dropping mass) for a lower bound. Both lose too much in T steps; what keeps the error at
-second order is that delta is convex in e^-L = dQ/dP:
+Only the P-masses p_k at losses l_k = o + k h are kept: delta(eps) = sum_k p_k (1 - e^(eps - l_k))_+ grows with p and
+with l, and so does the delta of a composition. Hence raising losses (or letting mass go to +infinity) is valid for an
+upper bound, lowering losses (or dropping mass) for a lower bound. Both lose too much in T steps; what keeps the error
+at second order is that delta is convex in e^-L = dQ/dP:
 
-**Upper: connect the dots** (Doroshenko et al. 2022). The masses (P, Q) of a < L <= b are split between the ends such that
-both stay: p_b = (P - e^a Q)/(1 - e^(a-b)), p_a = P - p_b. The curve becomes the chord, above the true convex one. What
-lies above the grid becomes +infinity, what lies below rises to its lowest point.
+**Upper: connect the dots** (Doroshenko et al. 2022). The masses (P, Q) of a < L <= b are split between the ends such
+that both stay: p_b = (P - e^a Q)/(1 - e^(a-b)), p_a = P - p_b. The curve becomes the chord, above the true convex one.
+What lies above the grid becomes +infinity, what lies below rises to its lowest point.
 
 **Lower: merging.** A group of outcomes told apart no more is a post-processing, its loss is r = log(P/Q) of the group.
 Bins are groups of neighboring losses, their edges chosen such that r_k is nearly l_k (for a density that is locally
 exponential). To bring it there exactly, bin k takes a fraction of a neighbor that lies on the other side of l_k. With
-X_k = |P_k - e^(l_k) Q_k| / |P_j - e^(l_k) Q_j|, j = k-1 if r_k > l_k and k+1 otherwise, bin k and X_k of bin j together have
-loss l_k. If w_k is the fraction of bin k that is not given away, w_k + sum over the receivers i of k of X_i w_i = 1: one
-tridiagonal system. Where X_k is too large the loss is lowered to the next grid point.
+X_k = |P_k - e^(l_k) Q_k| / |P_j - e^(l_k) Q_j|, j = k-1 if r_k > l_k and k+1 otherwise, bin k and X_k of bin j
+together have loss l_k. If w_k is the fraction of bin k that is not given away, w_k + sum over the receivers i of k of
+X_i w_i = 1: one tridiagonal system. Where X_k is too large the loss is lowered to the next grid point.
 
 The points near the thickest part of P are h apart, and farther out the distance doubles after every `fine` points:
 chords and bins of width d at distance x of it have an error relative to the effect of that mass of (d/x)^2/6 at most.
 
 Rounding: every mass here carries a relative error of some units in the last place, relative to its own tail of P. With
-eta >= (error of the curve at a grid point)/(P-mass above it), scaling P up by e^eta and all losses with it (L + eta) covers
-the error, since E_Q[(e^eta Lambda - a)_+] - E_Q[(Lambda - a)_+] >= (e^eta - 1) P(Lambda > a). In T steps that is a shift of
-epsilon by T eta and a factor e^(T eta) on delta; `compose` adds them.
+eta >= (error of the curve at a grid point)/(P-mass above it), scaling P up by e^eta and all losses with it (L + eta)
+covers the error, since E_Q[(e^eta Lambda - a)_+] - E_Q[(Lambda - a)_+] >= (e^eta - 1) P(Lambda > a). In T steps that
+is a shift of epsilon by T eta and a factor e^(T eta) on delta; `compose` adds them.
 """
 
 from __future__ import annotations
@@ -112,16 +112,14 @@ def lower(family: Family, direction: str, h: float, offsets: Array, grid: Intege
     at = offsets + grid * h
     edges = _edges(above, grid, h, at)
     _balance(edges, family, direction, at, int(np.searchsorted(grid, 0)))
-    bin_p, bin_q = loss.masses(family, direction, edges)
-    with np.errstate(over="ignore", invalid="ignore"):
-        lift = np.exp(at)
-        excess = np.nan_to_num(bin_p - lift * bin_q, nan=-np.inf)
-        down = np.zeros_like(at)  # what the lower neighbor lacks at this bin's loss, the upper one has too much
-        up = np.zeros_like(at)
-        down[:, 1:] = lift[:, 1:] * bin_q[:, :-1] - bin_p[:, :-1]
-        up[:, :-1] = bin_p[:, 1:] - lift[:, :-1] * bin_q[:, 1:]
-        share = np.abs(excess) / np.maximum(np.where(excess > 0.0, down, up), 1e-300)
-    usable = (share >= 0.0) & (share <= _MOST)
+    bin_p, excess, share = _shares(family, direction, edges, at)
+    for _ in range(2):
+        lost = np.where(share <= _MOST, 0.0, np.abs(excess))
+        if not np.any(lost > 1e-5 * h):
+            break
+        _shrink(edges, family, direction, at, excess, np.argmax(lost, axis=1))
+        bin_p, excess, share = _shares(family, direction, edges, at)
+    usable = share <= _MOST
     for _ in range(4):
         share = np.where(usable, share, 0.0)
         from_below = np.where(excess > 0.0, share, 0.0)
@@ -144,6 +142,44 @@ def lower(family: Family, direction: str, h: float, offsets: Array, grid: Intege
     p = np.where(sinks, 0.0, whole)
     p[:, :-1] += np.where(sinks, whole, 0.0)[:, 1:]
     return Masses(grid, offsets, p, np.zeros(at.shape[0]), family.counts, h)
+
+
+def _shares(family: Family, direction: str, edges: Array, at: Array) -> tuple[Array, Array, Array]:
+    """Return P and P - e^l Q of the bins, and the share X of a neighbor that each needs (infinity: not to be had)."""
+    p, q = loss.masses(family, direction, edges)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        lift = np.exp(at)
+        excess = np.nan_to_num(p - lift * q, nan=-np.inf)
+        lack = np.zeros_like(at)  # of the lower neighbor, at this bin's loss
+        lack[:, 1:] = lift[:, 1:] * q[:, :-1] - p[:, :-1]
+        surplus = np.zeros_like(at)  # of the upper neighbor
+        surplus[:, :-1] = p[:, 1:] - lift[:, :-1] * q[:, 1:]
+        share = np.abs(excess) / np.where(excess > 0.0, lack, surplus)
+    share[excess == 0.0] = 0.0
+    return p, excess, np.where(share >= 0.0, share, np.inf)
+
+
+def _shrink(edges: Array, family: Family, direction: str, at: Array, excess: Array, bins: Integers) -> None:
+    """Move an edge of one bin of each step until its loss is right: the other bin there has neighbors to take from.
+
+    Losses are bounded on one side, where a bin with much of the mass may have no neighbor.
+    """
+    rows = np.arange(len(bins))
+    high = excess[rows, bins] > 0.0  # its loss is too high: it gives its upper part away
+    level = at[rows, bins][:, None]
+    low_edge, high_edge = edges[rows, bins][:, None], edges[rows, bins + 1][:, None]
+    lift, top = np.exp(np.minimum(level, 700.0)), high[:, None]
+    near, far = level, np.where(top, high_edge, low_edge)
+    for _ in range(16):
+        middle = 0.5 * (near + far)
+        p, q = loss.masses(
+            family, direction, np.hstack([np.where(top, low_edge, middle), np.where(top, middle, high_edge)])
+        )
+        wrong = np.where(top, p - lift * q > 0.0, p - lift * q < 0.0)
+        near, far = np.where(wrong, near, middle), np.where(wrong, middle, far)
+    moved = np.isfinite(near[:, 0])
+    edges[rows, bins + 1] = np.where(high & moved, near[:, 0], edges[rows, bins + 1])
+    edges[rows, bins] = np.where(~high & moved, near[:, 0], edges[rows, bins])
 
 
 def _edges(above: Array, grid: Integers, h: float, at: Array) -> Array:

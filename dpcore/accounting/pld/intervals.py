@@ -11,7 +11,6 @@ from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import Phases, phases
 from dpcore.accounting.pld import certify
-
 from dpcore.accounting.pld.interval import Interval
 from dpcore.errors import ArgumentTypeError, PrivacyError
 
@@ -56,13 +55,14 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     Notes
     -----
     Rounding in float64 is part of the bounds. If it or the largest grid (2^20 points) does not allow the tolerance, the
-    bounds found are returned; they are certified all the same. That happens for tolerances below about 1e-6 epsilon, and
-    for openly drawn mixtures of which several components release almost nothing almost always.
+    bounds found are returned; they are certified all the same. That happens for tolerances below about 1e-6 epsilon,
+    and for openly drawn mixtures of which several components release almost nothing almost always.
 
     References
     ----------
-    Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, "Connect the Dots", 2022 (upper end); the lower end by merging outcomes
-    is derived in `dpcore.accounting.pld.discretize`, rounding and truncation in `dpcore.accounting.pld.compose`.
+    Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, "Connect the Dots", 2022 (upper end); the lower end by merging
+    outcomes is derived in `dpcore.accounting.pld.discretize`, rounding and truncation in
+    `dpcore.accounting.pld.compose`.
     """
     delta = validate.open_unit(delta=delta)
     tolerance = None if tolerance is None else validate.positive(tolerance=tolerance)
@@ -147,7 +147,9 @@ def delta_problem(found: Phases, epsilon: float) -> tuple[certify.Problem, list[
 
 def merged(found: Phases) -> Phases:
     """Return the phases without steps in which everyone takes part or no one does."""
-    return replace(found, steps=tuple((step, count) for step, count in found.steps if getattr(step, "components", True)))
+    return replace(
+        found, steps=tuple((step, count) for step, count in found.steps if getattr(step, "components", True))
+    )
 
 
 def _gaussian_slack(mu: float) -> float:
@@ -156,5 +158,3 @@ def _gaussian_slack(mu: float) -> float:
     The arguments of its tails are rounded in proportion to mu, and the difference of these tails is mu times as large.
     """
     return min(0.5, 1e-11 + 4e-15 * (mu + 1.0 / mu))
-
-

@@ -1,12 +1,13 @@
 """The privacy loss of one step: how much of P and of Q lies between two losses, in closed form.
 
-A step is dominated by a pair (P, Q) of distributions of one number z. With loss L = log dP/dQ, the hockey-stick curve is
+A step is dominated by a pair (P, Q) of distributions of one number z. With loss L = log dP/dQ, the hockey-stick curve
+is
 
     delta(eps) = E_Q[(e^L - e^eps)_+] = E_P[(1 - e^(eps - L))_+].
 
-**Poisson sampling** with rate q and noise s. Let phi_c be N(c, s^2). "Remove": P = (1-q) phi_0 + q phi_1, Q = phi_0. "Add":
-P and Q exchanged. Both have to be composed, every step in the same direction (Zhu, Dong, Wang 2022, Theorem 11; Koskela,
-Jalkoe, Honkela 2020), and delta is the larger one. In "remove"
+**Poisson sampling** with rate q and noise s. Let phi_c be N(c, s^2). "Remove": P = (1-q) phi_0 + q phi_1, Q = phi_0.
+"Add": P and Q exchanged. Both have to be composed, every step in the same direction (Zhu, Dong, Wang 2022, Theorem 11;
+Koskela, Jalkoe, Honkela 2020), and delta is the larger one. In "remove"
 
     L = log(1 - q + q e^((2z - 1)/(2 s^2)))   grows with z,   z(l) = 1/2 + s^2 log(1 + expm1(l)/q),
 
@@ -16,8 +17,8 @@ components'; the rest of the weight is an atom at loss 0.
 
 **Subsets of fixed size**, replace-one, q = batch/data set: the curve that is certified is that of Zhu, Dong, Wang 2022
 (Proposition 30; the subset theorem goes back to Balle, Barthe, Gaboardi 2018, Theorem 11): delta(log a) is that of
-"remove" for a >= 1, and that of "add" for a < 1. Both curves agree at a = 1, where the slope jumps from -Q_add(L > 0) to
--Q_remove(L > 0): losses above 0 follow "remove", those below 0 "add", and the jump is an atom at 0 of P- and Q-mass
+"remove" for a >= 1, and that of "add" for a < 1. Both curves agree at a = 1, where the slope jumps from -Q_add(L > 0)
+to -Q_remove(L > 0): losses above 0 follow "remove", those below 0 "add", and the jump is an atom at 0 of P- and Q-mass
 (1-q) erf(1/(2 sqrt 2 s)).
 """
 
@@ -100,7 +101,8 @@ def _normal_masses(edges: Array) -> Array:
     """Return the standard normal mass between neighbors, each difference taken in the nearer tail."""
     below, above = ndtr(edges), ndtr(-edges)
     right = edges[:, :-1] > 0.0
-    return np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
+    found: Array = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
+    return found
 
 
 def _remove_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
@@ -167,7 +169,7 @@ def reach(family: Family, direction: str, low: float, high: float) -> tuple[Arra
 
 
 def center(family: Family, direction: str, width: float) -> Array:
-    """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, near the thickest part.
+    """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, where P is thick.
 
     The rare-event case needs it: nearly all of P lies within much less than a grid cell, and moving it by a part of a
     cell in every one of T steps would move the total by T parts of a cell.

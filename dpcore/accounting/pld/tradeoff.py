@@ -6,9 +6,10 @@ true-positive rate
     TPR(x) = inf over a >= 0 of H(a) + a x,   H(a) = E_Q[(dP/dQ - a)_+],
 
 since H(a) = max over tests of TPR - a FPR. With roles exchanged H'(a) = 1 - a + a H(1/a). delta(eps) here is the larger
-one of both directions, D(a) = max(H, H')(a) at a = e^eps >= 1, and D(a) = 1 - a + a D(1/a) below: the infimum over it is
-the upper concave envelope of the better of both directions, the best that an attacker gets who may choose the direction
-at random. It is never above what (epsilon, delta) for all epsilon allows (Dong, Roth, Su 2022, Proposition 2.13).
+one of both directions, D(a) = max(H, H')(a) at a = e^eps >= 1, and D(a) = 1 - a + a D(1/a) below: the infimum over it
+is the upper concave envelope of the better of both directions, the best that an attacker gets who may choose the
+direction at random. It is never above what (epsilon, delta) for all epsilon allows (Dong, Roth, Su 2022, Proposition
+2.13).
 
 Bounds: any a gives an upper bound of TPR with an upper bound of D. From below, D is convex: between two points it is
 above the extension of the chord of the two points to the left, and of the two to the right.
@@ -24,10 +25,9 @@ import numpy as np
 
 from dpcore import validate
 from dpcore.accounting.events import Event
-from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.pld import certify
-from dpcore.accounting.pld.intervals import delta_interval, delta_problem, epsilon_interval, merged, taken_apart
 from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.pld.intervals import delta_interval, delta_problem, epsilon_interval, merged, taken_apart
 from dpcore.accounting.pld.loss import Array
 from dpcore.errors import ArgumentError
 
@@ -72,7 +72,8 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     Returns
     -------
     tuple of (n,) float64
-        Lower and upper bounds, within 1e-2 of each other (relative) unless rounding or the first grid does not allow it.
+        Lower and upper bounds, within 1e-2 of each other (relative) unless rounding or the first grid does not allow
+        it.
     """
     wanted = np.array([validate.non_negative(epsilons=epsilon) for epsilon in epsilons], dtype=np.float64)
     found = taken_apart(event)
@@ -103,9 +104,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     return np.minimum(lower, upper), upper
 
 
-def trade_off(
-    event: Event, false_positive_rates: Sequence[float] | None = None, *, points: int = 120
-) -> TradeOff:
+def trade_off(event: Event, false_positive_rates: Sequence[float] | None = None, *, points: int = 120) -> TradeOff:
     """Return the best true-positive rates of an attacker, and the curve of delta over epsilon.
 
     Parameters
@@ -115,8 +114,8 @@ def trade_off(
     false_positive_rates : sequence of float, optional
         Each strictly between 0 and 1; the default is 24 from 1e-6 to 0.56, evenly spaced in the logarithm.
     points : int
-        Number of epsilons of the curve, evenly spaced from 0 to where delta is a tenth of the smallest rate. More of them
-        bring the bounds closer.
+        Number of epsilons of the curve, evenly spaced from 0 to where delta is a tenth of the smallest rate. More of
+        them bring the bounds closer.
 
     Returns
     -------
@@ -149,7 +148,7 @@ def trade_off(
 def _least(a: Array, low: Array, high: Array, rate: float) -> float:
     """Return a lower bound on the infimum of D(a) + a x over all a >= 0, for a convex D known between bounds."""
     # Left of the first point D is above its chords to (0, 1), that is 1 - a; right of the last one it is 0 or more.
-    best = min(1.0 - a[0] + a[0] * rate, a[-1] * rate)
+    best = min(float(1.0 - a[0] + a[0] * rate), float(a[-1] * rate))
     left, right = a[:-1], a[1:]
     before = np.concatenate([[0.0], a[:-2]])
     before_high = np.concatenate([[1.0], high[:-2]])
