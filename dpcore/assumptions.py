@@ -65,9 +65,10 @@ def assumptions(
     if origin == EXACT:
         said.append(EXACT_KEY)
     if forks:
+        others = "are counted by the ledger." if ledger else "are further releases, and are not counted here."
         said.append(
             f"The run was resumed {forks} time(s) from a checkpoint, under fresh noise; steps that another process "
-            "took after such a checkpoint are further releases, and are not counted here."
+            f"took after such a checkpoint {others}"
         )
     if abandoned:
         said.append(f"Epsilon counts {abandoned} further step(s), which were released and then abandoned.")

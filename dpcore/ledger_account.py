@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpcore.errors import BudgetError, PrivacyError
+from dpcore.errors import BudgetError, DataError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.report.canonical import digest, plain
@@ -160,6 +160,7 @@ class LedgerAccount:
         return {
             "ledger": self.ledger.ledger_id,
             "run": self.run.run_id,
+            "seal": self.ledger.seal,
             "total": {
                 "epsilon": plain(total.filter),
                 "epsilon_if_fixed_beforehand": plain(total.fixed),
@@ -192,9 +193,14 @@ class LedgerAccount:
             self.close()
         plan = self.mechanism.plan
         own = "" if fork else self._run_digest()
-        found = self.ledger.resume(
-            saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
-        )
+        try:
+            found = self.ledger.resume(
+                saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
+            )
+        except DataError:  # an older copy of the ledger was put back, from before the run
+            if fork is False:
+                raise
+            return Decision("fork", None, None, NO_LEDGER)
         if fork is False and found.kind == "fork":
             raise PrivacyError(f"fork=False: {found.reason}; leave fork out, and the further steps are charged")
         return Decision(found.kind, found.run, found.number, found.reason)

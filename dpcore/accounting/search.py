@@ -39,6 +39,7 @@ def least_meeting(
     bool
         Whether the target was met in between.
     """
+    tolerance = min(tolerance, 1.0)  # a target below what an accountant resolves: any epsilon at or below it will do
     aim = math.log(target) + math.log1p(-0.5 * tolerance)
 
     def excess(x: float) -> float:

@@ -275,3 +275,21 @@ def test_a_step_is_paid_for_before_its_batch_is_drawn(tmp_path: Path, monkeypatc
     monkeypatch.setattr(type(mechanism.plan.sampler), "indices", indices)
     step_on(private, 3)
     assert [mark > step for step, mark in enumerate(known)] == [True] * 3
+
+
+def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    Ledger.create(ledger)
+    before = ledger.read_bytes()
+    model, private = build(ledger)
+    step_on(private, 4)
+    save(tmp_path / "checkpoint.pt", model, private)
+    private.close()
+    ledger.write_bytes(before)
+    model, private = build(ledger)
+    load(tmp_path / "checkpoint.pt", model, private)
+    step_on(private, 2)
+    private.close()
+    (run,) = Ledger.open(ledger).runs()
+    assert run.releases == 6
+    assert "does not know" in " ".join(private.statement().caveats)
