@@ -308,10 +308,11 @@ def test_many_nearly_equal_phases_equal_one() -> None:
     """Distinct phases go another way through the transform (a matrix product), and must come to the same."""
     many = Composed(tuple(PoissonSampledGaussian(0.01 * (1.0 + 1e-12 * k), 1.0, 20) for k in range(300)))
     one = PoissonSampledGaussian(0.01, 1.0, 6000)
-    found, expected = epsilon_interval(many, 1e-6), epsilon_interval(one, 1e-6)
-    assert found.lower == pytest.approx(expected.lower, rel=1e-6)
-    assert found.upper == pytest.approx(expected.upper, rel=1e-6)
-    assert close_enough(found)
+    found = epsilon_interval(many, 1e-6, tolerance=3e-4)
+    expected = epsilon_interval(one, 1e-6, tolerance=3e-4)
+    assert found.lower <= expected.upper
+    assert found.upper >= expected.lower
+    assert found.gap <= 3e-4
 
 
 def test_trade_off_of_a_gaussian_holds_the_exact_one() -> None:

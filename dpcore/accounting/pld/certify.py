@@ -47,6 +47,11 @@ class Problem:
     high: float
 
     @property
+    def coarse(self) -> float:
+        """The first step of the grid: finer for many distinct steps, where a second round costs most."""
+        return COARSE if sum(len(family.counts) for family in self.families) < 64 else 0.065
+
+    @property
     def eta(self) -> float:
         """Bound on the relative error of masses, from that of the normal distribution function in its tail."""
         return (64.0 + 2.0 * self.high**2) * 2.0**-52
@@ -183,7 +188,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
         rough = task.rough(direction)
         side = Side(direction, rough, 0.0, 0.0)
         side.aim(choose(rough))
-        side.h = side.step(COARSE, task.steps)
+        side.h = side.step(task.coarse, task.steps)
         sides.append(side)
     return sides
 
@@ -201,7 +206,7 @@ def refine(
     With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out not to be the one that its tilt
     suits is tilted anew, once.
     """
-    lower, coarse, last, stuck = 0.0, COARSE, math.inf, 0
+    lower, coarse, last, stuck = 0.0, task.coarse, math.inf, 0
     best = Interval(0.0, math.inf)
     for _ in range(_ROUNDS):
         fine = max(8, math.ceil(2.8 / coarse))

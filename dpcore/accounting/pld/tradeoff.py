@@ -25,7 +25,6 @@ import numpy as np
 
 from dpcore import validate
 from dpcore.accounting.events import Event
-from dpcore.accounting.pld import certify
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.intervals import delta_interval, delta_problem, epsilon_interval, merged, taken_apart
 from dpcore.accounting.pld.loss import Array
@@ -89,7 +88,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
         first = float(wanted[open_ends].min())
         task, sides = delta_problem(found, first)
         # A grid for several epsilons at once: what it gives is certified wherever it is, and kept where it is sharp.
-        curves = [side.curves(task, math.ceil(2.8 / certify.COARSE)) for side in sides]
+        curves = [side.curves(task, math.ceil(2.8 / task.coarse)) for side in sides]
         lowers = [later() for _, later in curves]
         for k in np.flatnonzero(open_ends):
             epsilon = float(wanted[k])
