@@ -54,11 +54,11 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
 
     Notes
     -----
-    Rounding in float64 is part of the bounds. If it, the largest grid (2^20 points) or the eight rounds of refinement do
-    not allow the tolerance, the bounds found are returned; they are certified all the same. Known cases: tolerances below
-    about 1e-6 epsilon; rare events with a small epsilon (sample_rate=1e-4, noise_multiplier=1, steps=532, delta=1.4e-11:
-    a gap of 1.5e-4 at epsilon 0.0586); noise multipliers below 0.05 (at 0.01 the gap is some 2e-3 epsilon, at 0.001
-    the lower end is 0).
+    Rounding in float64 is part of the bounds. If it, the largest grid (2^20 points) or the eight rounds of refinement
+    do not allow the tolerance, the bounds found are returned; they are certified all the same. Known cases: tolerances
+    below about 1e-6 epsilon; rare events with a small epsilon (sample_rate=1e-4, noise_multiplier=1, steps=532,
+    delta=1.4e-11: a gap of 1.5e-4 at epsilon 0.0586); noise multipliers below 0.05 (at 0.01 the gap is some 2e-3
+    epsilon, at 0.001 the lower end is 0).
 
     References
     ----------
