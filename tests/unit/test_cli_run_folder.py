@@ -11,8 +11,8 @@ import pytest
 
 from dpcore.cli.callbacks import EpochReleased, JsonLines, StepReleased
 from dpcore.cli.run_folder import DEMO, RunFolder
-from dpcore.report.safetensors import encode
 from dpcore.errors import DataError
+from dpcore.report.safetensors import encode
 
 
 def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path: Path) -> None:
