@@ -18,8 +18,10 @@ def decide(branch: Branch, row: int, digest: str, owner: Mapping[str, Any] | Non
     if row == branch.mark:
         return "continue", f"No row from {row} on has left."
     if row > branch.mark:
-        return "continue", (
-            f"The ledger is older than the checkpoint: rows {branch.mark} to {row - 1} are charged now."
+        # An older copy was put back. What left after the checkpoint is known to nobody, so its noise must not be used.
+        return "fork", (
+            f"The ledger is older than the checkpoint: rows {branch.mark} to {row - 1} are charged now, and what left "
+            "after them is not known."
         )
     rows = f"Rows {row} to {branch.mark - 1} may have left"
     if not digest:

@@ -340,11 +340,11 @@ class Ledger:
             checks.check_plan(run, event_after)
             kind, reason = decide(branch, row, digest, draft.owner(branch_id), force_fork)
             number = None
-            if kind == "fork":
-                branch, number = self._rows.branch_off(draft, run, branch, row, digest)
-            elif row > branch.mark:
+            if row > branch.mark:
                 # An older copy of the ledger was put back: these rows have left, whatever the budget says.
                 self._rows.append_reservation(draft, run, branch, row, event_after)
+            if kind == "fork":
+                branch, number = self._rows.branch_off(draft, run, branch, row, digest)
             draft.append(
                 "resume", run=run_id, branch=branch.branch_id, row=row, digest=str(digest), steps=steps, decision=kind
             )

@@ -210,7 +210,7 @@ def test_an_older_copy_of_the_ledger_pays_for_the_rows_it_lacks(tmp_path: Path) 
     run.reserve(0)
     run.close(1)
     found = ledger.resume(run.run_id, run.branch_id, 800, digest="", event_after=full)
-    assert found.kind == "continue"
+    assert found.kind == "fork"
     assert "rows 1 to 799 are charged now" in found.reason
     assert ledger.runs()[0].releases == 800
     assert ledger.total().notes == (
