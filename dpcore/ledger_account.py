@@ -4,7 +4,9 @@ What may be replayed, and what must fork, is decided in two places. When a state
 digest of all that shapes the sums (`dpcore.ledger`). While rows are replayed, the numbers that move the parameters
 (learning rates and the like, which may change at every step) are compared with the ledger's log, row by row: where one
 differs, that row itself is still the same sum, but the next one will not be, so the run forks before the next batch is
-drawn.
+drawn. Beside these numbers the log has a digest of what else may change from row to row and shapes the row's own sum:
+the mode of a layer; parameters or a batch that the caller changed. Where that differs, or cannot be repeated, the run
+forks before the batch is drawn; a change after that is refused.
 """
 
 from __future__ import annotations
@@ -66,6 +68,9 @@ class LedgerAccount:
         Fingerprint of the data, or empty.
     parameters_digest : callable, optional
         Returns the digest of the parameters as they are; compared with that of the checkpoint before a replay.
+    row_digest : callable
+        Returns the digest of what shapes the sum of the row at hand and may change from row to row; empty where the row
+        cannot be made a second time for certain.
     """
 
     def __init__(
@@ -77,37 +82,64 @@ class LedgerAccount:
         run_digest: Callable[[], str],
         dataset: str = "",
         parameters_digest: Callable[[], str] | None = None,
+        row_digest: Callable[[], str] = str,
     ) -> None:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
         self.run: LedgerRun | None = None
         self.caveats: tuple[str, ...] = ()
-        self._run_digest, self._parameters_digest = run_digest, parameters_digest
+        self._run_digest, self._parameters_digest, self._row_digest = run_digest, parameters_digest, row_digest
         self._expected_parameters: str | None = None
+        self._drawn: int | None = None
+        self._other_start: int | None = None
         self._fork_from: int | None = None
         self._last: tuple[list[UpdateSettings], str] | None = None
 
     def before_draw(self, step: int) -> None:
         """Reserve the row, or fork first where the replay would no longer be one."""
         run = self.begin()
-        if step < self.mechanism.replay_end and self._expected_parameters is not None:
+        if self._expected_parameters is not None:
             assert self._parameters_digest is not None
             if self._parameters_digest() != self._expected_parameters:
-                self._fork_from = step
+                self._other_start = step  # other than the checkpoint's, from which the row could be made again
         self._expected_parameters = None
-        if self._fork_from is not None and step >= self._fork_from:
-            run = self._fork(step)
+        if step < self.mechanism.replay_end:
+            logged = run.settings_at(step)
+            if self._other_start == step or (logged is not None and not self._repeats(step, logged)):
+                self._fork_from = step
+        run = self._branch_if_due(step)
         run.reserve(step)
+        self._drawn = step
 
     def before_release(self, step: int, settings: Sequence[UpdateSettings]) -> None:
         """Log the settings, or note that from the next row on this is no replay."""
-        self.before_draw(step)
+        if self._drawn != step:
+            self.before_draw(step)
         assert self.run is not None
-        known = self._digest(settings)
+        self.run.reserve(step)  # once more: the branch may have been resumed by another since
+        known = f"{self._digest(settings)}:{self._of_row(step)}"
         logged = self.run.settings_at(step)
         if logged is None or step >= self.mechanism.replay_end:  # None: reserved, and never about to be released
             self.run.settings(step, known)
+        elif not self._repeats(step, logged):
+            raise PrivacyError(
+                f"step {step + 1} may have been released before, and after its batch was drawn, the model, its mode or "
+                "the batch became another one: the same noise must not be added to another sum; load the checkpoint "
+                "with fork=True"
+            )
         elif logged != known:
             self._fork_from = step + 1
+
+    def _of_row(self, step: int) -> str:
+        return "" if self._other_start == step else self._row_digest()
+
+    def _repeats(self, step: int, logged: str) -> bool:
+        """Whether the row's sum is the one that was logged, as far as it can change from row to row."""
+        own = self._of_row(step)
+        return bool(own) and logged.partition(":")[2] == own
+
+    def _branch_if_due(self, step: int) -> LedgerRun:
+        assert self.run is not None
+        return self._fork(step) if self._fork_from is not None and step >= self._fork_from else self.run
 
     def _digest(self, settings: Sequence[UpdateSettings]) -> str:
         given = list(settings)
@@ -150,6 +182,8 @@ class LedgerAccount:
             run = self.begin()
         except BudgetError:  # nothing is left to spend, which is no reason not to save
             return None
+        # A state on other parameters than those that the next row was made from before belongs to a branch already.
+        run = self._branch_if_due(self.mechanism.step)
         return {"ledger": self.ledger.ledger_id, "run": run.run_id, "branch": run.branch_id}
 
     def describe(self, delta: float) -> dict[str, Any]:
@@ -192,7 +226,7 @@ class LedgerAccount:
         if self.run is not None:
             self.close()
         plan = self.mechanism.plan
-        own = "" if fork else self._run_digest()
+        own = self._run_digest()
         try:
             found = self.ledger.resume(
                 saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
@@ -208,20 +242,21 @@ class LedgerAccount:
     def resume(self, decision: Decision, keys: RunKeys, row: int, parameters: str | None) -> None:
         """Go on as decided, once the mechanism has taken over the saved state with its `keys`."""
         mechanism = self.mechanism
-        self.run, self._fork_from = decision.run, None
+        self.run, self._fork_from, self._expected_parameters = decision.run, None, None
+        self._drawn = self._other_start = None
         if decision.kind == "fork":
             number = decision.number
             keys = keys.fork(keep_sampling=mechanism.plan.sampler.keeps_order, row=row, number=number)
             if self.run is not None:
                 self.run.use_key(keys.digest)
             else:
-                self.caveats = (NO_LEDGER,)
-            mechanism.branch(keys, row if self.run is None else self.run.releases)
+                self.caveats = (*self.caveats, NO_LEDGER)
+            mechanism.branch(keys, mechanism.releases if self.run is None else self.run.releases)
             return
         assert self.run is not None
         mechanism.replay_end = self.run.mark if decision.kind == "replay" else row
         mechanism.releases = mechanism.replay_end + self.run.releases - self.run.mark
-        self._expected_parameters = parameters if decision.kind == "replay" else None
+        self._expected_parameters = parameters
 
     def close(self) -> None:
         """Give back what was reserved and not released."""

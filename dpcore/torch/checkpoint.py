@@ -42,6 +42,11 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
 
     With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state.
     """
+    account = engine.mechanism.account
+    # First: a branch that is due must be made before its keys are saved.
+    known = account.saved if begin and isinstance(account, LedgerAccount) else None
+    if known is not None and engine.watch is not None:
+        engine.watch.note()
     state = engine.mechanism.state_dict()
     public, secret = dict(state["public"]), dict(state["secret"])
     public["arrays"] = _tensors(public["arrays"])
@@ -49,8 +54,7 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
     public["microbatch_size"] = engine.microbatch_size
     public["settings"] = fingerprint(engine)
     public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
-    account = engine.mechanism.account
-    public["ledger"] = account.saved if begin and isinstance(account, LedgerAccount) else None
+    public["ledger"] = known
     public["parameters_sha256"] = None if public["ledger"] is None else parameters_digest(engine.gradient.model)
     secret["arrays"] = _tensors(secret["arrays"])
     secret |= {name: secret[name].hex() for name in KEYS}
@@ -92,6 +96,8 @@ def load(engine: Engine, state: Mapping[str, Any], *, fork: bool | None) -> None
     mechanism.load_state_dict(whole, fork=decision is None and fork is not False)
     if decision is not None and isinstance(account, LedgerAccount):
         account.resume(decision, mechanism.keys, mechanism.step, public["parameters_sha256"])
+    if engine.watch is not None:
+        engine.watch.forget()
     for name, value in public["wide_parameters"].items():
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)

@@ -18,6 +18,7 @@ from dpcore.torch.batches import Tree
 from dpcore.torch.per_example import PerExampleGradient
 from dpcore.torch.randomness import step_seed
 from dpcore.torch.recorder import Recorder
+from dpcore.torch.watch import Watch
 from dpcore.torch.working import Working
 
 
@@ -38,6 +39,8 @@ class Engine:
         Keeps coordinates of what is released.
     diagnostics : list of float or None
         ``clipped_mean_norm`` of each step where somebody asked for it. **Secret.**
+    watch : Watch or None
+        Notices, for a ledger, what changes a sum from step to step.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Engine:
         self.microbatch_size = microbatch_size
         self.recorder: Recorder | None = None
         self.diagnostics: list[float] | None = None
+        self.watch: Watch | None = None
         self._public: list[Any] | None = None
         self._swapped = False
 
@@ -109,6 +113,8 @@ class Engine:
         finally:
             self._public = None
             self.working.store()
+            if self.watch is not None:
+                self.watch.note()
             if norm is not None and self.diagnostics is not None and self.mechanism.step > number:
                 self.diagnostics.append(norm)
         if self.recorder is not None:
@@ -166,6 +172,7 @@ class Engine:
         self.working.refresh()
         output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
         kept = [parameter.detach().clone() for parameter in self.working.parameters]
+        watch = self.watch if self.watch is not None and self.watch.untouched else None
         self._swapped = True
         try:
             self._put(output)
@@ -173,6 +180,8 @@ class Engine:
         finally:
             self._put(kept)
             self._swapped = False
+            if watch is not None:
+                watch.note_trained()
 
     def _put(self, values: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():

@@ -11,6 +11,7 @@ from dpcore.torch import batches
 from dpcore.torch.batches import Tree
 from dpcore.torch.data import Data
 from dpcore.torch.randomness import step_seed
+from dpcore.torch.watch import Watch
 
 
 class PrivateLoader:
@@ -23,12 +24,15 @@ class PrivateLoader:
     ----------
     pending : int or None
         Number of examples of the batch that was drawn and not stepped yet. Secret, as all realized batch sizes are.
+    watch : Watch or None
+        Told of every batch, for a ledger.
     """
 
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
         self._data = data
         self._mechanism = mechanism
         self.pending: int | None = None
+        self.watch: Watch | None = None
 
     def __len__(self) -> int:
         """Steps of one epoch."""
@@ -53,6 +57,8 @@ class PrivateLoader:
             indices = self._mechanism.draw()
             batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
             self.pending = len(indices)
+            if self.watch is not None:
+                self.watch.drew(batch)
             yield batch
 
     def __reduce__(self) -> NoReturn:
@@ -82,3 +88,5 @@ class PrivateLoader:
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
                 "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
             )
+        if self.watch is not None:
+            self.watch.took(batch)
