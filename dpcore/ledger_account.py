@@ -44,12 +44,15 @@ class Decision:
         Of the fork.
     reason : str
         One sentence.
+    before : int
+        Steps that the run had abandoned before a ledger knew it, as far as its checkpoints say.
     """
 
     kind: str
     run: LedgerRun | None
     number: int | None
     reason: str
+    before: int = 0
 
 
 class LedgerAccount:
@@ -91,6 +94,7 @@ class LedgerAccount:
         self._expected_parameters: str | None = None
         self._drawn: int | None = None
         self._other_start: int | None = None
+        self._before = self._uncharged = 0
         self._fork_from: int | None = None
         self._last: tuple[list[UpdateSettings], str] | None = None
 
@@ -151,6 +155,10 @@ class LedgerAccount:
         """Return the ledger's run, begun if it was not."""
         if self.run is None:
             plan = self.mechanism.plan
+            if self._uncharged:
+                event = plan.event_after(0, self._uncharged)
+                self.ledger.charge(event, name=f"{self.name}: steps abandoned before this ledger knew the run")
+                self._uncharged = 0
             self.run = self.ledger.begin(
                 name=self.name,
                 adjacency=plan.event.adjacency,
@@ -168,7 +176,7 @@ class LedgerAccount:
         self.run, number = self.run.fork(row, digest=self._run_digest())
         keys = self.mechanism.keys.fork(keep_sampling=self.mechanism.plan.sampler.keeps_order, row=row, number=number)
         self.run.use_key(keys.digest)
-        self.mechanism.branch(keys, self.run.releases)
+        self.mechanism.branch(keys, self.run.releases + self._before)
         self._fork_from = None
         return self.run
 
@@ -184,7 +192,12 @@ class LedgerAccount:
             return None
         # A state on other parameters than those that the next row was made from before belongs to a branch already.
         run = self._branch_if_due(self.mechanism.step)
-        return {"ledger": self.ledger.ledger_id, "run": run.run_id, "branch": run.branch_id}
+        return {
+            "ledger": self.ledger.ledger_id,
+            "run": run.run_id,
+            "branch": run.branch_id,
+            "abandoned_before": self._before,
+        }
 
     def describe(self, delta: float) -> dict[str, Any]:
         """Return the ledger's and the run's names, and what the ledger as a whole comes to."""
@@ -237,11 +250,26 @@ class LedgerAccount:
             return Decision("fork", None, None, NO_LEDGER)
         if fork is False and found.kind == "fork":
             raise PrivacyError(f"fork=False: {found.reason}; leave fork out, and the further steps are charged")
-        return Decision(found.kind, found.run, found.number, found.reason)
+        before = int(saved.get("abandoned_before", 0))
+        return Decision(found.kind, found.run, found.number, found.reason, before)
 
-    def resume(self, decision: Decision, keys: RunKeys, row: int, parameters: str | None) -> None:
-        """Go on as decided, once the mechanism has taken over the saved state with its `keys`."""
+    def resume(self, decision: Decision, keys: RunKeys, row: int, parameters: str | None, releases: int = 0) -> None:
+        """Go on as decided, once the mechanism has taken over the saved state with its `keys`.
+
+        Parameters
+        ----------
+        decision : Decision
+        keys : RunKeys
+            Secret.
+        row : int
+            The checkpoint's step.
+        parameters : str or None
+            Digest of its parameters.
+        releases : int
+            Those that it knows of.
+        """
         mechanism = self.mechanism
+        self._before, self._uncharged = decision.before, 0
         self.run, self._fork_from, self._expected_parameters = decision.run, None, None
         self._drawn = self._other_start = None
         if decision.kind == "fork":
@@ -251,11 +279,12 @@ class LedgerAccount:
                 self.run.use_key(keys.digest)
             else:
                 self.caveats = (*self.caveats, NO_LEDGER)
-            mechanism.branch(keys, mechanism.releases if self.run is None else self.run.releases)
+                self._before = self._uncharged = max(0, releases - row)
+            mechanism.branch(keys, self._before + (row if self.run is None else self.run.releases))
             return
         assert self.run is not None
         mechanism.replay_end = self.run.mark if decision.kind == "replay" else row
-        mechanism.releases = mechanism.replay_end + self.run.releases - self.run.mark
+        mechanism.releases = mechanism.replay_end + self.run.releases - self.run.mark + self._before
         self._expected_parameters = parameters
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ def load(engine: Engine, state: Mapping[str, Any], *, fork: bool | None) -> None
     whole = {"format": state["format"], "public": public, "secret": secret}
     mechanism.load_state_dict(whole, fork=decision is None and fork is not False)
     if decision is not None and isinstance(account, LedgerAccount):
-        account.resume(decision, mechanism.keys, mechanism.step, public["parameters_sha256"])
+        account.resume(decision, mechanism.keys, mechanism.step, public["parameters_sha256"], int(public["releases"]))
     if engine.watch is not None:
         engine.watch.forget()
     for name, value in public["wide_parameters"].items():

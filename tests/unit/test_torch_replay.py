@@ -295,8 +295,8 @@ def test_what_reading_draws_must_repeat(
     assert clean(sums)
 
 
-def test_steps_abandoned_before_the_ledger_stay_stated(problem: Problem) -> None:
-    """A run without a ledger went back behind 4 steps; its checkpoint says so, and a ledger does not forget it."""
+def test_steps_abandoned_before_the_ledger_are_stated_and_charged(problem: Problem) -> None:
+    """A run without a ledger went back behind 4 steps; its checkpoint says so, and no ledger forgets it."""
     run = problem.run(ledger=None)
     state = problem.crashed(run)
     run.model.load_state_dict(state["model"])
@@ -305,5 +305,16 @@ def test_steps_abandoned_before_the_ledger_stay_stated(problem: Problem) -> None
     state = saved(run)
     again = problem.resumed(problem.run(), state)
     go(again, 1)
-    statement = again.statement()
-    assert (statement.steps_taken, statement.steps_abandoned) == (5, 4)
+    assert (again.statement().steps_taken, again.statement().steps_abandoned) == (5, 4)
+    state = saved(again)
+    go(again, 2)
+    again.close()
+    assert sum(run.releases for run in problem.ledger.runs() if run.steps > 1) == 7
+    charged = problem.ledger.filter.charge(again.plan.event_after(7, 4))
+    assert sum(run.charge for run in problem.ledger.runs()) == pytest.approx(charged, rel=1e-9)
+    for fork, steps, abandoned in ((None, 7, 4), (True, 5, 6)):
+        third = problem.resumed(problem.run(), state) if fork is None else problem.run()
+        if fork:
+            third.model.load_state_dict(state["model"])
+            third.optimizer.load_state_dict(state["optimizer"], fork=True)
+        assert (third.statement().steps_taken, third.statement().steps_abandoned) == (steps, abandoned)
