@@ -1,4 +1,4 @@
-"""The command line: ``dpcore train``, ``compare``, ``epsilon``, ``calibrate``, ``inspect`` and ``demo``."""
+"""The command line: ``dpcore train``, ``compare``, ``epsilon``, ``verify``, ``ledger`` and the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 where all went well; 2 for bad input; 130 and 143 after Ctrl-C and SIGTERM; 1 for a defect of dpcore itself.
+        0 where all went well; 1 where a check failed or a claim was refuted, and for a defect of dpcore itself; 2 for
+        bad input; 3 where a ledger's budget ended a run; 130 and 143 after Ctrl-C and SIGTERM.
     """
     try:
         with immediate():

@@ -76,4 +76,4 @@ def spent_of(path: Path) -> Spent:
     lost = [run.name for run in runs if run.event.adjacency is None and run.releases]
     if lost:
         raise PrivacyError(f"ledger: its run {lost[0]!r} has no guarantee, so that nothing is left for another one")
-    return Spent(ledger.name, len(runs), Composed(tuple(run.event for run in runs)), ledger.budget)
+    return Spent(ledger.name or path.name, len(runs), Composed(tuple(run.event for run in runs)), ledger.budget)

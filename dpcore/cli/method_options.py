@@ -142,7 +142,8 @@ Strategy = Annotated[
     typer.Option(
         parser=one_of(_strategies),
         metavar="NAME",
-        help="identity, tree, tree-optimal, square-root, banded-inverse-square-root; needs --sampling fixed-order.",
+        help="identity, tree, tree-optimal, square-root, banded-inverse-square-root; needs --sampling fixed-order or "
+        "shuffled.",
         rich_help_panel=CORRELATED,
     ),
 ]
