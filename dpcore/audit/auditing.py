@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from dpcore.accounting import (
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import checks, scores
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step, private_step
+from dpcore.audit.canaries import UNSEEN, CanaryRun, MakeMechanism, Step, private_step
 from dpcore.audit.exposure import secret_batches
 from dpcore.audit.records import Records, joined
 from dpcore.audit.result import AuditResult
@@ -147,9 +148,9 @@ def audit(
     replaced = plan.event.adjacency is Adjacency.REPLACE_ONE
     rows = steps * (2 if plan.square_noise_standard_deviation() else 1)
     untouched = max(16, -(-max(_UNTOUCHED, 4 * rows) // (runs * len(names))))
-    found = []
-    for run in range(runs):
-        one = CanaryRun(
+
+    def canary_run(run: int) -> CanaryRun:
+        return CanaryRun(
             plan,
             RunKeys.new(derive_key(secret, f"dpcore audit run {run}"), exact_key=True),
             _coins(secret, run, canaries),
@@ -160,7 +161,13 @@ def audit(
             make_mechanism=make_mechanism,
             step=step,
         )
+
+    found = []
+    for run in range(runs):
+        one = canary_run(run)
         found.append(one.records())
+        if run == 0 and not one.ends_as(canary_run(run)):
+            found[0] = replace(found[0], surprises=(*found[0].surprises, UNSEEN))
     return _judged(plan, joined(found), claimed, delta, confidence, replaced)
 
 

@@ -39,6 +39,7 @@ LENGTH = 1000.0
 
 TWICE = "An example was used more than once in one step."
 OTHERS = "The batches are not those of the plan's sampler."
+UNSEEN = "Steps that nobody observes move the parameters elsewhere than steps that are recorded."
 
 
 def private_step(
@@ -163,9 +164,7 @@ class CanaryRun:
         canaries = np.zeros((channels, plan.steps, m))
         nulls = np.zeros((channels, plan.steps, len(plan.tensors), self.size - 1 - m))
         amounts = np.zeros((channels, plan.steps))
-        public = None
-        if plan.method.update.second_moment == "public":
-            public = [backend.from_numpy(np.ones(p.reshape(-1).shape[0], self.dtype)) for p in self.parameters]
+        public = self._public()
         for t in range(plan.steps):
             scales, norm = self._scales(t), self.mechanism.clip_norm
             before = self._moments() if square else []
@@ -200,6 +199,29 @@ class CanaryRun:
             surprises,
             self.coins,
         )
+
+    def _public(self) -> list[Any] | None:
+        if self.plan.method.update.second_moment != "public":
+            return None
+        backend = self.mechanism.backend
+        return [backend.from_numpy(np.ones(p.reshape(-1).shape[0], self.dtype)) for p in self.parameters]
+
+    def ends_as(self, unseen: CanaryRun) -> bool:
+        """Whether a run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
+
+        What is observed runs as separate operations; in training one fused operation takes the step, and what it adds
+        is not seen in `records`.
+        """
+        for _ in range(self.plan.steps):
+            unseen.take(unseen.mechanism, unseen.parameters, unseen.gradient, public=unseen._public(), observe=None)
+        tolerance = 1e-6 if self.dtype == np.float64 else 1e-2
+        return all(
+            np.allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(a[np.isfinite(a)]).max(initial=0), equal_nan=True)
+            for a, b in zip(self._values(), unseen._values(), strict=True)
+        )
+
+    def _values(self) -> list[Floats]:
+        return [np.asarray(self.mechanism.backend.to_numpy(p), np.float64) for p in self.parameters]
 
     def _possible(self) -> NDArray[np.bool_]:
         """Where the groups of a public partition take turns, the steps of the canary's group; else all steps."""

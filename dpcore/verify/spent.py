@@ -56,6 +56,9 @@ def _by_parts(label: str, stated: Mapping[str, Any], statement: Statement, steps
     for index, part in enumerate(parts):
         if "noise_multiplier" in part and not same(part["noise_multiplier"], sigma):
             return Finding(label, FAILED, f"has another noise multiplier than the noise, {sigma!r}")
+        for name in ("dataset_size", "sample_rate", "max_batch_size"):  # whatever else the sampler does
+            if name in part and name in statement.sampler and not same(part[name], statement.sampler[name]):
+                return Finding(label, FAILED, f"has another {name} than the sampler, {statement.sampler[name]!r}")
         if index == 0 and "steps" in part and part["steps"] != steps:
             return Finding(label, FAILED, f"has {part['steps']!r} steps, and {steps!r} were taken or planned")
     words = "its noise and steps are those stated; how often an example takes part, or what it moves, is not derivable"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from dpcore.audit import audit, checks, private_step
 from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
 from dpcore.audit.exposure import direction
 from dpcore.clipping import Clip
+from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.plan import Plan
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
 from dpcore.spec.layout import Layout
+from dpcore.spec.ops import NoiseRow
 
 KEY = bytes(range(32))
 ORDER = FixedOrderSampler(dataset_size=64, batch_size=32)
@@ -176,6 +179,20 @@ def test_the_result_in_words_and_numbers() -> None:
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert told["flagged"] is False
     assert told["canaries_in"] + told["canaries_out"] == 64
+
+
+def test_the_fused_step_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is observed runs as plain operations; in training the fused one adds the noise, here ever so little less."""
+    backend = load_backend("numpy")
+    step = backend.step
+
+    def weaker(slots: list[Any], noise: NoiseRow, *rest: Any, **options: Any) -> None:
+        step(slots, noise._replace(scale=0.999 * noise.scale), *rest, **options)
+
+    monkeypatch.setattr(backend, "step", weaker)
+    found = audit(SGD, ORDER, 2, delta=1e-5, runs=2, key=KEY)
+    assert found.flagged
+    assert any("nobody observes" in finding for finding in found.findings)
 
 
 @pytest.mark.parametrize(

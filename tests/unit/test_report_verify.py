@@ -244,3 +244,13 @@ def test_a_sampler_of_the_callers_own_is_taken_on_trust() -> None:
     content = state(plan).to_dict()
     content["event"]["noise_multiplier"] = 2.0
     assert any("another noise multiplier" in finding.words for finding in failed(rehashed(content)))
+
+
+def test_an_event_of_an_unknown_sampler_has_the_samplers_own_numbers() -> None:
+    """Renaming a sampler must not set its event free of the rate that the sampler states."""
+    content = state(Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22))
+    content = content.to_dict()
+    content["sampler"]["sampler"] = "mine"
+    assert holds(verify(rehashed(content)))
+    content["event"]["sample_rate"] /= 2
+    assert any("another sample_rate" in finding.words for finding in failed(rehashed(content)))
