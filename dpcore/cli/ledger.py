@@ -54,7 +54,8 @@ def create_command(
         ),
     ] = "rdp",
     order: Annotated[
-        Any, typer.Option(parser=real, metavar="A", help="The order of rdp; the best one for the budget if left out.")
+        Any,
+        typer.Option(parser=real, metavar="A", help="The order of rdp; the best one for the first run if left out."),
     ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
@@ -160,12 +161,15 @@ def _header(shown: Ledger) -> dict[str, Any]:
         "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
         "composition": shown.filter.kind,
-        "order": shown.filter.order if shown.filter.kind == "rdp" else None,
+        "order": shown.order,
     }
 
 
 def _budget(shown: Ledger) -> str:
-    how = f"Renyi filter of order {shown.filter.order:g}" if shown.filter.kind == "rdp" else "Gaussian (GDP) filter"
+    how = "Gaussian (GDP) filter"
+    if shown.filter.kind == "rdp":
+        order = "to be fixed with the first row" if shown.order is None else f"{shown.order:g}"
+        how = f"Renyi filter of order {order}"
     if shown.budget is None:
         return f"none; {how}"
     epsilon, delta = shown.budget
@@ -196,14 +200,29 @@ def _tell(total: Total) -> None:
     if total.adjacency is not None:
         at += f", {total.adjacency} adjacency"
     write_line(f"so far, if all were fixed beforehand     epsilon = {format_epsilon(total.fixed)} {at}")
-    write_line(f"so far, however they were chosen         epsilon = {format_epsilon(total.odometer)} {at}")
+    if not total.alone:
+        write_line(f"so far, however they were chosen         epsilon = {format_epsilon(total.odometer)} {at}")
+    if total.plan is not None:
+        plans = "1 plan" if len(total.fixed_runs) == 1 else f"{len(total.fixed_runs)} plans"
+        write_line(f"{f'whole, {plans} fixed beforehand':<40} epsilon = {format_epsilon(total.plan)} {at}")
     if total.budget is not None and total.limit is not None:
         write_line(f"with all to come, however it is chosen   epsilon = {format_epsilon(total.budget)} {at}")
-        share = 0.0 if total.spent == 0 else total.spent / total.limit
-        left = max(0.0, 100 - 100 * share)
-        write_line(f"of the budget                            {100 * share:.1f}% spent, {left:.1f}% left")
+        _tell_budget(total, total.limit)
     for note in total.notes:
         write_line(f"note: {note}")
+
+
+def _tell_budget(total: Total, limit: float) -> None:
+    start = "of the budget                            "
+    if total.alone:
+        write_line(f"{start}all kept for the plans fixed beforehand: no later run, and no fork, can be paid for")
+        return
+    if not total.fixed_runs and total.spent == 0.0:
+        write_line(f"{start}0.0% spent, 100.0% left; what is begun before the first row is reserved may use all of it")
+        return
+    spent, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
+    middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
+    write_line(f"{start}{spent:.1f}% spent{middle}, {max(0.0, 100 - spent - kept):.1f}% left")
 
 
 def _plain(value: float) -> float | str:

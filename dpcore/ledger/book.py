@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.errors import DataError, PrivacyError
 from dpcore.ledger import checks
 from dpcore.ledger.entries import START, Entry, seal, write
-from dpcore.ledger.owner import this_process
+from dpcore.ledger.owner import lives, this_process
 from dpcore.ledger.state import Branch, Run, State
 from dpcore.ledger.storage import Storage
 
@@ -71,11 +71,11 @@ class Book:
         return run, run.branches[branch_id]
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Bring the state up to date, and let no other thread change it."""
+    def reading(self) -> Iterator[Draft]:
+        """Bring the state up to date, and let no other thread change it; nothing is to be written."""
         with self._alone(), self.storage.connection() as connection:
             self._catch_up(connection)
-            yield
+            yield Draft(self, connection)
 
     @contextmanager
     def writing(self) -> Iterator[Draft]:
@@ -141,6 +141,11 @@ class Draft:
         """Return the process that holds a branch; None where none does."""
         row = self._connection.execute("SELECT owner FROM leases WHERE branch = ?", (branch_id,)).fetchone()
         return json.loads(row[0]) if row else None
+
+    def alive(self, run: Run) -> bool:
+        """Whether a living process holds a branch of the run."""
+        owners = [self.owner(branch_id) for branch_id in run.branches]
+        return any(owner is not None and lives(owner) for owner in owners)
 
     def lease(self, branch_id: str) -> str:
         """Give a branch to this process, and return the token by which it is known again."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcore.accounting import Event
+from dpcore.accounting import Composed, Event
 from dpcore.errors import DataError, DpcoreError, PrivacyError
 from dpcore.ledger.entries import START, Entry, number_in, seal, write
+from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.records import RunRecord, Verification
 from dpcore.ledger.state import Run, State
@@ -46,7 +47,7 @@ def check_plan(run: Run, event_after: Callable[[int, int], Event]) -> None:
     PrivacyError
         If the event of the whole run, or of what was reserved last, is another one.
     """
-    for stored, steps, abandoned in ((run.planned, run.steps, 0), (run.event, *run.at)):
+    for stored, steps, abandoned in ((run.planned, run.planned_steps, 0), (run.event, *run.at)):
         if not _same(event_after(steps, abandoned).to_dict(), stored):
             raise PrivacyError(
                 f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot "
@@ -83,7 +84,15 @@ def record(run: Run) -> RunRecord:
     )
 
 
-def notes(runs: Sequence[RunRecord], spent: float, limit: float | None) -> tuple[str, ...]:
+def beside(state: State) -> bool:
+    """Whether rows were reserved beside the plans that were fixed beforehand."""
+    return any(
+        run.releases and not state.in_plan(run, max(branch.mark for branch in run.branches.values()), run.releases)
+        for run in state.runs.values()
+    )
+
+
+def notes(runs: Sequence[RunRecord], spent: float, exceeded: bool) -> tuple[str, ...]:
     """Return what a reader of the total should know."""
     found = []
     prints = {run.dataset for run in runs if run.dataset}
@@ -93,7 +102,7 @@ def notes(runs: Sequence[RunRecord], spent: float, limit: float | None) -> tuple
         )
     if len({run.adjacency for run in runs} - {None}) > 1:
         found.append("Add-remove and zero-out runs are mixed: the total holds under zero-out.")
-    if limit is not None and spent > limit:
+    if exceeded:
         found.append("The budget is exceeded: an older copy of the ledger was put back, or rows left without it.")
     if math.isinf(spent):
         found.append("At least one release has no guarantee at all.")
@@ -146,21 +155,33 @@ def _check_charge(state: State, entry: Entry, recomputed: dict[str, float]) -> l
 
 
 def _check_budget(state: State) -> list[str]:
-    budget, limit = state.header["budget"], state.header["limit"]
-    if budget is None:
+    budget, fixed = state.header["budget"], state.fixed
+    if budget is None or fixed is None:
         return []
     problems = []
     allowed = _filter(state).limit(*budget)
-    if limit is None or not math.isclose(limit, allowed, rel_tol=_TOLERANCE):
-        problems.append(f"the limit {limit!r} is not what the budget allows, {allowed!r}")
+    if state.limit is None or not math.isclose(state.limit, allowed, rel_tol=_TOLERANCE):
+        problems.append(f"the limit {state.limit!r} is not what the budget allows, {allowed!r}")
+    plans = Composed(tuple(Event.from_dict(state.runs[run_id].planned) for run_id in fixed.runs))
+    if not _same(plans.to_dict(), fixed.event):
+        problems.append("the event of the runs fixed beforehand is not that of their plans")
+    if fixed.runs:
+        epsilon = smallest_epsilon(plans, budget[1])[0]
+        if epsilon > budget[0] * (1.0 + _TOLERANCE):
+            problems.append(f"the runs fixed beforehand cost epsilon={epsilon!r}, more than the budget's {budget[0]!r}")
     spent = add(run.charge for run in state.runs.values())
-    if spent > allowed * (1.0 + _TOLERANCE):
+    if fixed.alone and beside(state):
+        problems.append("the budget is exceeded: rows were reserved beside the plans that keep all of it")
+    if not fixed.alone and spent > allowed * (1.0 + _TOLERANCE):
         problems.append(f"the budget is exceeded: {spent!r} is charged of {allowed!r}")
     return problems
 
 
 def _filter(state: State) -> PrivacyFilter:
-    return PrivacyFilter(state.header["composition"], state.header["order"])
+    order = state.order
+    if order is None:  # nothing was reserved, and nothing costs nothing at any order
+        return PrivacyFilter(state.header["composition"])
+    return PrivacyFilter(state.header["composition"], order)
 
 
 def restore(path: Path, exported: Mapping[str, Any]) -> Storage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -16,9 +17,10 @@ from dpcore.ledger import checks
 from dpcore.ledger.book import Book, now
 from dpcore.ledger.decision import decide
 from dpcore.ledger.entries import START, Entry, number_out, seal, write
+from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.privacy_filter import PrivacyFilter
-from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification, smallest_epsilon
+from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification
 from dpcore.ledger.reservations import EventAfter, Reservations, event_of
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.state import FORMAT
@@ -70,8 +72,8 @@ class Ledger:
         budget : tuple of float, optional
             (epsilon, delta) that all runs together must not cross, however they are chosen.
         order : float, optional
-            The Renyi order at which runs add up; by default the smallest at which the budget lets a Gaussian mechanism
-            spend 95% of the most; larger ones charge sampled steps with little noise out of proportion.
+            The Renyi order at which runs add up; by default the best one for the plans of the runs that are begun
+            before the first row is reserved.
         name : str
             What a person calls the data set.
         composition : {"rdp", "gdp"}
@@ -90,6 +92,7 @@ class Ledger:
             budget = _budget(budget)
         chosen = PrivacyFilter.of(composition, order, budget)
         limit = None if budget is None else chosen.limit(*budget)
+        late = chosen.kind == "rdp" and order is None  # fixed with the first row
         check_place(target)
         if target.exists():
             raise DataError(f"ledger {target}: exists already, and a ledger is never overwritten; open it instead")
@@ -103,9 +106,9 @@ class Ledger:
                 "ledger": secrets.token_hex(8),
                 "name": str(name),
                 "composition": chosen.kind,
-                "order": chosen.order,
+                "order": None if late else chosen.order,
                 "budget": None if budget is None else list(budget),
-                "limit": limit,
+                "limit": None if late else limit,
                 "software": __version__,
             }
         )
@@ -204,8 +207,13 @@ class Ledger:
 
     @property
     def filter(self) -> PrivacyFilter:
-        """How runs add up here."""
+        """How runs add up here. As long as no row is reserved, the order may still become another one."""
         return self._rows.filter
+
+    @property
+    def order(self) -> float | None:
+        """The Renyi order; None as long as it is not fixed, and where composition is "gdp"."""
+        return None if self.filter.kind == "gdp" else self._book.state.order
 
     @property
     def salt(self) -> bytes:
@@ -270,7 +278,7 @@ class Ledger:
         with self._book.writing() as draft:
             self._rows.check_adjacency(kind)
             self._rows.check_key(key_digest)
-            self._rows.cost(None, event_after, 1, 1)
+            self._rows.demand_room_to_begin(draft, planned, event_after)
             run_id = f"{self.ledger_id[:8]}-{secrets.token_hex(6)}"
             branch_id = f"{run_id}.0"
             draft.append(
@@ -411,26 +419,39 @@ class Ledger:
         ArgumentError
             If there is neither a delta nor a budget.
         """
-        with self._book.reading():
+        with self._book.reading() as draft:
             runs = self.runs()
-            spent = self._rows.spent
+            spent, counted = self._rows.spent, self._rows.counted(draft)
+            state = self._book.state
+            fixed, alone, beside = state.fixed, state.fixed is not None and state.fixed.alone, checks.beside(state)
+        exceeded = beside if alone else self._rows.limit is not None and spent > self._rows.limit
         if delta is None and self.budget is None:
             raise ArgumentError("delta=None: must be given, since the ledger has no budget to take it from")
         chosen = validate.open_unit(delta=self.budget[1] if delta is None and self.budget is not None else delta)
         whole = Composed(tuple(run.event for run in runs if run.releases))
         epsilon, accountant = smallest_epsilon(whole, chosen) if whole.events else (0.0, "")
         limit = self._rows.limit
+        plan = None
+        if fixed is not None and fixed.runs:
+            plan = smallest_epsilon(Event.from_dict(fixed.event), chosen)[0]
+        budget = None if limit is None else self._rows.filter.epsilon(max(limit, spent), chosen)
+        if alone and not beside:
+            budget = plan
         return Total(
             delta=chosen,
             adjacency=None if whole.adjacency is None else str(whole.adjacency),
             runs=len(runs),
             fixed=epsilon,
             accountant=accountant,
-            budget=None if limit is None else self._rows.filter.epsilon(max(limit, spent), chosen),
+            budget=budget,
+            plan=plan,
+            fixed_runs=() if fixed is None else fixed.runs,
+            alone=alone,
             odometer=self._rows.filter.odometer(spent, chosen),
             spent=spent,
+            kept=max(0.0, counted - spent) if math.isfinite(counted) else 0.0,
             limit=limit,
-            notes=checks.notes(runs, spent, limit),
+            notes=checks.notes(runs, spent, exceeded),
         )
 
     def remaining(self) -> Remaining:
@@ -441,10 +462,14 @@ class Ledger:
         ArgumentError
             If the ledger has no budget.
         """
-        if self._rows.limit is None:
+        if self.budget is None:
             raise ArgumentError(f"budget=None: the ledger {self.path} has none, so there is no end to what is left")
-        with self._book.reading():
-            return Remaining(self._rows.filter, self._rows.spent, self._rows.limit)
+        with self._book.reading() as draft:
+            state, limit = self._book.state, self._rows.limit
+            assert limit is not None
+            plans = [Event.from_dict(run.planned) for run in state.runs.values() if draft.alive(run)]
+            first = None if state.fixed is not None else Composed(tuple(plans))
+            return Remaining(self._rows.filter, self._rows.counted(draft), limit, self.budget, first)
 
     def verify(self, *, seal: str | None = None) -> Verification:
         """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.

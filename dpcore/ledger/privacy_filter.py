@@ -16,11 +16,12 @@ one order:
 
     R = epsilon - log(1 - 1/alpha) + (log delta + log alpha) / (alpha - 1).
 
-A Gaussian mechanism with mu^2 = m spends alpha m / 2, so the order that lets it spend most maximizes R(alpha) / alpha.
-The maximum is flat, and above it lies a cliff: a sampled step with little noise costs about alpha / (2 sigma^2) +
-alpha log(q) / (alpha - 1) as soon as that is positive. At (3, 1e-5), rate 0.001 and sigma 0.7 the best order for a
-Gaussian, 7.5, affords 90 steps, and 6.3 affords 33,000. So the smallest order is taken that leaves a Gaussian 95% of
-the most.
+The order. At order alpha a plan with the divergence rho(alpha) takes the share rho(alpha) / R(alpha) of the limit. What
+is best differs much: for a Gaussian mechanism the share is flat in the order; for a sampled step with little noise
+there is a cliff, since it costs about alpha / (2 sigma^2) + alpha log(q) / (alpha - 1) as soon as that is positive. At
+(3, 1e-5), rate 0.001 and sigma 0.7 the best order for a Gaussian, 7.5, affords 90 steps, and 6.3 affords 33,000. So the
+order is fixed by the first plan, before anything of it is released (`order_for`); until then, and for what has no
+divergence, there is the smallest order that leaves a Gaussian 95% of the most that any does (`best_order`).
 
 GDP filter. If all steps are Gaussian, mu^2 takes the place of the divergence, and the conversion is exact (Smith and
 Thakurta 2022, Theorem 1; Koskela, Tobaben, Honkela 2022).
@@ -65,6 +66,12 @@ _KEPT = 0.95
 # Small budgets want large orders: (0.01, 1e-5) wants about 2300, each tenth of epsilon ten times as much.
 _ORDERS = np.array([*DEFAULT_ORDERS, *(float(2**k) for k in range(14, 21))])
 
+# Of a plan with thousands of distinct steps, each order takes time.
+_GRID = np.array([*DEFAULT_ORDERS[::6], *_ORDERS[len(DEFAULT_ORDERS) :]])
+
+# At which orders are compared where there is no budget.
+_USUAL_DELTA = 1e-5
+
 # Sum over all whole j of 1 / (1 + |j|)^2.
 _SHARES = math.pi**2 / 3.0 - 1.0
 
@@ -92,7 +99,7 @@ class PrivacyFilter:
 
     @classmethod
     def of(cls, kind: str, order: float | None, budget: tuple[float, float] | None) -> PrivacyFilter:
-        """Return the filter of a new ledger: the order asked for, or the best one for the budget."""
+        """Return the filter of a ledger that holds no plan: the order asked for, or a good one for the budget."""
         if order is not None and kind == "gdp":
             raise ArgumentError(f"order={order!r}: only composition='rdp' has an order")
         if order is None:
@@ -176,6 +183,28 @@ def best_order(epsilon: float, delta: float) -> float:
             "composition='gdp' has no such floor"
         )
     return float(_ORDERS[per_unit >= _KEPT * per_unit[best]].min())
+
+
+def order_for(event: Event, budget: tuple[float, float] | None) -> float:
+    """Return the order at which the event takes the smallest share of the limit.
+
+    Without a budget: at which the odometer's epsilon is smallest, at delta = 1e-5. The event is a plan of which nothing
+    was released yet, so the order is fixed beforehand. (Any order is valid; the grid is coarse, and the optimum flat on
+    its lower side.)
+    """
+    nothing = DEFAULT_ORDER if budget is None else best_order(*budget)
+    charges = RdpAccountant(orders=tuple(_GRID), fractional="exact").rdp(event)
+    if not np.all(np.isfinite(charges)) or not np.any(charges > 0.0):
+        return nothing
+    if budget is None:
+        costs = [
+            PrivacyFilter("rdp", order).odometer(charge, _USUAL_DELTA)
+            for order, charge in zip(_GRID.tolist(), charges.tolist(), strict=True)
+        ]
+        return float(_GRID[int(np.argmin(costs))])
+    limits = _limits(_GRID, *budget)
+    shares = np.divide(charges, limits, out=np.full_like(charges, np.inf), where=limits > 0.0)
+    return float(_GRID[int(np.argmin(shares))])
 
 
 def _limits(orders: np.ndarray[tuple[int], np.dtype[np.float64]], epsilon: float, delta: float) -> np.ndarray[

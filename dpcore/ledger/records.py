@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpcore import accounting, validate
-from dpcore.accounting import Event
+from dpcore import validate
+from dpcore.accounting import Composed, Event
 from dpcore.errors import BudgetError
 from dpcore.ledger.entries import number_out
+from dpcore.ledger.fixed import affords, smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter
 
 if TYPE_CHECKING:
@@ -113,12 +114,21 @@ class Total:
     accountant : str
         Whose that is; empty where nothing was released.
     budget : float or None
-        The budget's epsilon at `delta`. It holds however the runs were chosen, also for all that may still come: the
-        ledger stops before it is crossed. None without a budget.
+        Epsilon of all that may still come, too, however it is chosen: the budget's at `delta`, or that of `plan` where
+        nothing else can come. The ledger stops before it is crossed. None without a budget.
     odometer : float
         Epsilon of what was released so far, however the runs were chosen and whenever one looks.
     spent, limit : float or None
         The filter's sum, and where it stops; the limit is None without a budget.
+    plan : float or None
+        Epsilon of the whole plans of the runs that were fixed before the first release; None where there are none, or
+        no budget.
+    fixed_runs : tuple of str
+        Their ids.
+    alone : bool
+        Whether those plans keep the whole budget, so that no later run can be paid for (`dpcore.ledger.fixed`).
+    kept : float
+        Of the limit: kept free for the rest of those plans as long as living processes may come to it.
     notes : tuple of str
     """
 
@@ -131,6 +141,10 @@ class Total:
     odometer: float
     spent: float
     limit: float | None
+    plan: float | None = None
+    fixed_runs: tuple[str, ...] = ()
+    alone: bool = False
+    kept: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -145,7 +159,7 @@ class Total:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; infinities are "inf"."""
-        values = asdict(self) | {"filter": self.filter, "notes": list(self.notes)}
+        values = asdict(self) | {"filter": self.filter, "fixed_runs": list(self.fixed_runs), "notes": list(self.notes)}
         return {key: number_out(item) if isinstance(item, float) else item for key, item in values.items()}
 
 
@@ -157,20 +171,29 @@ class Remaining:
     ----------
     filter : PrivacyFilter
     spent, limit : float
-        The filter's sum so far, and where it stops.
+        The filter's sum so far, what is kept free for runs fixed beforehand included, and where it stops.
+    budget : (float, float)
+        Its epsilon and delta.
+    plans : Event or None
+        The plans of runs that were begun, while nothing is reserved: a further run is then fixed beforehand, too, and
+        what is left is counted by the tightest accountant. None afterwards: then by the filter.
     """
 
     filter: PrivacyFilter
     spent: float
     limit: float
+    budget: tuple[float, float]
+    plans: Event | None = None
 
     @property
     def left(self) -> float:
-        """What may still be charged."""
+        """What may still be charged to the filter: 0 where plans fixed beforehand keep the whole budget."""
         return max(0.0, self.limit - self.spent)
 
     def fits(self, event: Event) -> bool:
         """Whether a run of this event could be released as a whole."""
+        if self.plans is not None:
+            return affords(self.budget, Composed((self.plans, event)))
         return self.filter.charge(event) <= self.left
 
     def steps(self, event_after: Callable[[int], Event], most: int) -> int:
@@ -183,7 +206,9 @@ class Remaining:
         return low
 
     def noise_multiplier(self, make_event: Callable[[float], Event]) -> float:
-        """Return the smallest noise multiplier whose event still fits, to a relative 1e-9 and rounded up.
+        """Return the smallest noise multiplier whose event still fits, rounded up.
+
+        To a relative 1e-9, or 1e-4 while nothing is reserved.
 
         Raises
         ------
@@ -192,9 +217,10 @@ class Remaining:
         """
         validate.function(make_event=make_event)
         low, high = 1e-4, 1e7
+        close = 1e-9 if self.plans is None else 1e-4
         if not self.fits(make_event(high)):
             raise BudgetError(f"the ledger's budget leaves {self.left:.6g}, too little for any noise multiplier")
-        while high > low * (1.0 + 1e-9):
+        while high > low * (1.0 + close):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if self.fits(make_event(middle)) else (middle, high)
         return high
@@ -222,11 +248,3 @@ class Verification:
     def valid(self) -> bool:
         """Whether no problem was found."""
         return not self.problems
-
-
-def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
-    """Return the smallest epsilon of the accountants that cover the event, and the name of that accountant."""
-    names = accounting.accountants_for(event)
-    if not names:
-        accounting.epsilon(event, delta)  # says which event it is that nobody covers
-    return min((accounting.epsilon(event, delta, name), name) for name in names)

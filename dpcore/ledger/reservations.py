@@ -6,11 +6,12 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from dpcore.accounting import Adjacency, Event
+from dpcore.accounting import Adjacency, Composed, Event
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, PrivacyError
 from dpcore.ledger.book import Book, Draft
 from dpcore.ledger.entries import number_out
-from dpcore.ledger.privacy_filter import PrivacyFilter, add
+from dpcore.ledger.fixed import affords, choose, smallest_epsilon
+from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
 from dpcore.ledger.state import Branch, Run
 
 EventAfter = Callable[[int, int], Event]
@@ -37,20 +38,30 @@ class Reservations:
 
     Attributes
     ----------
-    filter : PrivacyFilter
-    limit : float or None
-        Of the filter's sum.
     budget : tuple of float or None
         (epsilon, delta).
     """
 
     def __init__(self, book: Book) -> None:
         self._book = book
-        header = book.state.header
-        budget, limit = header["budget"], header["limit"]
-        self.filter = PrivacyFilter(header["composition"], header["order"])
+        self._kind, budget = book.state.header["composition"], book.state.header["budget"]
         self.budget = None if budget is None else (float(budget[0]), float(budget[1]))
-        self.limit = None if limit is None else float(limit)
+        self._unplanned = PrivacyFilter.of(self._kind, None, self.budget)
+        self._plans: dict[str, float] = {}
+
+    @property
+    def filter(self) -> PrivacyFilter:
+        """How runs add up; one for the budget alone as long as the order is not fixed."""
+        order = self._book.state.order
+        return self._unplanned if order is None else PrivacyFilter(self._kind, order)
+
+    @property
+    def limit(self) -> float | None:
+        """Of the filter's sum; None without a budget."""
+        if self.budget is None:
+            return None
+        limit = self._book.state.limit
+        return self.filter.limit(*self.budget) if limit is None else limit
 
     @property
     def ledger_id(self) -> str:
@@ -72,15 +83,17 @@ class Reservations:
             run, branch = draft.held(held.run_id, held.branch_id, held.token)
             if row >= run.steps:
                 raise PrivacyError(f"row={row}: the run was planned for {run.steps} rows, and its guarantee ends there")
+            if self._book.state.fixed is None:
+                self._fix(draft, run)
             most = max(row + 1, min(row + size, run.steps))
-            if self._fits(run, held.event_after, branch, most):
+            if self._fits(draft, run, held.event_after, branch, most):
                 mark = most
             else:
-                self.cost(run, held.event_after, row + 1, run.releases + row + 1 - branch.mark)
+                self.demand_room(draft, run, held.event_after, row + 1, run.releases + row + 1 - branch.mark)
                 mark, beyond = row + 1, most
                 while beyond - mark > 1:
                     middle = (mark + beyond) // 2
-                    if self._fits(run, held.event_after, branch, middle):
+                    if self._fits(draft, run, held.event_after, branch, middle):
                         mark = middle
                     else:
                         beyond = middle
@@ -91,30 +104,117 @@ class Reservations:
                 draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=mark, digest=digest)
         return mark
 
-    def _fits(self, run: Run, event_after: EventAfter, branch: Branch, mark: int) -> bool:
+    def _fix(self, draft: Draft, first: Run) -> None:
+        """Write which runs are fixed beforehand, and the order: nothing has been reserved, and `first` asks to."""
+        plan, runs = Event.from_dict(first.planned), []
+        if self.budget is not None:
+            others = [run for run in self._book.state.runs.values() if run is not first and draft.alive(run)]
+            runs = choose(
+                (first.run_id, plan), [(run.run_id, Event.from_dict(run.planned)) for run in others], self.budget
+            )
+        self._write_fixed(draft, runs, plan)
+
+    def _write_fixed(self, draft: Draft, runs: list[str], first: Event) -> None:
+        known = self._book.state.runs
+        plans = Composed(tuple(Event.from_dict(known[run_id].planned) for run_id in runs))
+        order = self._book.state.order
+        if order is None:
+            order = order_for(plans if runs else first, self.budget)
+        chosen = PrivacyFilter(self._kind, order)
+        draft.append(
+            "fix",
+            runs=runs,
+            event=plans.to_dict(),
+            charge=number_out(chosen.charge(plans)),
+            epsilon=smallest_epsilon(plans, self.budget[1])[0] if runs and self.budget is not None else 0.0,
+            order=order,
+            limit=None if self.budget is None else chosen.limit(*self.budget),
+        )
+
+    def _fits(self, draft: Draft, run: Run, event_after: EventAfter, branch: Branch, mark: int) -> bool:
         try:
-            self.cost(run, event_after, mark, run.releases + mark - branch.mark)
+            self.demand_room(draft, run, event_after, mark, run.releases + mark - branch.mark)
         except BudgetError:
             return False
         return True
 
-    def cost(self, run: Run | None, event_after: EventAfter, mark: int, releases: int) -> float:
-        """Return the charge of a run with that mark and so many releases, or refuse what crosses the budget."""
+    def demand_room(self, draft: Draft, run: Run | None, event_after: EventAfter, mark: int, releases: int) -> None:
+        """Refuse what would cross the budget: a run with that mark and so many releases; None is one that begins."""
+        state, limit = self._book.state, self.limit
+        if limit is None:
+            return
+        in_plan = run is not None and state.in_plan(run, mark, releases)
+        if state.fixed is not None and state.fixed.alone:
+            if not in_plan:
+                raise self._refusal(run, mark, releases)
+            return
         charge = self.filter.charge(event_of(event_after, mark, releases - mark))
-        limit = self.limit
-        others = [other.charge for other in self._book.state.runs.values() if other is not run]
-        if limit is not None and not add([*others, charge]) <= limit:
-            assert self.budget is not None
-            raise BudgetError(
-                f"row={mark - 1}: step {mark} would cross the budget of the ledger {self._book.path}, "
-                f"epsilon={self.budget[0]:g} at delta={self.budget[1]:g} for all its runs; it was not reserved"
+        others = [
+            other.charge if in_plan else self._held(draft, other) for other in state.runs.values() if other is not run
+        ]
+        if not add([*others, charge]) <= limit:
+            raise self._refusal(run, mark, releases)
+
+    def demand_room_to_begin(self, draft: Draft, planned: Event, event_after: EventAfter) -> None:
+        """Refuse a run of which nothing can ever be reserved."""
+        if self._book.state.fixed is not None:
+            self.demand_room(draft, None, event_after, 1, 1)
+        elif self.budget is not None and not affords(self.budget, planned):
+            order = self._book.state.order or order_for(planned, self.budget)
+            chosen = PrivacyFilter(self._kind, order)
+            if not chosen.charge(event_of(event_after, 1, 0)) <= chosen.limit(*self.budget):
+                raise self._refusal(None, 1, 1, planned)
+
+    def counted(self, draft: Draft) -> float:
+        """Return the filter's sum, with what is kept free for the plans that were fixed beforehand."""
+        return add(self._held(draft, run) for run in self._book.state.runs.values())
+
+    def _held(self, draft: Draft, run: Run) -> float:
+        """Return a run's charge, or that of its plan if it is fixed and a living process may still come to the rest."""
+        fixed = self._book.state.fixed
+        if fixed is None or run.run_id not in fixed.runs or not draft.alive(run):
+            return run.charge
+        if run.run_id not in self._plans:
+            self._plans[run.run_id] = self.filter.charge(Event.from_dict(run.planned))
+        return max(run.charge, self._plans[run.run_id])
+
+    def _refusal(self, run: Run | None, mark: int, releases: int, planned: Event | None = None) -> BudgetError:
+        assert self.budget is not None
+        epsilon, delta = self.budget
+        fixed = self._book.state.fixed
+        why = ""
+        if fixed is not None and fixed.alone:
+            if run is not None and run.run_id in fixed.runs:
+                other = "a fork's rows are" if releases > mark else f"after step {run.planned_steps} they are"
+                why = f": {other} not in the plan that was fixed beforehand. Resume with its data, settings and code"
+            else:
+                why = ": it is kept whole by the runs that were fixed before the first release"
+            why += (
+                f" (their plans cost epsilon={fixed.epsilon:.4g} by the tightest accountant, and more than the Renyi "
+                "filter allows, without which nothing chosen later can be added)"
             )
-        return charge
+        elif (run is None or run.early) and (fixed is None or run is None or run.run_id not in fixed.runs):
+            planned = planned if run is None else Event.from_dict(run.planned)
+            if planned is not None:
+                whole = smallest_epsilon(planned, delta)[0]
+                among = "" if whole > epsilon else ", and does not fit together with the others fixed beforehand"
+                why = (
+                    f": the whole plan costs epsilon={whole:.4g} of a budget of {epsilon:g}{among}, so that it was "
+                    "held to the Renyi filter, step by step"
+                )
+        return BudgetError(
+            f"row={mark - 1}: step {mark} would cross the budget of the ledger {self._book.path}, epsilon={epsilon:g} "
+            f"at delta={delta:g} for all its runs; it was not reserved{why}"
+        )
 
     def append_reservation(
         self, draft: Draft, run: Run, branch: Branch, mark: int, event_after: EventAfter, kind: str = "reserve"
     ) -> None:
         """Write the new mark of a branch, and what all of the run's releases then come to."""
+        if (
+            self._book.state.fixed is None
+        ):  # rows have left that this ledger did not know of: nothing is fixed beforehand
+            self._write_fixed(draft, [], Event.from_dict(run.planned))
         releases = run.releases + mark - branch.mark
         event = event_of(event_after, mark, releases - mark)
         if event.adjacency is not None:

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from dpcore.ledger.entries import number_in
+from dpcore.ledger.fixed import Fixed
 
 FORMAT = 1
 
@@ -95,6 +96,8 @@ class Run:
     charge: float
     description: Any
     dataset: str
+    planned_steps: int  # at the beginning; `steps` may grow
+    early: bool  # begun before anything was reserved by anybody
     releases: int = 0
     at: tuple[int, int] = (0, 0)  # the steps and the abandoned rows that `event` is for
     branches: dict[str, Branch] = field(default_factory=dict)
@@ -107,7 +110,23 @@ class State:
     header: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
     key_digests: dict[str, str] = field(default_factory=dict)  # to the run that uses the key
+    fixed: Fixed | None = None  # None until the first row is reserved
     entries: int = 0
+
+    @property
+    def order(self) -> float | None:
+        """The filter's order; None as long as it is not fixed."""
+        return self.header["order"] if self.fixed is None else self.fixed.order
+
+    @property
+    def limit(self) -> float | None:
+        """Of the filter's sum; None without a budget, or as long as it is not fixed."""
+        return self.header["limit"] if self.fixed is None else self.fixed.limit
+
+    def in_plan(self, run: Run, mark: int, releases: int) -> bool:
+        """Whether a branch up to `mark`, with so many rows of the run in all, is a part of a plan fixed beforehand."""
+        fixed = self.fixed is not None and run.run_id in self.fixed.runs
+        return fixed and releases == mark <= run.planned_steps
 
     def apply(self, content: Mapping[str, Any]) -> None:
         """Take an entry into account.
@@ -158,6 +177,8 @@ def _begin(state: State, content: Mapping[str, Any]) -> None:
         number_in(content["charge"]),
         content["description"],
         content["dataset"],
+        content["steps"],
+        state.fixed is None,
     )
     run.branches[branch_id] = Branch(branch_id, digests=[(0, content["digest"])])
     state.runs[run_id] = run
@@ -194,6 +215,27 @@ def _fork(state: State, content: Mapping[str, Any]) -> None:
     )
 
 
+def _fix(state: State, content: Mapping[str, Any]) -> None:
+    if state.fixed is not None or any(run.releases for run in state.runs.values()):
+        raise ValueError("fixes runs beforehand after rows were reserved")
+    if not set(content["runs"]) <= set(state.runs):
+        raise ValueError("fixes runs that were not begun")
+    order = number_in(content["order"])
+    if order <= 1 or order != (state.header["order"] or order):
+        raise ValueError(f"has the order {order!r}")
+    limit = content["limit"]
+    if (limit is None) != (state.header["budget"] is None):
+        raise ValueError(f"has the limit {limit!r}")
+    state.fixed = Fixed(
+        tuple(content["runs"]),
+        content["event"],
+        number_in(content["charge"]),
+        number_in(content["epsilon"]),
+        order,
+        None if limit is None else number_in(limit),
+    )
+
+
 def _reserve(state: State, content: Mapping[str, Any]) -> None:
     run, branch = state.branch(content)
     moved = content["mark"] - branch.mark
@@ -203,6 +245,8 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
         raise ValueError("reserves rows at a close")
     if content["mark"] < branch.first or content["releases"] != run.releases + moved:
         raise ValueError(f"counts {content['releases']} releases where there are {run.releases + moved}")
+    if state.fixed is None:
+        raise ValueError("reserves rows before it is said which runs are fixed beforehand")
     charge = number_in(content["charge"])
     branch.mark, run.releases = content["mark"], content["releases"]
     run.event, run.charge, run.at = content["event"], charge, (branch.mark, run.releases - branch.mark)
@@ -219,6 +263,7 @@ _HANDLERS: dict[str, Callable[[State, Mapping[str, Any]], None]] = {
     "key": _key,
     "resume": _resume,
     "fork": _fork,
+    "fix": _fix,
     "reserve": _reserve,
     "close": _reserve,
     "settings": _settings,

@@ -39,7 +39,8 @@ def test_create(capsys: Capture) -> None:
     told = ask(capsys, *words)
     assert (told["budget"], told["name"]) == ({"epsilon": 3, "delta": 1e-5}, "patients")
     made = Ledger.open("people.ledger")
-    assert (made.ledger_id, made.budget, made.filter.order) == (told["ledger"], (3, 1e-5), told["order"])
+    assert (made.ledger_id, made.budget, made.order) == (told["ledger"], (3, 1e-5), None)
+    assert told["order"] is None
     assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
     assert ask(capsys, "create", "third.ledger", "--order", 12)["order"] == 12
@@ -74,11 +75,11 @@ def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
 def test_verify(capsys: Capture) -> None:
     ledger = used()
     told = ask(capsys, "verify", "people.ledger")
-    assert told == {"valid": True, "entries": 5, "seal": ledger.seal, "problems": []}
+    assert told == {"valid": True, "entries": 6, "seal": ledger.seal, "problems": []}
     assert ask(capsys, "verify", "people.ledger", "--seal", ledger.seal)["valid"]
     assert not ask(capsys, "verify", "people.ledger", "--seal", "x", status=2)["valid"]
     assert main(["ledger", "verify", "people.ledger", "--seal", "x"]) == 2
-    assert "NOT valid: 5 entries" in capsys.readouterr().out
+    assert "NOT valid: 6 entries" in capsys.readouterr().out
 
 
 def test_export_of_a_whole_and_of_a_damaged_ledger(capsys: Capture) -> None:

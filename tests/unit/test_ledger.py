@@ -324,7 +324,8 @@ def test_constant_settings_of_rows_that_may_have_left_are_kept(tmp_path: Path) -
 def test_a_budget_ends_at_the_very_row(tmp_path: Path) -> None:
     ledger = new(tmp_path, budget=(2.0, 1e-5))
     run = begin(ledger, full)
-    most = ledger.remaining().steps(lambda steps: full(steps, 0), 1000)
+    run.reserve(0)
+    most = 1 + ledger.remaining().steps(lambda steps: full(steps, 0), 1000)
     for granted in range(most):
         run.reserve(granted)
     granted = most

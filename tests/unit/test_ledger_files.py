@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,7 +202,7 @@ def test_everything_comes_back_from_json(tmp_path: Path) -> None:
     exported = json.loads(json.dumps(ledger.export(), allow_nan=False))
     again = Ledger.restore(tmp_path / "again", exported)
     assert again.runs() == ledger.runs()
-    assert again.total() == ledger.total()
+    assert again.total() == replace(ledger.total(), kept=0.0)  # no process holds a run of the new one
     assert again.export() == ledger.export()
     assert (again.seal, again.ledger_id, again.budget) == (ledger.seal, ledger.ledger_id, ledger.budget)
     assert (tmp_path / "again").stat().st_mode & 0o777 == 0o600
