@@ -1,8 +1,14 @@
 """Certified intervals: an upper and a lower bound on a common grid, refined until they meet.
 
-The step of the grid is `COARSE` standard deviations of a step's tilted loss at first. Both errors are of second order
-in it, so the ratio of the gap found to the gap asked for gives the next one. Everything returned is certified, however
-far apart the ends are; what can keep them apart is rounding (below), or the largest transform (2^20 points).
+How fine the grid has to be is found without composing. With K_up and K_low the log moments of both bounds at the tilt
+theta, log delta of the one is above that of the other by about K_up(theta) - K_low(theta) at any given epsilon, and
+epsilon by that over theta at any given delta (the saddle-point formula; theta itself adds nothing to first order). This
+difference has a part of second order in the step of the grid near its center, and a part of second order in one over
+the number of points per doubling of the distance from it (`discretize.points`). Both are measured, on a sample of the
+steps where there are many.
+
+That only chooses grids. Everything returned is certified, however far apart the ends are; what can keep them apart is
+rounding, or the largest transform (2^20 points).
 """
 
 from __future__ import annotations
@@ -12,189 +18,124 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri_exp
 
-from dpcore.accounting.phases import Phases, PoissonStep
-from dpcore.accounting.pld import discretize, loss
+from dpcore.accounting.pld import discretize
 from dpcore.accounting.pld.compose import MOST_POINTS, Curve, Moments, compose
 from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.loss import Array, Family
+from dpcore.accounting.pld.problem import Problem
+from dpcore.accounting.pld.tilt import plain, tilt_at
 
-COARSE = 0.085
-_ROUNDS = 8
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is composed, and how far into the tails it is looked at.
-
-    Attributes
-    ----------
-    families : tuple of Family
-        All steps.
-    steps : int
-        How many there are.
-    directions : tuple of str
-        Those that differ.
-    low, high : float
-        Standard normal quantiles up to which a step's outcomes are resolved.
-    """
-
-    families: tuple[Family, ...]
-    steps: int
-    directions: tuple[str, ...]
-    low: float
-    high: float
-
-    @property
-    def coarse(self) -> float:
-        """The first step of the grid: finer for many distinct steps, where a second round costs most."""
-        return COARSE if sum(len(family.counts) for family in self.families) < 64 else 0.065
-
-    @property
-    def eta(self) -> float:
-        """Bound on the relative error of masses, from that of the normal distribution function in its tail."""
-        return (64.0 + 2.0 * self.high**2) * 2.0**-52
-
-    def grids(self, direction: str, h: float, fine: int) -> list[tuple[Family, Array, discretize.Integers]]:
-        """Return offsets and points for each family."""
-        found = []
-        for family in self.families:
-            offsets = loss.center(family, direction, h)
-            bottom, top = loss.reach(family, direction, self.low, self.high)
-            low, high = float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max())
-            found.append((family, offsets, discretize.points(low, high, fine)))
-        return found
-
-    def rough(self, direction: str) -> Moments:
-        """Return the log moments from a grid that resolves every scale by some percent."""
-        parts = []
-        for family in self.families:
-            bottom, top = loss.reach(family, direction, self.low, self.high)
-            h = float(np.maximum(top, -bottom).max()) * 2.0**-22
-            offsets = loss.center(family, direction, h)
-            grid = discretize.points(float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max()), 8)
-            parts.append(discretize.upper(family, direction, h, offsets, grid))
-        return Moments(parts)
-
-
-def problem(found: Phases, log_delta: float) -> Problem:
-    """Return the problem of phases whose mu is finite, for deltas of about that size."""
-    steps = list(found.steps)
-    if found.mu > 0.0:
-        steps.append((PoissonStep(((1.0, 1.0, 1.0 / found.mu),)), 1))
-    families = tuple(loss.families(steps))
-    count = int(sum(family.counts.sum() for family in families))
-    one_sided = all(family.subset or bool(np.all(family.rates == 1.0)) for family in families)
-    low = -float(ndtri_exp(math.log(1e-10) - math.log(count)))
-    high = -float(ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
-    return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high)
-
-
-def saddle(moments: Moments, log_delta: float) -> float:
-    """Return the tilt at which delta is about the given one, by the saddle-point formula.
-
-    delta(K'(t)) is about exp(K - t K')/(t (1 + t) sqrt(2 pi K'')), which decreases in t.
-    """
-    # A bounded loss has no tilt with so small a delta. No loss here has lighter tails than a normal one of a tenth its
-    # size.
-    plain = _plain(moments) ** 2
-    largest = 20.0 * (3.0 + math.sqrt(-2.0 * log_delta)) / math.sqrt(plain)
-
-    def above(theta: float) -> bool:
-        value, mean, variance = moments(theta)
-        if theta > largest or variance < 1e-4 * plain:
-            return False
-        spread = math.log(theta) + math.log1p(theta) + 0.5 * math.log(2.0 * math.pi * max(variance, 1e-300))
-        return value - theta * mean - max(spread, math.log(2.0)) > log_delta
-
-    return _bisect(above)
-
-
-def tilt_at(moments: Moments, epsilon: float) -> float:
-    """Return the tilt at which the mean is epsilon, 0 where it is larger without one."""
-    if moments(0.0)[1] >= epsilon:
-        return 0.0
-    largest = 1e3 / _plain(moments)
-    return _bisect(lambda theta: theta < largest and moments(theta)[1] < epsilon)
-
-
-def _plain(moments: Moments) -> float:
-    """Return the standard deviation of the loss without a tilt, bounded away from 0."""
-    _, mean, variance = moments(0.0)
-    return max(math.sqrt(variance), 1e-3 * abs(mean), 1e-100)
-
-
-def _bisect(grow: Callable[[float], bool]) -> float:
-    low, high = 0.0, 2.0  # of log theta
-    while low > -40.0 and not grow(math.exp(low)):
-        low, high = low - 4.0, low
-    while high < 60.0 and grow(math.exp(high)):
-        low, high = high, high + 4.0
-    while high - low > 0.02:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if grow(math.exp(middle)) else (low, middle)
-    return math.exp(0.5 * (low + high))
+_FIRST = 0.085  # standard deviations of a step's loss
+_SCOUT = 0.3
+_FINE = 48
+_ROUNDS = 10
 
 
 @dataclass(eq=False)
 class Side:
-    """One direction: where it is looked at, the step of its grid, and the best upper end so far."""
+    """One direction: where it is looked at, its grid, and the best upper end so far."""
 
+    task: Problem
     direction: str
     rough: Moments
-    theta: float
-    h: float
+    theta: float = 0.0
     reference: float = 0.0
     spread: float = 0.0
+    h: float = 0.0
+    fine: int = _FINE
+    expected: float = math.inf
     upper: float = math.inf
     size: int = 0
-    aimed: bool = False
-
-    def misses(self) -> bool:
-        """Whether the epsilon found is off the tilted mean, and the tilt still the first guess."""
-        return not self.aimed and abs(self.upper - self.reference) > 0.25 * self.spread
-
-    def step(self, coarse: float, steps: int) -> float:
-        """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
-        plain = _plain(self.rough)  # far in a heavy tail, the thick part has to be resolved as well
-        least = 24.0 * self.spread / 2**18  # leaves room to refine
-        return min(2.0, max(least, coarse * min(max(self.spread, 0.05 * plain), 12.0 * plain) / math.sqrt(steps)))
 
     def aim(self, theta: float) -> None:
         """Set the tilt, and with it the loss of interest."""
         _, mean, variance = self.rough(theta)
         self.theta, self.reference, self.spread = theta, mean, math.sqrt(variance)
 
-    def curves(self, task: Problem, fine: int) -> tuple[Curve, Callable[[], Curve]]:
-        """Return the upper curve, and a function that computes the lower one."""
-        grids = task.grids(self.direction, self.h, fine)
+    def step(self, coarse: float) -> float:
+        """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
+        usual = plain(self.rough)  # far in a heavy tail, the thick part has to be resolved as well
+        least = 24.0 * self.spread / 2**19  # leaves room to refine
+        found: float = coarse * usual * min(6.0, max(0.05, self.spread / usual) ** 0.35) / math.sqrt(self.task.steps)
+        return min(2.0, max(least, found))
+
+    def curves(self, task: Problem | None = None, behind: float = 0.0) -> tuple[Curve, Callable[[], Curve]]:
+        """Return the upper curve, and a function that computes the lower one, both from `behind` below the mean on."""
+        task = self.task if task is None else task
+        above, later = self.masses(task)
+        behind = max(behind, 2.0 * self.spread)
+        upper = compose(Moments(above), self.theta, upper=True, eta=task.eta, behind=behind)
+        return upper, lambda: compose(Moments(later()), self.theta, upper=False, eta=task.eta, behind=behind)
+
+    def masses(self, task: Problem) -> tuple[list[discretize.Masses], Callable[[], list[discretize.Masses]]]:
+        """Return the masses of the upper bound, and a function that computes those of the lower one."""
+        grids = task.grids(self.direction, self.h, self.fine)
         above = [discretize.upper(family, self.direction, self.h, at, grid) for family, at, grid in grids]
 
-        def below() -> Curve:
-            parts = [
+        def below() -> list[discretize.Masses]:
+            return [
                 discretize.lower(family, self.direction, self.h, at, grid, part.p)
                 for (family, at, grid), part in zip(grids, above, strict=True)
             ]
-            return compose(Moments(parts), self.theta, upper=False, eta=task.eta)
 
-        return compose(Moments(above), self.theta, upper=True, eta=task.eta), below
+        return above, below
+
+    def difference(self, theta: float) -> float:
+        """Return how far log delta of both bounds will be apart where the tilted mean is that of theta, about."""
+        theta = max(theta, 1e-2 / max(self.spread, plain(self.rough) * 1e-3))
+        above, later = self.masses(self.task.sample)
+        below = later()
+        for high, low in zip(above, below, strict=True):
+            # At infinity in the upper bound, where it weighs nothing; with the tilt it would weigh much below.
+            low.p[:, -1] = np.maximum(0.0, low.p[:, -1] - high.infinite)
+        return abs(Moments(above).log_moment(theta) - Moments(below).log_moment(theta))
+
+    def settle(self, wanted: float, theta: float) -> None:
+        """Choose the grid such that the difference at theta will be a little below the one wanted."""
+        self.h, self.fine = self.step(_FIRST), _FINE
+        most = 0.9 if self.task.sample is self.task else 0.7
+        before = h = 0.0
+        for count in range(4):
+            found = self.difference(theta) / wanted
+            large = 16.0 * self.spread / self.h > 1e5  # such transforms cost more than another look
+            if found < most and (count > 0 or found > (0.5 if large else 0.3)):
+                return
+            if count == 0:
+                tail = min(0.1, 0.5 * found)
+                near = (found - tail) / self.h**2
+            elif h == self.h:
+                return  # as fine as the largest transform allows
+            else:
+                near = max(0.0, (before - found) / (h * h - self.h**2))
+                tail = max(0.0, found - near * self.h**2)
+                if tail > 0.35:
+                    self.fine = math.ceil(self.fine * min(8.0, math.sqrt(tail / 0.2)))
+                    tail = 0.2
+            before, h = near * self.h**2 + tail, self.h
+            aim = math.sqrt((0.8 * most - tail) / max(near, 1e-300))
+            self.h = max(self.step(0.0), min(2.0 * h, max(0.2 * h, aim)))
+            if found < most:
+                return
 
 
 def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
-    """Return the directions with their first tilts and grid steps."""
+    """Return the directions with their first tilts."""
     sides = []
     for direction in task.directions:
-        rough = task.rough(direction)
-        side = Side(direction, rough, 0.0, 0.0)
-        side.aim(choose(rough))
-        side.h = side.step(task.coarse, task.steps)
+        side = Side(task, direction, task.rough(direction))
+        side.aim(choose(side.rough))
         sides.append(side)
     return sides
 
 
+def scout(side: Side, read: Callable[[Curve], float]) -> float:
+    """Read the upper curve of a sample on a coarse grid; it is a bound where the sample is everything."""
+    side.h, side.fine = side.step(_SCOUT), 16
+    curve, _ = side.curves(side.task.sample)
+    return max(0.0, read(curve))
+
+
 def refine(
-    task: Problem,
     sides: Sequence[Side],
     read: Callable[[Curve], float],
     tolerance: Callable[[Interval], float],
@@ -204,42 +145,44 @@ def refine(
     """Return bounds on the largest `read`, 0 or more, over the directions, refined until the tolerance is met.
 
     With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out not to be the one that its tilt
-    suits is tilted anew, once.
+    suits is tilted anew.
     """
-    lower, coarse, last, stuck = 0.0, task.coarse, math.inf, 0
-    best = Interval(0.0, math.inf)
-    for _ in range(_ROUNDS):
-        fine = max(8, math.ceil(2.8 / coarse))
-        leader, below = None, None
-        for side in sides:
-            if side.upper <= lower:
-                continue  # the other direction is certainly the worse one
-            curve, later = side.curves(task, fine)
-            side.upper, side.size = min(side.upper, max(0.0, read(curve))), curve.size
-            if leader is None or side.upper > leader.upper:
-                leader, below = side, later
-        if leader is None or below is None:
+    for side in sides:
+        side.expected = scout(side, read)
+        if side.task.sample is side.task:
+            side.upper = side.expected
+        if retilt and math.isfinite(side.expected) and abs(side.expected - side.reference) > 0.25 * side.spread:
+            side.aim(tilt_at(side.rough, side.expected))
+    leader = max(sides, key=_expectation)
+    wanted = tolerance(Interval(leader.expected, leader.expected))
+    share = wanted * leader.theta if retilt else wanted / max(leader.expected, 1e-300)
+    leader.settle(min(3.0, max(1e-9, share)), leader.theta)
+    for side in sides:
+        if side is not leader:
+            # It has only to be shown not to be the worse one.
+            factor = math.sqrt(max(1.0, 0.5 * (leader.expected - side.expected) / wanted))
+            side.h, side.fine = side.step(min(_SCOUT, leader.h / leader.step(1.0) * factor)), leader.fine
+    lower = 0.0
+    tried: dict[str, float] = {}
+    for count in range(_ROUNDS):
+        side = max(sides, key=lambda side: (side.upper, side.expected)) if count else leader
+        gap, wanted = side.upper - lower, tolerance(Interval(lower, side.upper))
+        if count and gap <= wanted:
             break
-        upper = max(side.upper for side in sides)
-        if upper > 0.0:
-            lower = max(lower, min(upper, read(below())))
-        best = Interval(lower, upper)
-        wanted = tolerance(best)
-        stuck = stuck + 1 if best.gap > 0.9 * last else 0
-        if best.gap <= wanted or stuck == 2:
-            break  # met, or rounding is what is left
-        last = best.gap
-        factor = min(0.7, max(0.15, 0.9 * math.sqrt(wanted / best.gap)))
-        factor = max(factor, max(side.size for side in sides if side.upper > lower) / MOST_POINTS)
-        if factor > 0.9:
-            break
-        moved = [side for side in sides if retilt and side.misses() and side.upper > lower]
-        for side in moved:
-            side.aim(tilt_at(side.rough, side.upper))
-            side.aimed = True
-        if moved:
-            factor, last = max(0.5, factor), math.inf
-        coarse *= factor
-        for side in sides:
-            side.h = side.step(coarse, task.steps) if side in moved else side.h * factor
-    return best
+        if side.direction in tried:
+            factor = min(0.7, max(0.15, 0.9 * math.sqrt(wanted / gap)))
+            factor = max(factor, side.size / MOST_POINTS)
+            if factor > 0.9 or gap > 0.95 * tried[side.direction]:
+                break  # the largest transform, or rounding is what is left
+            side.h, side.fine = side.h * factor, math.ceil(side.fine / factor)
+            tried[side.direction] = gap
+        curve, below = side.curves()
+        side.upper, side.size = min(side.upper, max(0.0, read(curve))), curve.size
+        if side.upper > 0.0 and (not count or side.upper - lower > tolerance(Interval(lower, side.upper))):
+            lower = max(lower, min(side.upper, read(below())))
+        tried.setdefault(side.direction, math.inf)
+    return Interval(lower, max(side.upper for side in sides))
+
+
+def _expectation(side: Side) -> float:
+    return side.expected

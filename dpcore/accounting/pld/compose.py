@@ -16,9 +16,12 @@ aliased into the window is at most the mass B outside it, and in delta it weighs
 max_{l > eps} e^(K - theta l)(1 - e^(eps - l)) = e^(K - theta eps) theta^theta/(1 + theta)^(1 + theta).
 
 **Rounding.** With u = 2^-53 and G = 6 u log2(2N), a transform F of x has an error of at most G ||F||_2 in the L2 norm
-(Higham 2002, Theorem 24.2). |F_j| <= 1 for tilted masses, so the product of the powers T_i is off by at most
-sum_i T_i G ||F_i||_2 in L2 (one factor exchanged at a time), and with ||F||_2 = sqrt(N) ||x||_2 the convolution c by
-sum_i T_i G ||x_i||_2. Powers add 16 T u relative, and the way back G, both times ||c||_2. Call the sum R. What
+(Higham 2002, Theorem 24.2). The thickest point of a step is left out of that: at index 0 its transform is its mass,
+exactly, and adding it costs u, which matters where it holds nearly everything. |F_j| <= 1 for tilted masses, so the
+product of the powers T_i is off by at most sum_i T_i (G ||F_i||_2 + 2 u sqrt(N)) in L2, F_i without that point (one
+factor exchanged at a time), and with ||F||_2 = sqrt(N) ||x||_2 the convolution c by sum_i T_i (G ||x_i||_2 + 2 u). A
+product of complex numbers is off by sqrt(5) u (Brent, Percival, Zimmermann 2007), so powers add 4 T u relative, and the
+way back G, both times ||c||_2. Call the sum R. What
 delta(eps) sums has the weights e^(-theta l)(1 - e^(eps - l)), so by Cauchy and Schwarz it is off by at most
 
     e^(K - theta eps) R ||(e^(-theta x_j) min(1, x_j))_j||_2,   x_j = l_j - eps > 0  (1 - e^-x <= min(1, x)).
@@ -150,6 +153,8 @@ class Curve:
         if self.upper and delta <= self.infinite:
             return math.inf
         log_delta = math.log(delta - self.infinite)
+        if not self.upper and log_delta - self.log_scale > 700.0:
+            return -math.inf
         wanted = math.exp(min(700.0, log_delta - self.log_scale))
         if self.upper:
             limit = max(0.0, self.chernoff - log_delta) / self.theta if self.theta > 0.0 else math.inf
@@ -169,7 +174,7 @@ class Curve:
         return float(self.losses[k] + math.log1p(share * math.expm1(self.losses[k + 1] - self.losses[k])))
 
 
-def compose(moments: Moments, theta: float, *, upper: bool, eta: float) -> Curve:
+def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: float = 600.0) -> Curve:
     """Return the curve of the composition, accurate near the epsilons where K'(theta) = epsilon.
 
     Parameters
@@ -182,6 +187,8 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float) -> Curve
         Whether the masses are those of an upper bound.
     eta : float
         Relative error of the masses of a step (see `discretize`).
+    behind : float
+        How far below K'(theta) the curve is asked for.
     """
     h = moments.parts[0].h
     log_total, mean, variance = moments(theta)
@@ -197,30 +204,31 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float) -> Curve
     steps = float(sum(part.counts.sum() for part in moments.parts))
     # Far from the reference, exponentials leave the range of float64. Points below are left out; mass above counts as
     # infinitely far (upper bound) or as right there (lower bound).
-    begin = min(int(np.searchsorted(losses, reference - 600.0 / (1.0 + theta))), count - 2)
+    begin = min(int(np.searchsorted(losses, reference - min(behind, 600.0 / (1.0 + theta)))), count - 2)
     end = max(int(np.searchsorted(losses, reference + 300.0 / (1.0 + 0.5 * theta))), begin + 2)
     with np.errstate(under="ignore"):
         beyond = float(summed[end:] @ np.exp(-theta * (losses[end:] - reference)))
     losses, summed = losses[begin:end], summed[begin:end]
-    weighted = summed * np.exp(-(1.0 + theta) * (losses - reference))
+    decay, fall = np.exp(-theta * (losses - reference)), np.exp(reference - losses)
+    weighted = summed * decay * fall
     if not upper:
-        weighted[-1] += beyond * math.exp(reference - losses[-1])
+        weighted[-1] += beyond * fall[-1]
     tail = np.cumsum(weighted[::-1])[::-1]
     # delta(l_k) - delta(l_(k+1)) = (e^(l_(k+1)) - e^(l_k)) Q(L > l_k): positive terms only.
     with np.errstate(over="ignore", invalid="ignore"):
-        growth = np.exp(losses[:-1] - reference) * math.expm1(min(h, 700.0))
-        values = np.append(np.cumsum((growth * tail[1:])[::-1])[::-1], 0.0)
+        growth = tail[1:] / fall[:-1] * math.expm1(min(h, 700.0))
+        values = np.append(np.cumsum(growth[::-1])[::-1], 0.0)
     log_peak = _log_peak(theta)
-    noise = error * _weight_norm(theta, h, count) * np.exp(-theta * (losses - reference))
+    noise = error * _weight_norm(theta, h, count) * decay
     if upper:
         top = shifts + (first + count) * h
         slack = noise + beyond + outside * math.exp(max(-700.0, -theta * (top - reference)))
     else:
-        slack = noise + 2.0 * outside * math.exp(log_peak) * np.exp(-theta * (losses - reference))
+        slack = noise + 2.0 * outside * math.exp(log_peak) * decay
     values = np.nan_to_num(values, nan=math.inf if upper else 0.0, posinf=math.inf if upper else 0.0)
     # The cumulative sums, the exponentials and K carry rounding of their own: some N u, and u |exponent|.
-    shift = steps * eta if upper else -steps * eta
     largest = max(float(np.abs(part.losses).max()) for part in moments.parts)
+    shift = steps * (eta + 4.0 * largest * _UNIT) * (1.0 if upper else -1.0)
     spare = (4.0 * count + 8.0 * abs(theta * reference) + (64.0 + 8.0 * theta * largest) * steps) * _UNIT
     scale = log_total - theta * reference + (shift + spare if upper else shift - spare)
     infinite = float(sum(part.counts @ part.infinite for part in moments.parts)) if upper else 0.0
@@ -286,14 +294,15 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
     product = np.ones(count // 2 + 1, dtype=np.complex128)
     error, steps, start = 0.0, 0, 0
     parts = list(zip([p for p, _ in moments.tilted(theta)], moments.parts, strict=True))
-    middles = [int(np.rint((part.counts @ (p @ part.points)) / part.counts.sum())) for p, part in parts]
+    middles = [int(part.points[np.argmax(part.counts @ p)]) for p, part in parts]
     pick = max(1, int(sum(len(p) for p, _ in parts) / max(_WHOLE, 3e6 / count)))
     for (tilted, part), middle in zip(parts, middles, strict=True):
         place = (part.points - middle) % count
         for p, times in zip(tilted[::pick], part.counts[::pick].tolist(), strict=True):
             folded = np.bincount(place, weights=p, minlength=count)
-            product *= _power(rfft(folded), times)
-            error += times * growth * float(np.linalg.norm(folded))
+            thick, folded[0] = folded[0], 0.0
+            product *= _power(thick + rfft(folded), times)
+            error += times * (growth * float(np.linalg.norm(folded)) + 2.0 * _UNIT)
         steps += int(part.counts.sum())
         start += int(part.counts.sum()) * middle
     if pick > 1:
@@ -317,7 +326,7 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
         silent[heard] = False
         product[silent] = 0.0
     summed: Array = irfft(product, n=count)
-    error += (growth + 16.0 * _UNIT * steps) * float(np.linalg.norm(summed))
+    error += (growth + 4.0 * _UNIT * steps) * float(np.linalg.norm(summed))
     return summed, 1.01 * error, start
 
 

@@ -38,6 +38,9 @@ from dpcore.accounting.pld.loss import Array, Family
 
 Integers = npt.NDArray[np.int64]
 
+_LEAST_P = 1e-300  # float64 loses digits below 2e-308, and ndtr returns 0 from 1e-310 on
+_LEAST_Q = 1e-290
+_LOST = 1e-309  # bounds the P-mass of a step that is lost that way
 _MOST = 0.4  # of a neighbor that a bin may take: keeps the tridiagonal system diagonally dominant
 
 
@@ -95,16 +98,18 @@ def upper(family: Family, direction: str, h: float, offsets: Array, grid: Intege
     wall = np.full_like(offsets, np.inf)
     all_p, all_q = loss.masses(family, direction, np.hstack([-wall, at, wall]))
     cell_p, cell_q = all_p[:, 1:-1], all_q[:, 1:-1]
+    # Where Q has no digits it counts as 0: all of the mass goes to the upper end, which is valid.
+    cell_q = np.where(cell_q < _LEAST_Q, 0.0, cell_q)
     width = np.diff(grid) * h
     with np.errstate(over="ignore", invalid="ignore"):
         right = (cell_p - np.exp(at[:, :-1]) * cell_q) / -np.expm1(-width)
-    # Where e^l overflows, 0 * inf is not a number: all of the mass goes to the upper end, which is valid.
+    # Where e^l overflows, Q is 0, and 0 * inf is not a number: as above.
     right = np.clip(np.nan_to_num(right, nan=np.inf), 0.0, cell_p)
     p = np.zeros_like(at)
     p[:, 0] = all_p[:, 0]
     p[:, :-1] += cell_p - right
     p[:, 1:] += right
-    return Masses(grid, offsets, p, all_p[:, -1], family.counts, h)
+    return Masses(grid, offsets, p, all_p[:, -1] + _LOST, family.counts, h)
 
 
 def lower(family: Family, direction: str, h: float, offsets: Array, grid: Integers, above: Array) -> Masses:
@@ -140,7 +145,10 @@ def lower(family: Family, direction: str, h: float, offsets: Array, grid: Intege
     whole *= kept
     sinks = (excess < 0.0) & ~usable
     p = np.where(sinks, 0.0, whole)
-    p[:, :-1] += np.where(sinks, whole, 0.0)[:, 1:]
+    # A bin that reaches below the next lower point may not even have that loss. What is too small to be known is
+    # dropped.
+    p[:, :-1] += np.where(sinks[:, 1:] & (edges[:, 1:-1] >= at[:, :-1]), whole[:, 1:], 0.0)
+    p = np.where(p < _LEAST_P, 0.0, p)
     return Masses(grid, offsets, p, np.zeros(at.shape[0]), family.counts, h)
 
 
@@ -156,6 +164,9 @@ def _shares(family: Family, direction: str, edges: Array, at: Array) -> tuple[Ar
         surplus[:, :-1] = p[:, 1:] - lift[:, :-1] * q[:, 1:]
         share = np.abs(excess) / np.where(excess > 0.0, lack, surplus)
     share[excess == 0.0] = 0.0
+    # Where Q has no digits nothing is known but the edges: the loss is lowered.
+    unknown = (q < _LEAST_Q) & (p > 0.0)
+    excess, share = np.where(unknown, -_LEAST_P, excess), np.where(unknown, np.inf, share)
     return p, excess, np.where(share >= 0.0, share, np.inf)
 
 

@@ -10,11 +10,12 @@ from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import Phases, phases
-from dpcore.accounting.pld import certify
+from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.pld.problem import problem
 from dpcore.errors import ArgumentTypeError, PrivacyError
 
-_LEAST_LOG_DELTA = -660.0  # about 1e-287; below it single masses leave the range of float64
+_LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 
 
 def taken_apart(event: Event) -> Phases:
@@ -83,13 +84,12 @@ def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
         low = gaussian_epsilon(found.mu, min(delta * (1.0 + slack), 1.0 - 1e-16))
         return Interval(low, gaussian_epsilon(found.mu, delta * (1.0 - slack)))
     target = max(math.log(delta), _LEAST_LOG_DELTA)
-    task = certify.problem(found, target)
-    sides = certify.start(task, lambda moments: certify.saddle(moments, target))
+    sides = certify.start(problem(found, target), lambda moments: tilt.saddle(moments, target))
 
     def wanted(interval: Interval) -> float:
         return max(1e-3 * interval.lower, 1e-4) if tolerance is None else tolerance
 
-    return certify.refine(task, sides, lambda curve: curve.epsilon(delta), wanted, retilt=True)
+    return certify.refine(sides, lambda curve: curve.epsilon(delta), wanted, retilt=True)
 
 
 def delta_interval(event: Event, epsilon: float, tolerance: float | None = None) -> Interval:
@@ -124,27 +124,38 @@ def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
             return Interval(0.0, 0.0)
         slack, value = _gaussian_slack(found.mu), math.exp(log_delta(found.mu, epsilon))
         return Interval(value * (1.0 - slack), min(1.0, value * (1.0 + slack) + 1e-300))
-    task, sides = delta_problem(found, epsilon)
+    sides = delta_sides(found, epsilon)
 
     def wanted(interval: Interval) -> float:
         return max(1e-3 * interval.lower, 1e-285) if tolerance is None else tolerance
 
-    return certify.refine(task, sides, lambda curve: curve.delta(epsilon), wanted, retilt=False)
+    return certify.refine(sides, lambda curve: curve.delta(epsilon), wanted, retilt=False)
 
 
-def delta_problem(found: Phases, epsilon: float) -> tuple[certify.Problem, list[certify.Side]]:
+def delta_sides(found: Phases, epsilon: float) -> list[certify.Side]:
     """Return what `certify.refine` needs for the delta at an epsilon."""
-    task = certify.problem(found, _LEAST_LOG_DELTA)
+    task = problem(found, _LEAST_LOG_DELTA)
     expected = _LEAST_LOG_DELTA
     for direction in task.directions:
         rough = task.rough(direction)
-        theta = certify.tilt_at(rough, epsilon)
+        theta = tilt.tilt_at(rough, epsilon)
         value, mean, variance = rough(theta)
         # An order below the saddle-point formula, so that the tails are resolved far enough in any case.
         size = math.log1p(theta * (1.0 + theta) * math.sqrt(2.0 * math.pi * variance))
         expected = max(expected, value - theta * max(mean, epsilon) - size - 3.0)
-    task = certify.problem(found, min(expected, -1.0))
-    return task, certify.start(task, lambda moments: certify.tilt_at(moments, epsilon))
+    return certify.start(problem(found, min(expected, -1.0)), lambda moments: tilt.tilt_at(moments, epsilon))
+
+
+def expected_epsilon(event: Event, delta: float) -> float:
+    """Return about what epsilon is at delta, a few percent off; no bound."""
+    found = taken_apart(event)
+    if math.isinf(found.mu):
+        return math.inf
+    found = merged(found)
+    if not found.steps:
+        return gaussian_epsilon(found.mu, delta)
+    sides = certify.start(problem(found, math.log(delta)), lambda moments: tilt.saddle(moments, math.log(delta)))
+    return max(certify.scout(side, lambda curve: curve.epsilon(delta)) for side in sides)
 
 
 def merged(found: Phases) -> Phases:

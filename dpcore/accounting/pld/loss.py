@@ -56,6 +56,10 @@ class Family:
     counts: npt.NDArray[np.int64]
     subset: bool
 
+    def of(self, chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> Family:
+        """Return some of the steps, with other counts."""
+        return Family(self.weights[chosen], self.rates[chosen], self.sigmas[chosen], counts, self.subset)
+
 
 def families(steps: Sequence[tuple[Step, int]], size: int = 256) -> list[Family]:
     """Return the steps sorted into families of at most `size`, those of like rate and noise together."""
@@ -74,6 +78,23 @@ def families(steps: Sequence[tuple[Step, int]], size: int = 256) -> list[Family]
             counts = np.array([count for _, count in chunk], dtype=np.int64)
             found.append(Family(table[..., 0], table[..., 1], table[..., 2], counts, subset))
     return found
+
+
+def joined(parts: Sequence[Family]) -> list[Family]:
+    """Return the families with those of one shape put together."""
+    groups: dict[tuple[bool, int], list[Family]] = {}
+    for part in parts:
+        groups.setdefault((part.subset, part.weights.shape[1]), []).append(part)
+    return [
+        Family(
+            np.concatenate([one.weights for one in group]),
+            np.concatenate([one.rates for one in group]),
+            np.concatenate([one.sigmas for one in group]),
+            np.concatenate([one.counts for one in group]),
+            subset,
+        )
+        for (subset, _), group in groups.items()
+    ]
 
 
 def loss_at(z: Array, rate: Array, sigma: Array) -> Array:

@@ -19,17 +19,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dpcore import validate
 from dpcore.accounting.events import Event
+from dpcore.accounting.pld import certify, tilt
+from dpcore.accounting.pld.discretize import Integers
 from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.intervals import delta_interval, delta_problem, epsilon_interval, merged, taken_apart
+from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged, taken_apart
 from dpcore.accounting.pld.loss import Array
 from dpcore.errors import ArgumentError
 
+_CLOSE = 1e-2  # relative
 _RATES = tuple(10.0 ** (-6.0 + 0.25 * k) for k in range(24))
 
 
@@ -49,13 +52,13 @@ class TradeOff:
         The curve that it comes from.
     """
 
-    false_positive_rates: Array
-    lower: Array
-    upper: Array
+    false_positive_rates: Array = field(repr=False)
+    lower: Array = field(repr=False)
+    upper: Array = field(repr=False)
     advantage: Interval
-    epsilons: Array
-    delta_lower: Array
-    delta_upper: Array
+    epsilons: Array = field(repr=False)
+    delta_lower: Array = field(repr=False)
+    delta_upper: Array = field(repr=False)
 
 
 def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array]:
@@ -83,24 +86,45 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     if not found.steps:
         values = [delta_interval(event, epsilon) for epsilon in wanted.tolist()]
         return np.array([value.lower for value in values]), np.array([value.upper for value in values])
-    open_ends = np.ones(len(wanted), dtype=bool)
-    while open_ends.any():
-        first = float(wanted[open_ends].min())
-        task, sides = delta_problem(found, first)
-        # A grid for several epsilons at once: what it gives is certified wherever it is, and kept where it is sharp.
-        curves = [side.curves(task, math.ceil(2.8 / task.coarse)) for side in sides]
-        lowers = [later() for _, later in curves]
-        for k in np.flatnonzero(open_ends):
-            epsilon = float(wanted[k])
-            upper[k] = min(upper[k], max(0.0, *(above.delta(epsilon) for above, _ in curves)))
-            lower[k] = max(lower[k], *(below.delta(epsilon) for below in lowers), 0.0)
-            if upper[k] - lower[k] <= 1e-2 * upper[k] or upper[k] < 1e-280:
-                open_ends[k] = False
-        for k in np.flatnonzero(open_ends & (wanted == first)):
+    sides = delta_sides(found, float(wanted.max(initial=0.0)))
+    left = np.unique(wanted)
+    while len(left):
+        first = float(left[0])
+        open_ends = np.isin(wanted, left)
+        _narrow(sides, wanted, lower, upper, np.flatnonzero(open_ends))
+        open_ends &= (upper - lower > _CLOSE * upper) & (upper > 1e-280)
+        left = np.unique(wanted[open_ends])
+        if len(left) and left[0] == first:
             value = delta_interval(event, first)
-            lower[k], upper[k] = max(lower[k], value.lower), min(upper[k], value.upper)
-            open_ends[k] = False
+            here = wanted == first
+            lower[here], upper[here] = np.maximum(lower[here], value.lower), np.minimum(upper[here], value.upper)
+            left = left[1:]
     return np.minimum(lower, upper), upper
+
+
+def _narrow(sides: Sequence[certify.Side], epsilons: Array, lower: Array, upper: Array, these: Integers) -> None:
+    """Narrow the bounds at some of the epsilons, from the least of them on, by one composition for each bound.
+
+    The tilt is set some standard deviations above the least. What comes out is certified wherever it is, and sharp for
+    as long as the tilted masses are more than their rounding error.
+    """
+    first, last = float(epsilons[these].min()), float(epsilons[these].max())
+    ends, later = np.zeros(len(these)), []
+    for side in sides:
+        side.aim(tilt.tilt_at(side.rough, first))
+        side.aim(tilt.tilt_at(side.rough, min(last, first + 4.0 * side.spread)))
+        side.settle(0.5 * _CLOSE, tilt.tilt_at(side.rough, min(last, max(first, side.reference) + 3.0 * side.spread)))
+        curve, below = side.curves(behind=side.reference - first + 4.0 * side.h)
+        found = np.array([max(0.0, curve.delta(float(epsilon))) for epsilon in epsilons[these]])
+        ends = np.maximum(ends, found)
+        later.append((int(np.count_nonzero(found >= ends)), below))
+    upper[these] = np.minimum(upper[these], ends)
+    for _, below in sorted(later, key=lambda one: -one[0]):
+        if np.all(upper[these] - lower[these] <= _CLOSE * upper[these]):
+            return
+        curve = below()
+        found = np.array([curve.delta(float(epsilon)) for epsilon in epsilons[these]])
+        lower[these] = np.maximum(lower[these], found)
 
 
 def trade_off(event: Event, false_positive_rates: Sequence[float] | None = None, *, points: int = 120) -> TradeOff:
@@ -126,14 +150,13 @@ def trade_off(event: Event, false_positive_rates: Sequence[float] | None = None,
     if not len(rates):
         raise ArgumentError("false_positive_rates=(): must hold at least one rate between 0 and 1")
     points = validate.integer(points=points, minimum=4)
-    end = epsilon_interval(event, 0.1 * min(float(rates[0]), 1.0 - float(rates[-1]))).upper
+    end = expected_epsilon(event, 0.1 * min(float(rates[0]), 1.0 - float(rates[-1])))
     if math.isinf(end):
         ones, grid = np.ones_like(rates), np.linspace(0.0, 1.0, points)
         return TradeOff(rates, ones, ones, Interval(1.0, 1.0), grid, np.ones(points), np.ones(points))
     epsilons = np.linspace(0.0, max(end, 1e-6), points)
     low, high = curve(event, epsilons)
-    advantage = delta_interval(event, 0.0)
-    low[0], high[0] = max(low[0], advantage.lower), min(high[0], advantage.upper)
+    advantage = Interval(float(low[0]), float(high[0]))
     ratios = np.exp(np.minimum(epsilons, 700.0))
     both = np.concatenate([1.0 / ratios[:0:-1], ratios])
     # D(a) = 1 - a + a D(1/a), for a < 1.

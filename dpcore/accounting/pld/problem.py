@@ -1,0 +1,113 @@
+"""What is composed, and how far into the tails it is looked at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtri_exp
+
+from dpcore.accounting.phases import Phases, PoissonStep
+from dpcore.accounting.pld import discretize, loss
+from dpcore.accounting.pld.compose import Moments
+from dpcore.accounting.pld.loss import Array, Family
+
+_SAMPLE = 24  # distinct steps that an estimate looks at
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All steps of an event, and where their outcomes are resolved.
+
+    Attributes
+    ----------
+    families : tuple of Family
+        All steps.
+    steps : int
+        How many there are.
+    directions : tuple of str
+        Those that differ.
+    low, high : float
+        Standard normal quantiles up to which a step's outcomes are resolved.
+    """
+
+    families: tuple[Family, ...]
+    steps: int
+    directions: tuple[str, ...]
+    low: float
+    high: float
+
+    @property
+    def eta(self) -> float:
+        """Bound on the relative error of masses, from that of the normal distribution function in its tail.
+
+        Outcomes are looked at up to `high` away from either center, which lie 1/sigma apart; past 39 all is 0.
+        """
+        apart = max(float((1.0 / family.sigmas).max()) for family in self.families)
+        return (64.0 + 2.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
+
+    @cached_property
+    def sample(self) -> Problem:
+        """A problem of few distinct steps that is about the same; this one if it has few.
+
+        Steps are drawn evenly along their shares of the sum of chi-squared divergences, which is what a composition is
+        made of to first order, and counted such that each draw stands for an equal share. For estimates, not bounds.
+        """
+        shares = [family.counts * _divergences(family) for family in self.families]
+        if sum(map(len, shares)) <= _SAMPLE:
+            return self
+        total = float(sum(share.sum() for share in shares))
+        before, found = 0.0, []
+        for family, share in zip(self.families, shares, strict=True):
+            ends = before + np.cumsum(share)
+            first, last = math.ceil(before / total * _SAMPLE - 0.5), math.ceil(float(ends[-1]) / total * _SAMPLE - 0.5)
+            draws = np.searchsorted(ends, (np.arange(first, last) + 0.5) * total / _SAMPLE)
+            before = float(ends[-1])
+            chosen, times = np.unique(np.minimum(draws, len(share) - 1), return_counts=True)
+            if len(chosen):
+                each = times * (total / _SAMPLE) / share[chosen]
+                counts = np.maximum(1, np.rint(each * family.counts[chosen])).astype(np.int64)
+                found.append(family.of(chosen, counts))
+        return replace(self, families=tuple(loss.joined(found)))
+
+    def grids(self, direction: str, h: float, fine: int) -> list[tuple[Family, Array, discretize.Integers]]:
+        """Return offsets and points for each family."""
+        found = []
+        for family in self.families:
+            offsets = loss.center(family, direction, h)
+            bottom, top = loss.reach(family, direction, self.low, self.high)
+            low, high = float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max())
+            found.append((family, offsets, discretize.points(low, high, fine)))
+        return found
+
+    def rough(self, direction: str) -> Moments:
+        """Return the log moments of the sample, from a grid that resolves every scale by some percent."""
+        parts = []
+        for family in self.sample.families:
+            bottom, top = loss.reach(family, direction, self.low, self.high)
+            h = float(np.maximum(top, -bottom).max()) * 2.0**-22
+            offsets = loss.center(family, direction, h)
+            grid = discretize.points(float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max()), 8)
+            parts.append(discretize.upper(family, direction, h, offsets, grid))
+        return Moments(parts)
+
+
+def problem(found: Phases, log_delta: float) -> Problem:
+    """Return the problem of phases whose mu is finite, for deltas of about that size."""
+    steps = list(found.steps)
+    if found.mu > 0.0:
+        steps.append((PoissonStep(((1.0, 1.0, 1.0 / found.mu),)), 1))
+    families = tuple(loss.families(steps))
+    count = int(sum(family.counts.sum() for family in families))
+    one_sided = all(family.subset or bool(np.all(family.rates == 1.0)) for family in families)
+    low = -float(ndtri_exp(math.log(1e-10) - math.log(count)))
+    high = -float(ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
+    return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high)
+
+
+def _divergences(family: Family) -> Array:
+    exponent = np.minimum(1.0 / family.sigmas**2, 300.0)
+    found: Array = np.maximum((family.weights * family.rates**2 * np.expm1(exponent)).sum(axis=1), 1e-300)
+    return found
