@@ -151,6 +151,20 @@ MUTATIONS = [
         "tests/end_to_end/test_kill.py",
     ),
     Mutation(
+        "count a fork's rows as rows of the plan",
+        "dpcore/ledger/state.py",
+        "return fixed and releases == mark <= run.planned_steps",
+        "return fixed and mark <= run.planned_steps",
+        "tests/unit/test_ledger_fixed.py",
+    ),
+    Mutation(
+        "add runs chosen later to a plan that keeps the whole budget",
+        "dpcore/ledger/fixed.py",
+        "return self.limit is not None and self.charge > self.limit",
+        "return False",
+        "tests/unit/test_ledger_fixed.py",
+    ),
+    Mutation(
         "replay from a model that was not loaded",
         "dpcore/ledger_account.py",
         "if self._parameters_digest() != self._expected_parameters:",

@@ -13,8 +13,8 @@ neighboring data sets. A step of an event with the pair (P_t, Q_t) that dominate
 function of one draw from P_t or Q_t (Blackwell). The rows of a matrix mechanism with sensitivity s and noise sigma,
 whose squared moves add up to at most s^2 with certainty, are random functions of the increments of one Brownian motion
 with drift, hence of one draw from N(0, 1) or N(s / sigma, 1) (Smith and Thakurta 2022 have the same). So make all draws
-of F beforehand, independent of each other, and uncover them as they are asked for: the transcript is post-processing of the
-product of the pairs, and what is never uncovered is ignored. (In general: Vadhan and Zhang 2023, for concurrent
+of F beforehand, independent of each other, and uncover them as they are asked for: the transcript is post-processing of
+the product of the pairs, and what is never uncovered is ignored. (In general: Vadhan and Zhang 2023, for concurrent
 composition of anything that has a trade-off curve.) PLD, or any accountant, may therefore decide on F as a whole.
 
 **All others** (begun later; rows after a fork, which are in no plan; steps beyond the plan) may depend on results.

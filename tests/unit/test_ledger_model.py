@@ -28,7 +28,7 @@ def event_after(steps: int, abandoned: int) -> Event:
 class LedgerMachine(RuleBasedStateMachine):
     """One run with its branches; `left` is the truth that the ledger must cover."""
 
-    @initialize(budget=st.sampled_from([None, (0.5, 1e-5), (1.5, 1e-5)]))
+    @initialize(budget=st.sampled_from([None, (0.5, 1e-5), (1.5, 1e-5), (1.7, 1e-5), (4.0, 1e-5)]))
     def start(self, budget: Any) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.ledger = Ledger.create(Path(self.folder.name) / "a.ledger", budget=budget)
@@ -55,8 +55,11 @@ class LedgerMachine(RuleBasedStateMachine):
             try:
                 self.run.reserve(self.row)
             except BudgetError:
-                left = self.ledger.remaining()
+                left, total = self.ledger.remaining(), self.ledger.total()
                 assert self.run.mark == mark == self.row
+                if total.alone:  # the whole plan fits, and only rows of a fork are refused
+                    assert self.run.releases > self.row
+                    return
                 assert not left.spent + self.ledger.filter.charge(Gaussian(50.0, 1)) <= left.limit
                 return
             key = self.run.branch_id, self.row
@@ -109,6 +112,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert held.releases >= len(self.left)
         assert held.releases <= len(self.left) + LARGEST * len(held.marks)
         assert held.event.events[0].count + held.event.events[1].count == held.releases  # type: ignore[attr-defined]
+        if self.ledger.budget is not None:
+            total = self.ledger.total()
+            plan = [event_after(STEPS, 0)] if total.alone else []
+            assert not plan or held.event in [event_after(mark, 0) for mark in held.marks.values()]
+            assert plan or total.spent <= total.limit
         if not self.open:
             assert held.releases == self.run.releases
 

@@ -1,0 +1,240 @@
+"""Runs fixed before the first release: their plans by PLD, everything else by the filter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dpcore.accounting import Composed, Event, Gaussian, NonPrivate, PoissonSampledGaussian, epsilon
+from dpcore.errors import BudgetError, DataError
+from dpcore.ledger import Ledger, LedgerRun
+from dpcore.ledger.entries import START, seal, write
+from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
+from tests.unit.ledger_tools import begin, full, new
+
+BUDGET = (1.0, 1e-5)
+STEPS = 40
+
+
+def little(steps: int, abandoned: int) -> Event:
+    """All its steps as PLD counts them are more than a filter of any order allows."""
+    return PoissonSampledGaussian(0.02, 1.1, steps + abandoned)
+
+
+def third(steps: int, abandoned: int) -> Event:
+    return Gaussian(8.0 * 3**0.5 * 40**0.5, steps + abandoned)
+
+
+def released(run: LedgerRun, rows: int, first: int = 0) -> None:
+    for row in range(first, rows):
+        run.reserve(row)
+
+
+def alone(folder: Path) -> tuple[Ledger, LedgerRun]:
+    """A ledger whose budget is kept whole by one run."""
+    ledger = new(folder, budget=(epsilon(little(STEPS, 0), 1e-5), 1e-5))
+    run = begin(ledger, little, steps=STEPS)
+    released(run, 20)
+    assert ledger.total().alone
+    return ledger, run
+
+
+def test_a_plan_that_fits_by_pld_runs_to_its_end_and_nothing_follows(tmp_path: Path) -> None:
+    ledger, run = alone(tmp_path)
+    released(run, STEPS, 20)
+    run.close(STEPS)
+    total = ledger.total()
+    assert total.spent > total.limit
+    assert (total.plan, total.budget, total.filter) == (ledger.budget[0],) * 3
+    assert total.notes == ()
+    assert ledger.verify().valid
+    assert ledger.remaining().left == 0
+    with pytest.raises(BudgetError, match="it is kept whole by the runs that were fixed before the first release"):
+        begin(ledger, third, steps=STEPS)
+    with pytest.raises(BudgetError, match=r"their plans cost epsilon=\S+ by the tightest accountant"):
+        ledger.charge(Gaussian(1e4), name="next to nothing")
+
+
+def test_the_rest_of_a_plan_that_ends_early_is_not_given_to_others(tmp_path: Path) -> None:
+    ledger, run = alone(tmp_path)
+    run.close(20)
+    with pytest.raises(BudgetError, match="kept whole"):
+        ledger.charge(Gaussian(1e4), name="next to nothing")
+    released(run, STEPS, 20)
+
+
+def test_a_smaller_first_run_leaves_room_and_the_second_stops_in_time(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=BUDGET)
+    first = begin(ledger, third, steps=STEPS)
+    released(first, 4)
+    assert not ledger.total().alone
+    held = ledger.remaining()
+    assert held.spent == ledger.filter.charge(third(STEPS, 0))  # the whole plan, as long as the run is open
+    assert ledger.total().kept == pytest.approx(held.spent - ledger.total().spent)
+    second = begin(ledger, full, steps=1000)
+    most = held.steps(lambda steps: full(steps, 0), 1000)
+    assert 0 < most < 1000
+    released(second, most)
+    with pytest.raises(BudgetError):
+        second.reserve(most)
+    released(first, STEPS, 4)  # what was kept for it
+    second.close(most)
+    total = ledger.total()
+    assert total.spent <= total.limit
+    assert total.budget == pytest.approx(BUDGET[0])
+    assert ledger.verify().valid
+
+
+def test_what_a_closed_run_gives_back_is_the_filters(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=BUDGET)
+    first = begin(ledger, third, steps=STEPS)
+    released(first, 4)
+    kept = ledger.remaining().spent
+    first.close(4)
+    assert ledger.remaining().spent == ledger.total().spent == ledger.filter.charge(third(4, 0)) < kept
+    ledger.charge(full(ledger.remaining().steps(lambda steps: full(steps, 0), 1000), 0), name="all of the rest")
+    assert ledger.total().spent <= ledger.total().limit
+    with pytest.raises(BudgetError):
+        released(first, STEPS, 4)
+    assert ledger.total().spent <= ledger.total().limit
+
+
+def test_three_runs_declared_in_one_go(tmp_path: Path) -> None:
+    plans = Composed((third(STEPS, 0),) * 3)
+    ledger = new(tmp_path, budget=(epsilon(plans, 1e-5) * 1.0001, 1e-5))
+    runs = [begin(ledger, third, steps=STEPS) for _ in range(3)]
+    assert not ledger.remaining().fits(Gaussian(20.0))
+    fourth = begin(ledger, third, steps=STEPS)  # fits alone, and not together with the others
+    for row in range(STEPS):
+        for run in runs:
+            run.reserve(row)
+    total = ledger.total()
+    assert (total.fixed_runs, total.alone) == (tuple(run.run_id for run in runs), True)
+    assert total.plan == epsilon(plans, 1e-5, "gaussian")
+    with pytest.raises(BudgetError, match="kept whole by the runs that were fixed"):
+        fourth.reserve(0)
+    assert ledger.verify().valid
+
+
+def test_a_run_begun_after_the_first_release_is_not_fixed(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=BUDGET)
+    first = begin(ledger, third, steps=STEPS)
+    released(first, 1)
+    later = begin(ledger, third, steps=STEPS)
+    later.reserve(0)
+    assert ledger.total().fixed_runs == (first.run_id,)
+
+
+def test_a_run_that_was_given_up_before_its_first_row_keeps_nothing(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(epsilon(little(STEPS, 0), 1e-5), 1e-5))
+    child = os.fork()
+    if not child:
+        begin(Ledger.open(ledger.path), little, steps=STEPS, key_digest="")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    begin(ledger, little, steps=STEPS).close(0)
+    run = begin(ledger, little, steps=STEPS)
+    released(run, STEPS)
+    assert ledger.total().fixed_runs == (run.run_id,)
+
+
+def test_rows_after_a_fork_are_in_no_plan(tmp_path: Path) -> None:
+    ledger, run = alone(tmp_path)
+    before = ledger.total()
+    replay = ledger.resume(run.run_id, run.branch_id, 5, digest="same", event_after=little)
+    assert replay.kind == "replay"
+    released(replay.run, 20, 5)
+    assert ledger.total().spent == before.spent  # a crash and a replay are free
+    forked = ledger.resume(run.run_id, run.branch_id, 5, digest="other", event_after=little)
+    assert forked.kind == "fork"
+    with pytest.raises(BudgetError, match=r"a fork's rows are not in the plan .* Resume with its data, settings"):
+        forked.run.reserve(5)
+    again = ledger.resume(run.run_id, run.branch_id, 5, digest="same", event_after=little, steps=STEPS + 1).run
+    released(again, STEPS, 5)
+    with pytest.raises(BudgetError, match=f"after step {STEPS} they are not in the plan"):
+        again.reserve(STEPS)
+    assert ledger.verify().valid
+    assert ledger.total().notes == ()
+
+
+def test_forks_are_paid_where_the_filter_holds_the_plans(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=BUDGET)
+    run = begin(ledger, third, steps=STEPS)
+    released(run, 20)
+    forked = ledger.resume(run.run_id, run.branch_id, 5, digest="other", event_after=third).run
+    released(forked, STEPS, 5)
+    assert ledger.total().spent <= ledger.total().limit
+    assert forked.releases > STEPS
+
+
+def test_a_plan_over_the_budget_is_held_to_the_filter_and_both_numbers_are_named(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=BUDGET)
+    run = begin(ledger, full, steps=1000)
+    with pytest.raises(BudgetError, match=r"the whole plan costs epsilon=7\.\d+ of a budget of 1, so that it was held"):
+        released(run, 1000)
+    assert run.releases > 0
+    assert ledger.total().fixed_runs == ()
+    assert ledger.total().spent <= ledger.total().limit
+    with pytest.raises(BudgetError, match="the whole plan costs epsilon=inf"):
+        Ledger.create(tmp_path / "b", budget=BUDGET).charge(NonPrivate("x"), name="a leak")
+
+
+def test_two_ledger_objects_agree_on_who_was_first(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(epsilon(little(STEPS, 0), 1e-5), 1e-5))
+    one, two = begin(ledger, little, steps=STEPS), begin(other := Ledger.open(ledger.path), little, steps=STEPS)
+    two.reserve(0)
+    assert ledger.total().fixed_runs == other.total().fixed_runs == (two.run_id,)
+    with pytest.raises(BudgetError, match="kept whole"):
+        one.reserve(0)
+
+
+def test_the_first_plan_chooses_the_order(tmp_path: Path) -> None:
+    event = PoissonSampledGaussian(0.001, 0.7, 30_000)
+    ledger = new(tmp_path, budget=(3.0, 1e-5))
+    assert ledger.order is None
+    ledger.charge(event, name="x")
+    assert ledger.order == ledger.filter.order == Ledger.open(ledger.path).order
+    shares = {
+        order: (chosen := PrivacyFilter("rdp", order)).charge(event) / chosen.limit(3.0, 1e-5)
+        for order in (5.0, 6.0, 7.5, ledger.order)
+    }
+    assert shares[ledger.order] <= 1.01 * min(shares.values())
+    assert ledger.total().spent <= ledger.total().limit
+    given = Ledger.create(tmp_path / "b", order=6.5, budget=(3.0, 1e-5))
+    given.charge(event, name="x")
+    assert given.order == 6.5
+    free = Ledger.create(tmp_path / "c")
+    free.charge(event, name="x")
+    assert free.order == order_for(event, None)
+    assert free.total(1e-5).odometer <= 1.05 * min(
+        PrivacyFilter("rdp", order).odometer(PrivacyFilter("rdp", order).charge(event), 1e-5)
+        for order in (3.0, 5.0, 7.5, 12.0)
+    )
+
+
+def test_forged_entries_are_noticed(tmp_path: Path) -> None:
+    ledger, _ = alone(tmp_path)
+    exported = ledger.export()
+
+    def forged(name: str, **change: object) -> Ledger:
+        entries = json.loads(json.dumps(exported["entries"]))
+        next(item for item in entries if item["kind"] == "fix").update(change)
+        last, seals = START, []
+        for content in entries:
+            last = seal(last, write(content))
+            seals.append(last)
+        return Ledger.restore(tmp_path / name, {**exported, "entries": entries, "seals": seals})
+
+    fix = next(item for item in exported["entries"] if item["kind"] == "fix")
+    assert any("states the charge" in text for text in forged("a", charge=fix["charge"] / 2).verify().problems)
+    assert any(
+        "not that of their plans" in text for text in forged("b", event=little(1, 0).to_dict()).verify().problems
+    )
+    assert any("beside the plans" in text or "exceeded" in text for text in forged("c", runs=[]).verify().problems)
+    assert any("the limit" in text for text in forged("d", limit=fix["limit"] * 2).verify().problems)
+    with pytest.raises(DataError, match="fixes runs that were not begun"):
+        forged("e", runs=["nobody"])
