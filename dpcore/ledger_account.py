@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpcore.errors import BudgetError, DataError, PrivacyError
+from dpcore.errors import BudgetError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
 from dpcore.report.canonical import digest, plain
@@ -175,9 +175,9 @@ class LedgerAccount:
         assert self.run is not None
         self.run, number = self.run.fork(row, digest=self._run_digest())
         keys = self.mechanism.keys.fork(keep_sampling=self.mechanism.plan.sampler.keeps_order, row=row, number=number)
-        self.run.use_key(keys.digest)
         self.mechanism.branch(keys, self.run.releases + self._before)
         self._fork_from = None
+        self.run.use_key(keys.digest)  # last: if it cannot be written, the keys are other ones all the same
         return self.run
 
     @property
@@ -240,14 +240,12 @@ class LedgerAccount:
             self.close()
         plan = self.mechanism.plan
         own = self._run_digest()
-        try:
-            found = self.ledger.resume(
-                saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
-            )
-        except DataError:  # an older copy of the ledger was put back, from before the run
-            if fork is False:
-                raise
+        known = any(run.run_id == saved["run"] and saved["branch"] in run.marks for run in self.ledger.runs())
+        if not known and fork is not False:  # an older copy of the ledger was put back, from before the run
             return Decision("fork", None, None, NO_LEDGER)
+        found = self.ledger.resume(
+            saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
+        )
         if fork is False and found.kind == "fork":
             raise PrivacyError(f"fork=False: {found.reason}; leave fork out, and the further steps are charged")
         before = int(saved.get("abandoned_before", 0))
@@ -275,12 +273,12 @@ class LedgerAccount:
         if decision.kind == "fork":
             number = decision.number
             keys = keys.fork(keep_sampling=mechanism.plan.sampler.keeps_order, row=row, number=number)
-            if self.run is not None:
-                self.run.use_key(keys.digest)
-            else:
+            if self.run is None:
                 self.caveats = (*self.caveats, NO_LEDGER)
                 self._before = self._uncharged = max(0, releases - row)
             mechanism.branch(keys, self._before + (row if self.run is None else self.run.releases))
+            if self.run is not None:
+                self.run.use_key(keys.digest)  # after the keys are other ones: it may fail
             return
         assert self.run is not None
         mechanism.replay_end = self.run.mark if decision.kind == "replay" else row

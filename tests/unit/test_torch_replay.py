@@ -16,8 +16,8 @@ from torch import nn
 
 import dpcore
 import dpcore.torch
-from dpcore.errors import PrivacyError
-from dpcore.ledger import Ledger
+from dpcore.errors import DataError, PrivacyError
+from dpcore.ledger import Ledger, LedgerRun
 from dpcore.mechanism import Mechanism
 from dpcore.methods import dp_adam
 from tests.unit.torch_runs import DATA, model, saved, start, values
@@ -293,6 +293,47 @@ def test_what_reading_draws_must_repeat(
     go(again, 6)
     assert forks(again) == (0 if replayed else 1)
     assert clean(sums)
+
+
+def test_a_ledger_that_fails_amid_a_fork_leaves_other_keys(
+    problem: Problem, sums: Sums, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on after the error must not go on under the keys of the branch that was left."""
+    state = problem.crashed(problem.run())
+    again = problem.run()
+    again.model.load_state_dict(state["model"])
+
+    def locked(self: LedgerRun, digest: str) -> None:
+        raise DataError("ledger: another process has kept it locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerRun, "use_key", locked)
+        with pytest.raises(DataError):
+            again.optimizer.load_state_dict(state["optimizer"], fork=True)
+    go(again, 3, change=augment)
+    assert clean(sums)
+    third = problem.resumed(problem.run(), state)
+    halve_rate(third)
+    go(third, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerRun, "use_key", locked)
+        with pytest.raises(DataError):
+            go(third, 1)
+    go(third, 3, change=augment)
+    assert clean(sums)
+
+
+def test_a_ledger_that_is_locked_is_no_unknown_ledger(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is forked as unknown is charged from its first step on: not for a lock that will go away."""
+    state = problem.crashed(problem.run())
+    again = problem.run()
+
+    def locked(*rest: Any, **options: Any) -> None:
+        raise DataError("ledger: another process has kept it locked")
+
+    monkeypatch.setattr(Ledger, "resume", locked)
+    with pytest.raises(DataError, match="locked"):
+        again.optimizer.load_state_dict(state["optimizer"])
 
 
 def test_steps_abandoned_before_the_ledger_are_stated_and_charged(problem: Problem) -> None:
