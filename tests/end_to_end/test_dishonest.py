@@ -232,10 +232,24 @@ def test_a_budget_stops_the_second_run_before_it_is_crossed(tmp_path: Path) -> N
             assert private.optimizer.state_dict()["dpcore"]["public"]["step"] == private.steps_taken
         private.close()
         taken.append(private.steps_taken)
-    assert taken[0] >= 15
+    assert taken[0] == 20
     assert sum(taken) < 40
     ledger = Ledger.open(path)
     assert ledger.total(DELTA).filter <= 1.2 * first.plan.epsilon(DELTA) * (1 + 1e-9)
+
+
+def test_a_first_run_calibrated_to_the_budget_runs_to_its_end_and_keeps_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger.create(path, budget=(make().plan.epsilon(DELTA), DELTA))
+    private = make(ledger=path)
+    for _ in range(2):
+        for batch in private.loader:
+            private.step(batch)
+    private.close()
+    assert private.steps_taken == 20
+    with pytest.raises(dpcore.errors.BudgetError, match="kept whole by the runs that were fixed before"):
+        next(iter(make(ledger=path).loader))
+    assert Ledger.open(path).verify().valid
 
 
 def test_two_runs_under_one_key_have_different_noise() -> None:
