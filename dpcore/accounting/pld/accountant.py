@@ -24,7 +24,7 @@ class PldAccountant:
     @property
     def floor(self) -> str:
         """Why a small epsilon may stay out of reach."""
-        return "the PLD accountant rounds epsilon up by at most max(1e-3 epsilon, 1e-4)"
+        return "the PLD accountant rounds epsilon up, as a rule by at most max(1e-3 epsilon, 1e-4)"
 
     def supports(self, event: Event) -> bool:
         """Whether every part of the event is known."""

@@ -98,7 +98,7 @@ class Side:
         for count in range(4):
             found = self.difference(theta) / wanted
             large = 16.0 * self.spread / self.h > 1e5  # such transforms cost more than another look
-            if found < most and (count > 0 or found > (0.5 if large else 0.3)):
+            if found < most and (count > 0 or found > (0.6 if large else 0.3)):
                 return
             if count == 0:
                 tail = min(0.1, 0.5 * found)
@@ -130,7 +130,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
 
 def scout(side: Side, read: Callable[[Curve], float]) -> float:
     """Read the upper curve of a sample on a coarse grid; it is a bound where the sample is everything."""
-    side.h, side.fine = side.step(_SCOUT), 16
+    side.h, side.fine = max(side.step(_SCOUT), side.spread / 1500.0), 16
     curve, _ = side.curves(side.task.sample)
     return max(0.0, read(curve))
 

@@ -40,7 +40,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.fft import irfft, next_fast_len, rfft
 
 from dpcore.accounting.pld.discretize import Masses
 from dpcore.accounting.pld.loss import Array
@@ -48,7 +47,7 @@ from dpcore.accounting.pld.loss import Array
 Spectrum = npt.NDArray[np.complex128]
 
 MOST_POINTS = 1 << 20  # of the transform: 8 MiB an array
-_OUTSIDE = 32.0  # -log of the tilted mass that may lie outside of the window on one side
+_OUTSIDE = 26.0  # -log of the tilted mass that may lie outside of the window on one side
 _UNIT = 2.0**-53
 _WHOLE = 48  # distinct steps, at least, that are transformed at all frequencies
 
@@ -258,6 +257,8 @@ def _window(
     moments: Moments, theta: float, log_total: float, mean: float, variance: float, h: float
 ) -> tuple[int, int, float]:
     """Return where the window ends and begins, in points from the mean, and the tilted mass outside of one side."""
+    from scipy.fft import next_fast_len
+
     rise = _exponents(lambda t: moments.log_moment(theta + t) - log_total - t * mean, variance + h * h)
     fall = _exponents(lambda t: moments.log_moment(theta - t) - log_total + t * mean, variance + h * h)
     high = math.ceil(min((k + _OUTSIDE) / t for t, k in rise) / h) + 3
@@ -290,6 +291,8 @@ def _exponents(excess: Callable[[float], float], variance: float) -> list[tuple[
 
 def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float, int]:
     """Return the convolution modulo `count`, a bound on its L2 error, and the point that index 0 stands for."""
+    from scipy.fft import irfft, rfft
+
     growth = 6.0 * _UNIT * math.log2(2.0 * count)
     product = np.ones(count // 2 + 1, dtype=np.complex128)
     error, steps, start = 0.0, 0, 0
@@ -331,12 +334,12 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
 
 
 def _power(base: Spectrum, exponent: int) -> Spectrum:
-    """Return base^exponent, exponent at least 1, by repeated squaring."""
-    result: Spectrum = np.ones_like(base)
+    """Return base^exponent, exponent at least 1, by repeated squaring; overwrites the base."""
+    result: Spectrum | None = None
     with np.errstate(under="ignore"):
         while exponent > 1:
             if exponent & 1:
-                result = result * base
+                result = base.copy() if result is None else np.multiply(result, base, out=result)
             exponent >>= 1
-            base = base * base
-        return result * base
+            np.multiply(base, base, out=base)
+        return base if result is None else np.multiply(result, base, out=result)

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import solve_banded
 
 from dpcore.accounting.pld import loss
 from dpcore.accounting.pld.loss import Array, Family
@@ -250,6 +249,8 @@ def _kept(from_below: Array, from_above: Array) -> Array:
     """Return what each bin keeps of itself: the solution w of the tridiagonal system, all steps in one band matrix."""
     if not (from_below.any() or from_above.any()):
         return np.ones_like(from_below)
+    from scipy.linalg import solve_banded
+
     band = np.ones((3, from_below.size))
     band[0] = from_below.ravel()  # row k - 1, column k: bin k takes from k - 1
     band[2] = from_above.ravel()  # row k + 1, column k
