@@ -66,7 +66,7 @@ def attach(
     def digest() -> str:
         return "" if caveat else run_digest(mechanism.plan, engine, loss, data, engine.microbatch_size)
 
-    watch = engine.watch = loader.watch = Watch(model, arithmetic)
+    watch = engine.watch = loader.watch = Watch(model, arithmetic, source.tensors or ())
 
     def row_digest() -> str:
         # Steps that are recorded run as separate operations, which may round otherwise.

@@ -8,6 +8,7 @@ batch. None of that is forbidden, but a step before which it happened cannot be 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,10 +27,13 @@ class Watch:
     model : torch.nn.Module
     arithmetic : callable
         Returns torch's switches as JSON values.
+    data : sequence of torch.Tensor
+        Whose fingerprint was taken just now.
     """
 
-    def __init__(self, model: torch.nn.Module, arithmetic: Any) -> None:
+    def __init__(self, model: torch.nn.Module, arithmetic: Any, data: Sequence[torch.Tensor] = ()) -> None:
         self._model, self._arithmetic = model, arithmetic
+        self._data = [(tensor, tensor._version) for tensor in data]
         self._noted: Any = None
         self._drawn: list[tuple[torch.Tensor, int]] = []
         self._as_drawn = True
@@ -69,7 +73,8 @@ class Watch:
 
     def digest(self) -> str:
         """Return the digest of modes and switches; empty for a step that cannot be made again for certain."""
-        if not self._as_drawn or not self.untouched:
+        edited = any(tensor._version != version for tensor, version in self._data)
+        if edited or not self._as_drawn or not self.untouched:
             return ""
         modes = [module.training for module in self._model.modules()]
         return hashlib.sha256(repr((modes, self._arithmetic())).encode()).hexdigest()[:16]

@@ -210,6 +210,18 @@ def test_parameters_other_than_the_checkpoints_are_no_start_of_a_replay(problem:
     assert clean(sums)
 
 
+def test_data_edited_in_place_are_not_those_of_the_fingerprint(problem: Problem, sums: Sums) -> None:
+    """The fingerprint was taken before; a resumed run that does not edit has the same one."""
+    data = tuple(tensor.clone() for tensor in DATA)
+    run = problem.run(data=data)
+    data[0].mul_(2)
+    state = problem.crashed(run)
+    again = problem.resumed(problem.run(), state)
+    go(again, 6)
+    assert forks(again) == 1
+    assert clean(sums)
+
+
 def test_public_batches_are_not_known(problem: Problem, sums: Sums) -> None:
     method = dp_adam(lr=0.05, variant="side_information", noise_multiplier=1.0, batch_size=8)
     loop = {"public": lambda: (torch.rand(4, 5), torch.zeros(4, dtype=torch.int64))}
