@@ -67,7 +67,10 @@ def delta(
             }
         )
         return
-    write_line(f"delta = {format_epsilon(value)} at epsilon = {format_number(epsilon)}")
+    # Where anything was released, an upper bound of 0 is one that a float64 cannot hold.
+    underflow = value == 0.0 and accounting.delta(event, 0.0, name) > 0.0
+    shown = "below 1e-300" if underflow else format_epsilon(value)
+    write_line(f"delta = {shown} at epsilon = {format_number(epsilon)}")
     write_line(
         f"{name} accountant, {event.adjacency} adjacency, {question.words}, noise multiplier {noise_multiplier:g}"
     )

@@ -13,7 +13,9 @@ from dpcore.cli.settings import Settings
 from dpcore.report.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
-    from dpcore.cli.training import Outcome
+    from rich.console import Console
+
+    from dpcore.cli.training import Outcome, Training
 
 
 BUDGET_STATUS = 3
@@ -37,6 +39,8 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     training = Training(settings, dataset, ledger)
+    if ledger is not None:
+        _warn_of_budget(ledger, training, console)
     training.private.begin()
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
     folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
@@ -58,6 +62,21 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     if outcome.budget:
         return BUDGET_STATUS
     return interruption.status if outcome.statement.steps_taken < outcome.statement.steps_planned else 0
+
+
+def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
+    from dpcore.ledger import Ledger
+
+    opened, plan = Ledger.open(ledger), training.plan
+    if opened.budget is None:
+        return
+    left = opened.remaining()
+    # A run whose first step is refused ends with an error of its own.
+    if left.fits(plan.event_after(1)) and not left.fits(plan.event):
+        console.print(
+            f"[yellow]remark:[/] the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
+            "it is crossed, and what was spent until then is spent"
+        )
 
 
 def _upper_bound(folder: RunFolder) -> str:

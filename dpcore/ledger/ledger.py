@@ -46,6 +46,8 @@ class Ledger:
     """
 
     def __init__(self, storage: Storage) -> None:
+        if not isinstance(storage, Storage):
+            raise ArgumentTypeError(f"storage={storage!r}: open a ledger with Ledger.open(path)")
         self.path = storage.path
         self._book = Book(storage)
         self._rows = Reservations(self._book)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
 from dpcore.ledger_account import LedgerAccount
 from dpcore.torch.data import Data
@@ -101,5 +102,9 @@ def _never_again(engine: Engine, source: Data, data: str) -> str:
 
 def _close(reference: weakref.ref[LedgerAccount]) -> None:
     account = reference()
-    if account is not None:
+    if account is None:
+        return
+    try:
         account.close()
+    except DataError as error:  # moved or damaged since: the process ends with a sentence, and nothing is given back
+        warnings.warn(f"the steps that were reserved stay counted: {error}", stacklevel=1)

@@ -237,3 +237,11 @@ def test_text_rounds_epsilon_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 0
     stated = float(capsys.readouterr().out.split()[2])
     assert exact <= stated <= math.nextafter(exact, 9) + 0.001
+
+
+def test_a_delta_too_small_for_a_number_is_not_called_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["delta", "--sample-rate", "0.01", "--noise-multiplier", "1.1", "--epsilon", "200", "--steps"]
+    assert main([*line, "1000"]) == 0
+    assert capsys.readouterr().out.startswith("delta = below 1e-300 at epsilon = 200")
+    assert main([*line, "0"]) == 0
+    assert capsys.readouterr().out.startswith("delta = 0 at epsilon = 200")

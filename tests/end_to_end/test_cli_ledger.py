@@ -141,3 +141,14 @@ def test_help_has_an_example(command: list[str], capsys: Capture) -> None:
     assert main(["ledger", *command, "--help"]) == 0
     assert f"Example: dpcore ledger {' '.join(command)}".strip() in " ".join(capsys.readouterr().out.split())
     assert main(["ledger"]) == 0
+
+
+def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys: Capture) -> None:
+    pytest.importorskip("torch")
+    Ledger.create("people.ledger", budget=(3, 1e-5))
+    words = ["train", "--data", "digits", "--model", "logistic", "--delta", "1e-5", "--epochs", "1"]
+    assert main([*words, "--epsilon", "4", "--ledger", "people.ledger", "--out", "a"]) == 3
+    assert "does not pay for all 23 steps; training stops before it is crossed" in capsys.readouterr().err
+    Ledger.create("other.ledger", budget=(3, 1e-5))
+    assert main([*words, "--epsilon", "1", "--ledger", "other.ledger", "--out", "b"]) == 0
+    assert "does not pay" not in capsys.readouterr().err

@@ -400,6 +400,8 @@ def test_different_data_are_charged_to_the_same_people(tmp_path: Path) -> None:
 
 
 def test_nonsense(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"storage='x.ledger': open a ledger with Ledger.open\(path\)"):
+        Ledger("x.ledger")
     for budget in ((3, 1e-5, 1), 3, "x"):
         with pytest.raises(ArgumentTypeError, match=r"must be \(epsilon, delta\)|must be a real number"):
             new(tmp_path, budget=budget)
