@@ -148,8 +148,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._engine.check_not_swapped("optimizer.load_state_dict")
         own = self._engine.mechanism.account is None and fork is False
         check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False), fork=not own)
+        needed = groups.defaults(self._update)  # torch adds defaults of its own to `self.defaults` as it loads a state
         for group in state_dict["param_groups"]:
-            lacking = next((key for key in self.defaults if key not in group), None)
+            lacking = next((key for key in needed if key not in group), None)
             if lacking is not None:
                 raise ArgumentError(f"state_dict['param_groups']: a group lacks {lacking!r}, which the update needs")
             groups.settings(group, self._update)

@@ -189,6 +189,16 @@ def test_abandoned_steps_stay_counted(sampling: str) -> None:
     assert any("3 further step(s)" in caveat for caveat in run.statement().caveats)
 
 
+def test_going_back_twice() -> None:
+    run = start(model(), key=None, exact_key=False)
+    finish(run, stop=2)
+    state = saved(run)
+    for back in range(2):
+        run.optimizer.load_state_dict(state["optimizer"])
+        finish(run, stop=3)
+        assert run.statement().steps_abandoned == back
+
+
 def test_two_runs_that_go_on_from_one_state_do_not_share_noise() -> None:
     first, second = (start(model(), key=None, exact_key=False) for _ in range(2))
     finish(first, stop=2)
