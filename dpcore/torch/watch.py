@@ -97,4 +97,7 @@ def _same(given: torch.Tensor, drawn: torch.Tensor, version: int) -> bool:
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor's bits as integers, modulo 2^64."""
-    return tensor.detach().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)
+    size, bits = tensor.element_size(), tensor.detach()
+    if bits.is_contiguous() and bits.numel() * size % 8 == 0 and bits.storage_offset() * size % 8 == 0:
+        return bits.reshape(-1).view(torch.int64).sum()  # as wide as the sum: several times as fast
+    return bits.view(_BITS[size]).sum(dtype=torch.int64)
