@@ -60,6 +60,8 @@ GROUPED = ("first.weight", "first.bias", "second.weight", "second.bias")
 # Values of all runs together on untouched coordinates, for each row of noise.
 _UNTOUCHED = 2048
 
+_MOST_DRAWS = 1e11  # some minutes of coins
+
 GAUSSIAN = "guesses about different canaries are independent, and what ran is a Gaussian mechanism, as the plan's is"
 ANY = "guesses about different canaries are independent"
 
@@ -134,6 +136,11 @@ def audit(
     canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
     runs = integer(1, runs=runs)
     choice(("float32", "float64"), dtype=dtype)
+    if sampler.dataset_size * steps * runs > _MOST_DRAWS:
+        raise ArgumentError(
+            f"dataset_size * steps * runs = {sampler.dataset_size * steps * runs:.3g}: must be at most {_MOST_DRAWS:.0e}, "
+            "or the audit takes hours; a smaller data set at the same sample rate has the same claim"
+        )
     if canaries * runs < 64:
         raise ArgumentError(
             f"runs={runs}: {canaries} canaries in each give {canaries * runs} in all; must be at least 64 in all"

@@ -165,7 +165,7 @@ def _side_by_side(
 ) -> None:
     stop = shared_stop()
     active: dict[Connection, tuple[Run, int, Process]] = {}
-    failure = ""
+    failure, ended = "", False
     while True:
         if interruption.signal is not None:
             stop.value = int(interruption.signal)
@@ -191,10 +191,13 @@ def _side_by_side(
                 display.end(run, content)
                 if "budget" in content:
                     failure = failure or f"the run {described(run)} was ended: {content['budget']}"
+                    ended = True
                     stop.value = int(signal.SIGTERM)
             elif not interruption:
                 # The others end after their step, with true statements; then the failure is told.
                 failure = failure or f"the run {described(run)} {'failed: ' if kind == 'failed' else ''}{content}"
                 stop.value = int(signal.SIGTERM)
+    if failure and ended:
+        raise BudgetError(failure)
     if failure:
         raise DpcoreError(f"{failure}; the same command goes on from the runs that are complete")

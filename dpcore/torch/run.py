@@ -6,6 +6,8 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import numpy as np
@@ -190,9 +192,10 @@ class PrivateRun:
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for all that was released so far."""
         taken = () if self._engine.diagnostics is None else (PRIVATE_DIAGNOSTICS,)
-        return self._engine.mechanism.statement(
+        statement = self._engine.mechanism.statement(
             self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
         )
+        return replace(statement, date=datetime.now(UTC).date().isoformat())
 
     def begin(self) -> None:
         """Begin the run in its ledger now, and not at the first batch; without a ledger there is nothing to begin.

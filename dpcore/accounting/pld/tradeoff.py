@@ -127,14 +127,16 @@ def _narrow(sides: Sequence[certify.Side], epsilons: Array, lower: Array, upper:
         lower[these] = np.maximum(lower[these], found)
 
 
-def trade_off(event: Event, false_positive_rates: Sequence[float] | None = None, *, points: int = 120) -> TradeOff:
+def trade_off(
+    event: Event, false_positive_rates: float | Sequence[float] | None = None, *, points: int = 120
+) -> TradeOff:
     """Return the best true-positive rates of an attacker, and the curve of delta over epsilon.
 
     Parameters
     ----------
     event : Event
         What was released.
-    false_positive_rates : sequence of float, optional
+    false_positive_rates : float or sequence of float, optional
         Each strictly between 0 and 1; the default is 24 from 1e-6 to 0.56, evenly spaced in the logarithm.
     points : int
         Number of epsilons of the curve, evenly spaced from 0 to where delta is a tenth of the smallest rate. More of
@@ -145,7 +147,7 @@ def trade_off(event: Event, false_positive_rates: Sequence[float] | None = None,
     TradeOff
         Certified bounds; with an infinite epsilon all true-positive rates are 1.
     """
-    given = _RATES if false_positive_rates is None else false_positive_rates
+    given = _RATES if false_positive_rates is None else np.atleast_1d(np.asarray(false_positive_rates))
     rates = np.sort(np.array([validate.open_unit(false_positive_rates=rate) for rate in given], dtype=np.float64))
     if not len(rates):
         raise ArgumentError("false_positive_rates=(): must hold at least one rate between 0 and 1")
