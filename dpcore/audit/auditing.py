@@ -136,10 +136,11 @@ def audit(
     canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
     runs = integer(1, runs=runs)
     choice(("float32", "float64"), dtype=dtype)
-    if sampler.dataset_size * steps * runs > _MOST_DRAWS:
+    draws = sampler.dataset_size * steps * runs
+    if draws > _MOST_DRAWS:
         raise ArgumentError(
-            f"dataset_size * steps * runs = {sampler.dataset_size * steps * runs:.3g}: must be at most {_MOST_DRAWS:.0e}, "
-            "or the audit takes hours; a smaller data set at the same sample rate has the same claim"
+            f"dataset_size * steps * runs = {draws:.3g}: must be at most {_MOST_DRAWS:.0e}, or the audit "
+            "takes hours; a smaller data set at the same sample rate has the same claim"
         )
     if canaries * runs < 64:
         raise ArgumentError(
