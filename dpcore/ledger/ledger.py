@@ -436,9 +436,12 @@ class Ledger:
         plan = None
         if fixed is not None and fixed.runs:
             plan = smallest_epsilon(Event.from_dict(fixed.event), chosen)[0]
+        odometer = self._rows.filter.odometer(spent, chosen)
         budget = None if limit is None else self._rows.filter.epsilon(max(limit, spent), chosen)
         if alone and not beside:
             budget = plan
+        elif exceeded and budget is not None:  # where the sum stopped was fixed by nobody
+            budget = max(budget, odometer)
         return Total(
             delta=chosen,
             adjacency=None if whole.adjacency is None else str(whole.adjacency),
@@ -449,7 +452,7 @@ class Ledger:
             plan=plan,
             fixed_runs=() if fixed is None else fixed.runs,
             alone=alone,
-            odometer=self._rows.filter.odometer(spent, chosen),
+            odometer=odometer,
             spent=spent,
             kept=max(0.0, counted - spent) if math.isfinite(counted) else 0.0,
             limit=limit,
