@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from scipy.special import erf, ndtr, ndtri
 
-from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian
+from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, SelfComposed
 from dpcore.accounting.phases import Phases, PoissonStep, Step, WithoutReplacementStep
-from dpcore.accounting.pld import delta_interval, epsilon_interval, intervals, trade_off
+from dpcore.accounting.pld import delta_interval, discretize, epsilon_interval, intervals, loss, trade_off
+from dpcore.errors import ArgumentError
 
 Array = np.ndarray
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -219,6 +220,30 @@ def test_one_step_holds_forty_digits_and_warns_of_nothing(q: float, s: float, de
     assert found.lower == 0.0 or exact_log_delta(q, s, found.lower) >= math.log(delta) - 1e-9
 
 
+@pytest.mark.parametrize(("q", "s", "low", "high"), [(0.97, 0.1, 280.0, 400.0), (0.97, 0.0266, 650.0, 760.0)])
+@pytest.mark.parametrize(("h", "fine"), [(0.003, 30), (0.03, 10), (0.03, 50), (0.3, 10), (0.3, 4000), (1.0, 4000)])
+def test_steps_stay_bounds_where_q_masses_have_no_digits(
+    q: float, s: float, low: float, high: float, h: float, fine: int
+) -> None:
+    """P is well within the range of float64 at these losses, and Q, e^loss times smaller, is not."""
+    family = loss.families([(PoissonStep(((1.0, q, s),)), 1)])[0]
+    offsets = loss.center(family, "remove", h)
+    ends = loss.reach(family, "remove", 8.0, 32.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grid = discretize.points(*(float((end - offsets)[0, 0] / h) for end in ends), fine)
+        above = discretize.upper(family, "remove", h, offsets, grid)
+        below = discretize.lower(family, "remove", h, offsets, grid, above.p)
+    assert np.all(below.p >= 0.0)
+    at = above.losses[0]
+    for epsilon in at[(at > low) & (at < high)][:: 1 if fine < 4000 else max(1, int(3.0 / h))]:
+        exact = exact_log_delta(q, s, float(epsilon))
+        upper = float((above.p * -np.expm1(np.minimum(0.0, epsilon - above.losses))).sum() + above.infinite[0])
+        lower = float((below.p * -np.expm1(np.minimum(0.0, epsilon - below.losses))).sum())
+        assert math.log(upper) >= exact - 1e-11
+        assert lower == 0.0 or math.log(lower) <= exact + 1e-11
+
+
 @pytest.mark.parametrize(("q", "s"), [(0.97, 0.02), (0.5, 0.04), (0.999999, 10_000.0), (0.5, 1.0), (1e-9, 1.0)])
 def test_a_delta_of_1e_300_is_answered_soon(q: float, s: float) -> None:
     """The infinite mass was above that delta: epsilon was infinite, and the grid refined for minutes."""
@@ -227,6 +252,17 @@ def test_a_delta_of_1e_300_is_answered_soon(q: float, s: float) -> None:
     assert time.process_time() - before < 2.0
     assert found.lower <= found.upper < math.inf
     assert exact_log_delta(q, s, found.upper) <= math.log(1e-300) + 1e-9
+
+
+def test_too_many_steps_are_refused_in_words() -> None:
+    """2^48 steps were an OverflowError from the depths, 2^64 one of another kind."""
+    found = epsilon_interval(PoissonSampledGaussian(1e-9, 100.0, 2**40), 1e-6)
+    assert 0.0 <= found.lower <= found.upper < 1.0
+    for count in (2**40 + 1, 2**48, 2**58, 2**70):
+        event = SelfComposed(PoissonSampledGaussian(0.5, 0.3, 1), count)
+        for call in (lambda event: epsilon_interval(event, 1e-6), lambda event: delta_interval(event, 1.0), trade_off):
+            with pytest.raises(ArgumentError, match="sampled steps"):
+                call(event)
 
 
 @pytest.mark.parametrize(("n", "batch", "sigma"), [(4, 1, 0.6), (5, 2, 0.8), (6, 3, 1.2), (8, 2, 0.5)])

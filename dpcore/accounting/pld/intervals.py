@@ -13,9 +13,10 @@ from dpcore.accounting.phases import Phases, phases
 from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.problem import problem
-from dpcore.errors import ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
+_MOST_STEPS = 1 << 40  # the rounding of so many adds a tenth to epsilon; of 2^48, more than float64 can hold to delta
 
 
 def taken_apart(event: Event) -> Phases:
@@ -49,7 +50,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     Raises
     ------
     ArgumentError
-        If delta lies outside (0, 1) or the tolerance is not above 0.
+        If delta lies outside (0, 1), the tolerance is not above 0, or the event holds more than 2^40 sampled steps.
     PrivacyError
         If the event has a part that is unknown here.
 
@@ -159,10 +160,12 @@ def expected_epsilon(event: Event, delta: float) -> float:
 
 
 def merged(found: Phases) -> Phases:
-    """Return the phases without steps in which everyone takes part or no one does."""
-    return replace(
-        found, steps=tuple((step, count) for step, count in found.steps if getattr(step, "components", True))
-    )
+    """Return the phases without steps in which no one takes part; raise if there are too many of the others."""
+    steps = tuple((step, count) for step, count in found.steps if getattr(step, "components", True))
+    total = sum(count for _, count in steps)
+    if total > _MOST_STEPS:
+        raise ArgumentError(f"event: holds {total} sampled steps: the PLD accountant covers at most 2^40")
+    return replace(found, steps=steps)
 
 
 def _gaussian_slack(mu: float) -> float:
