@@ -23,8 +23,8 @@ With binomials, sum_{k >= B} Pr[m = k] q B/(k+1) = (B/n) Pr[Bin(n, q) >= B + 1].
 **Add-remove.** Without i there are n - 1 examples. If m < B nothing is cut off in either data set: rate q, sensitivity
 C. If m >= B both have B examples, and i, if in S, stands in the place of another one: sensitivity 2C, with probability
 (B/n) Pr[Bin(n, q) >= B + 1] / Pr[m >= B] given that m >= B. (dp-accounting 0.6 has the same weights and rates, and
-takes the steps that are cut off for Poisson sampling under replace-one with twice that multiplier; its epsilon is up to
-1.2 % larger.)
+takes Poisson sampling under replace-one for the steps that are cut off, at the same half multiplier: q N(1) against
+q N(-1) beside the rest, which is twice as far apart. Its epsilon is up to 1.2 % larger.)
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpcore.accounting.pld import discretize
-from dpcore.accounting.pld.compose import MOST_POINTS, Curve, Moments, compose
+from dpcore.accounting.pld.compose import MOST_POINTS, compose
+from dpcore.accounting.pld.deltas import Curve
 from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.pld.moments import Moments
 from dpcore.accounting.pld.problem import Problem
 from dpcore.accounting.pld.tilt import plain, tilt_at
 

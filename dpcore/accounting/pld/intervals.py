@@ -56,10 +56,10 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
 
     Notes
     -----
-    Rounding in float64 is part of the bounds. If it, the largest grid (2^20 points) or the eight rounds of refinement
-    do not allow the tolerance, the bounds found are returned; they are certified all the same. Known cases: tolerances
+    Rounding in float64 is part of the bounds. If it, the largest grid (2^20 points) or the ten rounds of refinement do
+    not allow the tolerance, the bounds found are returned; they are certified all the same. Known cases: tolerances
     below about 1e-6 epsilon; rare events with a small epsilon (sample_rate=1e-4, noise_multiplier=1, steps=532,
-    delta=1.4e-11: a gap of 1.5e-4 at epsilon 0.0586); noise multipliers below 0.05 (at 0.01 the gap is some 2e-3
+    delta=1.4e-11: a gap of 1.1e-4 at epsilon 0.0587); noise multipliers below 0.05 (at 0.01 the gap is some 2e-3
     epsilon, at 0.001 the lower end is 0).
 
     References
@@ -108,7 +108,8 @@ def delta_interval(event: Event, epsilon: float, tolerance: float | None = None)
     Returns
     -------
     Interval
-        Within [0, 1], of the same curve as in `epsilon_interval`, with the same errors and notes.
+        Within [0, 1], of the same curve as in `epsilon_interval`, with the same errors and notes. At a million steps or
+        epsilons in the thousands the largest grid leaves up to 5e-3 delta.
     """
     epsilon = validate.non_negative(epsilon=epsilon)
     tolerance = None if tolerance is None else validate.positive(tolerance=tolerance)
@@ -172,5 +173,6 @@ def _gaussian_slack(mu: float) -> float:
     """Return a bound on the relative rounding error of the closed form of delta (see `dpcore.accounting.gaussian`).
 
     The arguments of its tails are rounded in proportion to mu, and the difference of these tails is mu times as large.
+    Against 60 digits, half of this bound was the most that was measured, for mu from 1e-3 to 40.
     """
     return min(0.5, 1e-11 + 4e-15 * (mu + 1.0 / mu))

@@ -11,8 +11,8 @@ from scipy.special import ndtri_exp
 
 from dpcore.accounting.phases import Phases, PoissonStep
 from dpcore.accounting.pld import discretize, loss
-from dpcore.accounting.pld.compose import Moments
 from dpcore.accounting.pld.loss import Array, Family
+from dpcore.accounting.pld.moments import Moments
 
 _SAMPLE = 24  # distinct steps that an estimate looks at
 
@@ -41,12 +41,14 @@ class Problem:
 
     @property
     def eta(self) -> float:
-        """Bound on the relative error of masses, from that of the normal distribution function in its tail.
+        """Bound on the error of the curve of a step relative to the P-mass above, from that of ndtr in its tail.
 
-        Outcomes are looked at up to `high` away from either center, which lie 1/sigma apart; past 39 all is 0.
+        Outcomes are looked at up to `high` away from either center, which lie 1/sigma apart; past 39 all is 0. At x the
+        rounding of x by 2 u changes the tail by 2 u x^2; ndtr and what else is computed add some 10 u. Against 60
+        digits, a quarter of this bound was the most that was measured.
         """
         apart = max(float((1.0 / family.sigmas).max()) for family in self.families)
-        return (64.0 + 2.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
+        return (64.0 + 4.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
 
     @cached_property
     def sample(self) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpcore.accounting.pld.compose import Moments
+from dpcore.accounting.pld.moments import Moments
 
 
 def saddle(moments: Moments, log_delta: float) -> float:

@@ -1,0 +1,114 @@
+"""The rounding errors that the bounds allow for, against higher precision: each measured one with room to spare."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.fft import irfft, rfft
+
+from dpcore.accounting.events import PoissonSampledGaussian
+from dpcore.accounting.gaussian import log_delta
+from dpcore.accounting.phases import PoissonStep, phases
+from dpcore.accounting.pld import discretize, intervals, loss
+from dpcore.accounting.pld.compose import FOURIER
+from dpcore.accounting.pld.moments import Moments
+from dpcore.accounting.pld.problem import problem
+
+UNIT = 2.0**-53
+
+
+def shapes(n: int) -> list[np.ndarray]:
+    rng, k = np.random.default_rng(n), np.arange(n)
+    return [
+        rng.standard_normal(n),
+        rng.random(n) ** 40,
+        np.exp(-0.5 * ((k - n / 2) / (n / 30 + 1)) ** 2),
+        np.exp(-k / (5 + n / 1000)),
+        (k == n // 3).astype(np.float64),
+    ]
+
+
+@pytest.mark.parametrize("n", [8, 9, 25, 27, 100, 243, 1000, 1024, 6561, 15_625, 50_625, 131_072, 262_144])
+def test_transforms_stay_well_below_their_bound(n: int) -> None:
+    bound = FOURIER * UNIT * math.log2(2 * n) / (5 if n >= 1000 else 4)
+    twice = np.full(n // 2 + 1, 2.0)  # a real transform holds each frequency but the outer ones for two
+    twice[0], twice[-1] = 1.0, 1.0 if n % 2 == 0 else 2.0
+    for x in shapes(n):
+        found, exact = rfft(x), rfft(x.astype(np.longdouble))
+        error, size = ((twice * np.abs(one) ** 2).sum() for one in (found - exact, exact))
+        assert math.sqrt(error / size) <= bound
+        back = irfft(found, n=n) - irfft(found.astype(np.clongdouble), n=n)
+        assert np.linalg.norm(back.astype(np.float64)) <= bound * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (1e-4, 0.4), (0.5, 0.3), (0.3, 5.0), (1e-6, 1.0), (0.9, 0.1)])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("log_size", [-20.0, -600.0])
+def test_the_curve_of_a_step_is_off_by_less_than_eta(
+    rate: float, sigma: float, direction: str, log_size: float
+) -> None:
+    """|H(l) - exact| against the P-mass above l, at losses all over the range that is looked at."""
+    task = problem(phases(PoissonSampledGaussian(rate, sigma, 1000)), log_size)  # type: ignore[arg-type]
+    (family,) = task.families
+    bottom, top = loss.reach(family, direction, task.low, task.high)
+    middle = float(loss.center(family, direction, 1e-9)[0, 0])
+    away = 10.0 ** np.linspace(-4.0, 0.0, 12)
+    losses = np.concatenate([middle + away * (float(end[0, 0]) - middle) for end in (top, bottom)])
+    with mpmath.workdps(60):
+        q, s = mpmath.mpf(rate), mpmath.mpf(sigma)
+        for at in losses.tolist():
+            p_mass, q_mass = (float(one[0, 0]) for one in loss.masses(family, direction, np.array([[at, np.inf]])))
+            if p_mass < 1e-290 or q_mass < 1e-290:
+                continue  # `discretize` does without
+            lift = mpmath.exp(mpmath.mpf(at))
+            inside = ((lift if direction == "remove" else 1 / lift) - 1) / q + 1
+            z = mpmath.mpf("0.5") + s**2 * mpmath.log(inside) if inside > 0 else -mpmath.inf
+            sign = 1 if direction == "remove" else -1
+            plain, moved = (mpmath.ncdf(sign * (center - z) / s) for center in (0, 1))
+            mixed = (1 - q) * plain + q * moved
+            exact_p, exact_q = (mixed, plain) if direction == "remove" else (plain, mixed)
+            error = abs(mpmath.mpf(p_mass) - lift * mpmath.mpf(q_mass) - (exact_p - lift * exact_q))
+            # Next to the largest loss of "add" the outcome is ill-conditioned: then P is that above a loss u below.
+            assert error <= task.eta / 3 * max(exact_p, mpmath.mpf(p_mass)), (at, float(error / exact_p / task.eta))
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.01, 1.0, 10**6), (1e-4, 0.4, 10**5), (0.5, 0.3, 1000)])
+def test_log_moments_are_off_by_less_than_the_window_allows(rate: float, sigma: float, steps: int) -> None:
+    task = problem(intervals.taken_apart(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-6))
+    (part,) = task.rough("remove").parts
+    for theta in (0.0, 0.3, 2.0, 15.0):
+        value = Moments([part]).log_moment(theta)
+        p, losses = part.p.astype(np.longdouble), part.offsets + part.points.astype(np.longdouble) * part.h
+        top = (theta * losses).max()
+        exact = steps * (top + np.log((p * np.exp(theta * losses - top)).sum()))
+        bound = (64.0 + 8.0 * theta * float(np.abs(losses).max())) * UNIT * steps  # of `compose`
+        assert abs(value - float(exact)) <= bound / 3
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.05, 0.7, 3.0, 12.0, 40.0])
+def test_the_exact_gaussian_delta_is_off_by_less_than_its_slack(mu: float) -> None:
+    with mpmath.workdps(60):
+        m = mpmath.mpf(mu)
+        for share in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0):
+            epsilon = share * (mu * mu / 2 + 3.0 * mu)
+            e = mpmath.mpf(epsilon)
+            exact = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+            if exact < mpmath.mpf(10) ** -300:
+                continue
+            error = abs(mpmath.expm1(mpmath.mpf(log_delta(mu, epsilon)) - mpmath.log(exact)))
+            assert error <= intervals._gaussian_slack(mu) / 2, (epsilon, float(error))
+
+
+def test_single_masses_of_families_are_those_of_their_members() -> None:
+    steps = [(PoissonStep(((1.0, 0.01 * (k + 1), 0.5 + 0.1 * k),)), k + 1) for k in range(5)]
+    (family,) = loss.families(steps)
+    grid = discretize.points(-30.0, 60.0, 8)
+    offsets = loss.center(family, "remove", 0.05)
+    together = discretize.upper(family, "remove", 0.05, offsets, grid)
+    for k in range(5):
+        alone = family.of(np.array([k]), family.counts[k : k + 1])
+        one = discretize.upper(alone, "remove", 0.05, offsets[k : k + 1], grid)
+        assert np.allclose(one.p[0], together.p[k], rtol=1e-13, atol=0.0)
