@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import tracemalloc
 
 import numpy as np
@@ -368,6 +369,26 @@ def test_tolerance_is_met() -> None:
     loose = epsilon_interval(event, 1e-6, tolerance=0.1)
     assert loose.lower <= sharp.upper
     assert loose.upper >= sharp.lower
+
+
+def test_delta_far_below_the_mean_is_as_sharp() -> None:
+    found = delta_interval(PoissonSampledGaussian(0.01, 1.0, 10**6), 20.0)
+    assert 1.0 - 1e-4 < found.lower <= found.upper <= 1.0
+
+
+def test_a_trade_off_is_short_in_print() -> None:
+    assert len(repr(trade_off(Gaussian(1.0)))) < 200
+
+
+@pytest.mark.parametrize(("phases", "steps"), [(1000, 1), (300, 10)])
+def test_many_distinct_phases_take_one_round(phases: int, steps: int) -> None:
+    parts = (PoissonSampledGaussian(0.004 + 3e-3 * k / phases, 1.0 + 0.5 * k / phases, steps) for k in range(phases))
+    event = Composed(tuple(parts))
+    intervals._epsilon.cache_clear()
+    begin = time.process_time()
+    found = epsilon_interval(event, 1e-5)
+    assert time.process_time() - begin < 2.0  # 0.5 s on an idle core
+    assert close_enough(found)
 
 
 def test_bad_input_is_named() -> None:

@@ -65,7 +65,8 @@ class Side:
         """Return the upper curve, and a function that computes the lower one, both from `behind` below the mean on."""
         task = self.task if task is None else task
         above, later = self.masses(task)
-        behind = max(behind, 2.0 * self.spread)
+        # Without a tilt the epsilon of interest may lie anywhere below the mean.
+        behind = max(behind, 2.0 * self.spread) if self.theta > 0.0 else math.inf
         upper = compose(Moments(above), self.theta, upper=True, eta=task.eta, behind=behind)
         return upper, lambda: compose(Moments(later()), self.theta, upper=False, eta=task.eta, behind=behind)
 
