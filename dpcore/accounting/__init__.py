@@ -85,8 +85,8 @@ def epsilon(
 ) -> float:
     """Return an epsilon for which the event is (epsilon, delta)-differentially private under its adjacency.
 
-    With the "pld" accountant it lies within max(1e-3 epsilon, 1e-4) of the smallest one; `epsilon_interval` also says
-    what it is at least.
+    With the "pld" accountant it lies, as a rule, within max(1e-3 epsilon, 1e-4) of the smallest one; `epsilon_interval`
+    says what it is at least.
 
     Parameters
     ----------
