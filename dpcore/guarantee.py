@@ -88,8 +88,7 @@ def attacker(event: Event) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _attack(event: Event) -> dict[str, Any]:
-    # A tenth of the points that a picture takes: the bound is then within a percent of the best one, and far quicker.
-    curve = trade_off(event, FALSE_POSITIVE_RATES, points=16)
+    curve = trade_off(event, FALSE_POSITIVE_RATES)
     rates = {f"{rate:g}": float(upper) for rate, upper in zip(FALSE_POSITIVE_RATES, curve.upper, strict=True)}
     return {"true_positive_rate": rates, "advantage": float(curve.advantage.upper)}
 

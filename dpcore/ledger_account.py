@@ -199,6 +199,11 @@ class LedgerAccount:
             "abandoned_before": self._before,
         }
 
+    @property
+    def branches(self) -> int | None:
+        """Each fork leaves one branch; of what was abandoned before the ledger knew the run nothing is known."""
+        return None if self.run is None else self.run.forks + self._before
+
     def describe(self, delta: float) -> dict[str, Any]:
         """Return the ledger's and the run's names, and what the ledger as a whole comes to."""
         if self.run is None:

@@ -55,6 +55,10 @@ class Account(Protocol):
     def caveats(self) -> tuple[str, ...]:
         """Sentences for the statement."""
 
+    @property
+    def branches(self) -> int | None:
+        """On how many branches the abandoned steps lie, at most; None where that is not known."""
+
     def describe(self, delta: float) -> dict[str, Any]:
         """Return what the statement says of the account, as JSON values."""
 
@@ -557,6 +561,7 @@ class Mechanism:
             delta,
             steps_taken=self.released,
             abandoned=self.abandoned,
+            branches=None if self.account is None else self.account.branches,
             keys=self.keys,
             backend=self.backend.name,
             rng=self.rng,

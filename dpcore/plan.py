@@ -20,7 +20,7 @@ from dpcore.keys import Provenance
 from dpcore.method import Method
 from dpcore.queries import Phase
 from dpcore.report.statement import Statement
-from dpcore.sampling import Sampler, UserSampler
+from dpcore.sampling import FixedOrderSampler, Sampler, UserSampler
 from dpcore.spec.layout import Layout
 from dpcore.stating import state
 from dpcore.strategies import NamedStrategy, Strategy, check_steps, check_streaming, identify, sensitivity
@@ -247,17 +247,28 @@ class Plan:
         """What the whole planned run releases."""
         return self.event_after(self.steps)
 
-    def event_after(self, steps: int, abandoned: int = 0) -> Event:
+    def event_after(self, steps: int, abandoned: int = 0, branches: int | None = None) -> Event:
         """Return what the first `steps` steps release, and `abandoned` others that a run went back behind.
 
-        Where every step draws anew, abandoned steps are steps like the others. Where an order is kept, nothing is
-        known of which batches they met, so that each may have met the same example once more. Under correlated noise
-        every abandoned step is taken for a branch of its own, and a branch for a whole planned run; under cyclic
-        sampling `dpcore.sampling.cyclic_poisson` says what branches cost.
-        """
-        return self._event(self.noise_multiplier, steps, abandoned)
+        Parameters
+        ----------
+        steps, abandoned : int
+        branches : int, optional
+            The abandoned steps lie on at most so many branches, on each of them one after the other. Without it every
+            one of them is taken for a branch of its own.
 
-    def _event(self, sigma: float, steps: int, abandoned: int = 0) -> Event:
+        Notes
+        -----
+        Where every step draws anew, abandoned steps are steps like the others. Under correlated noise a branch counts
+        as a whole planned run. Under an order that repeats after b steps, k steps in a row meet an example at most
+        ceil(k / b) = floor((k - 1) / b) + 1 times, hence a steps on m branches at most floor((a - m) / b) + m times;
+        under other kept orders each abandoned step may have met the same example once more. Under cyclic sampling
+        `dpcore.sampling.cyclic_poisson` says what branches cost.
+        """
+        return self._event(self.noise_multiplier, steps, abandoned, branches)
+
+    def _event(self, sigma: float, steps: int, abandoned: int = 0, branches: int | None = None) -> Event:
+        apart = abandoned if branches is None else min(abandoned, branches)
         moment = self.method.update.second_moment
         if moment == "noiseless":
             return NonPrivate("the second moment is made of clipped gradients without noise")
@@ -265,13 +276,16 @@ class Plan:
             event: Event = self._banded_event(sigma, steps, abandoned)
         elif self.method.noise.strategy is not None:
             run = self._matrix_event(sigma, steps)
-            event = Composed((run, *[self._matrix_event(sigma, self.steps)] * abandoned)) if abandoned else run
+            event = Composed((run, *[self._matrix_event(sigma, self.steps)] * apart)) if apart else run
         elif not abandoned:
             event = self.sampler.event(sigma, steps)
         elif not self.sampler.keeps_order:
             event = self.sampler.event(sigma, steps + abandoned)
         else:
-            event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, abandoned, Adjacency.ZERO_OUT)))
+            met = abandoned
+            if isinstance(self._drawing, FixedOrderSampler):
+                met = (abandoned - apart) // self._drawing.steps_per_epoch + apart
+            event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, met, Adjacency.ZERO_OUT)))
         # Joint moments: the same noise against replacement, where the vectors of an example move twice as far.
         return _replacing(event) if moment == "joint" else event
 
@@ -375,6 +389,7 @@ class Plan:
         keys: Provenance,
         backend: str,
         abandoned: int = 0,
+        branches: int | None = None,
         rng: str = "chacha20",
         layout: Layout | None = None,
         caller_noise: bool = False,
@@ -389,7 +404,7 @@ class Plan:
         ----------
         delta : float
             Where epsilon is stated.
-        steps_taken, abandoned : int
+        steps_taken, abandoned, branches : int
             See `event_after`.
         keys : Provenance
             Where the keys come from; `RunKeys` is one.
@@ -413,6 +428,7 @@ class Plan:
             non_negative(delta=delta),
             steps_taken=steps_taken,
             abandoned=abandoned,
+            branches=branches,
             keys=keys,
             rng=rng,
             layout=layout,

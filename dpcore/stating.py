@@ -35,6 +35,7 @@ def state(
     *,
     steps_taken: int,
     abandoned: int,
+    branches: int | None,
     keys: Provenance,
     rng: str,
     layout: Layout | None,
@@ -45,7 +46,7 @@ def state(
     ledger: Mapping[str, Any],
 ) -> Statement:
     """Return the statement of a run by `plan`; arguments as of `dpcore.Plan.statement`."""
-    event, planned = plan.event_after(steps_taken, abandoned), plan.event_after(plan.steps, abandoned)
+    event, planned = (plan.event_after(steps, abandoned, branches) for steps in (steps_taken, plan.steps))
     if caller_noise:
         event = planned = CALLER_NOISE
     if rng != "chacha20":
@@ -81,6 +82,7 @@ def state(
         steps_planned=plan.steps,
         steps_taken=steps_taken,
         steps_abandoned=abandoned,
+        branches_abandoned=min(abandoned, branches or 0),
         delta=delta,
         **guarantee(event, planned, delta),
         randomness={

@@ -6,13 +6,14 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import Composed, Event
 from dpcore.errors import DataError, DpcoreError, PrivacyError
 from dpcore.ledger.entries import START, Entry, number_in, seal, write
+from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.records import RunRecord, Verification
@@ -37,7 +38,7 @@ def follow(state: State, previous: str, entry: Entry) -> str:
     return ""
 
 
-def check_plan(run: Run, event_after: Callable[[int, int], Event]) -> None:
+def check_plan(run: Run, event_after: EventAfter) -> None:
     """Refuse a plan that is not the one whose events the ledger holds.
 
     An event says of all rows what noise they had: with another plan's, rows that have left would be recounted.
@@ -47,8 +48,8 @@ def check_plan(run: Run, event_after: Callable[[int, int], Event]) -> None:
     PrivacyError
         If the event of the whole run, or of what was reserved last, is another one.
     """
-    for stored, steps, abandoned in ((run.planned, run.planned_steps, 0), (run.event, *run.at)):
-        if not _same(event_after(steps, abandoned).to_dict(), stored):
+    for stored, *at in ((run.planned, run.planned_steps, 0, 0), (run.event, *run.at)):
+        if not _same(event_of(event_after, *at).to_dict(), stored):
             raise PrivacyError(
                 f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot "
                 "be recounted under this one; begin a new run"
@@ -74,7 +75,7 @@ def record(run: Run) -> RunRecord:
         adjacency=run.adjacency,
         steps=run.steps,
         releases=run.releases,
-        forks=len(run.branches) - 1,
+        forks=run.forks,
         event=Event.from_dict(run.event),
         planned=Event.from_dict(run.planned),
         charge=run.charge,

@@ -17,11 +17,12 @@ from dpcore.ledger import checks
 from dpcore.ledger.book import Book, now
 from dpcore.ledger.decision import decide
 from dpcore.ledger.entries import START, Entry, number_out, seal, write
+from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification
-from dpcore.ledger.reservations import EventAfter, Reservations, event_of
+from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.state import FORMAT
 from dpcore.ledger.storage import Storage
@@ -253,8 +254,8 @@ class Ledger:
         steps : int
             Rows planned.
         event_after : callable
-            ``event_after(steps, abandoned)``: what the first `steps` rows of a branch and `abandoned` rows of others
-            release.
+            ``event_after(steps, abandoned, forks)``: what the first `steps` rows of a branch release, and `abandoned`
+            rows of the branches that `forks` forks left.
         description : object
             The settings, as JSON values.
         digest : str
@@ -383,7 +384,7 @@ class Ledger:
             If it does not fit. It must not be released then.
         """
 
-        def event_after(steps: int, abandoned: int) -> Event:
+        def event_after(steps: int, abandoned: int, forks: int) -> Event:  # noqa: ARG001
             return event if steps + abandoned else Composed(())
 
         if not isinstance(event, Event):

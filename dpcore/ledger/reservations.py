@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from typing import Protocol
 
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.ledger.book import Book, Draft
 from dpcore.ledger.entries import number_out
+from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.fixed import affords, choose, smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
 from dpcore.ledger.state import Branch, Run
-
-EventAfter = Callable[[int, int], Event]
 
 # Rows with the same settings after which a schedule is unlikely.
 _STEADY = 8
@@ -148,7 +146,8 @@ class Reservations:
             if not in_plan:
                 raise self._refusal(run, mark, releases)
             return
-        charge = self.filter.charge(event_of(event_after, mark, releases - mark))
+        forks = 0 if run is None else run.forks
+        charge = self.filter.charge(event_of(event_after, mark, releases - mark, forks))
         others = [
             other.charge if in_plan else self._held(draft, other) for other in state.runs.values() if other is not run
         ]
@@ -216,7 +215,7 @@ class Reservations:
         ):  # rows have left that this ledger did not know of: nothing is fixed beforehand
             self._write_fixed(draft, [], Event.from_dict(run.planned))
         releases = run.releases + mark - branch.mark
-        event = event_of(event_after, mark, releases - mark)
+        event = event_of(event_after, mark, releases - mark, run.forks)
         if event.adjacency is not None:
             self.check_adjacency(str(event.adjacency))
         draft.append(
@@ -298,11 +297,3 @@ class Reservations:
                 f"adjacency={kind!r}: the ledger holds runs under {', '.join(sorted(map(str, kinds - {kind})))}, and "
                 "replace-one does not add up with any other; keep such runs in a ledger of their own"
             )
-
-
-def event_of(event_after: EventAfter, steps: int, abandoned: int) -> Event:
-    """Return the event of so many steps and abandoned rows, checked to be one."""
-    event = event_after(steps, abandoned)
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event_after({steps}, {abandoned})={event!r}: must be an event of dpcore.accounting")
-    return event

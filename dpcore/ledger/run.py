@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from dpcore import validate
-from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger.blocks import Blocks
+from dpcore.ledger.event_after import EventAfter
 from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.state import Branch, Run
 
@@ -51,7 +50,7 @@ class LedgerRun:
         run: Run,
         branch: Branch,
         token: str,
-        event_after: Callable[[int, int], Event],
+        event_after: EventAfter,
         row: int,
         replay_until: int,
     ) -> None:
@@ -76,6 +75,11 @@ class LedgerRun:
     def releases(self) -> int:
         """All rows ever reserved in this run and not given back, over all branches."""
         return self._rows.known(self.run_id, self.branch_id)[0].releases
+
+    @property
+    def forks(self) -> int:
+        """How often this run was forked."""
+        return self._rows.known(self.run_id, self.branch_id)[0].forks
 
     def reserve(self, row: int) -> None:
         """Return once row `row` may be released: it, and some rows after it, are then on disk as released.

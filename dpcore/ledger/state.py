@@ -99,8 +99,13 @@ class Run:
     planned_steps: int  # at the beginning; `steps` may grow
     early: bool  # begun before anything was reserved by anybody
     releases: int = 0
-    at: tuple[int, int] = (0, 0)  # the steps and the abandoned rows that `event` is for
+    at: tuple[int, int, int] = (0, 0, 0)  # the steps, the abandoned rows and the forks that `event` is for
     branches: dict[str, Branch] = field(default_factory=dict)
+
+    @property
+    def forks(self) -> int:
+        """How often a branch was left for another."""
+        return len(self.branches) - 1
 
 
 @dataclass
@@ -249,7 +254,8 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
         raise ValueError("reserves rows before it is said which runs are fixed beforehand")
     charge = number_in(content["charge"])
     branch.mark, run.releases = content["mark"], content["releases"]
-    run.event, run.charge, run.at = content["event"], charge, (branch.mark, run.releases - branch.mark)
+    run.event, run.charge = content["event"], charge
+    run.at = branch.mark, run.releases - branch.mark, run.forks
 
 
 def _settings(state: State, content: Mapping[str, Any]) -> None:

@@ -69,6 +69,8 @@ class Statement:
         What one "example" of the adjacency is: "example" or "user".
     steps_abandoned : int
         Released on top of the steps taken, and counted.
+    branches_abandoned : int
+        On how many branches those steps lie, at most; 0 where that is not known, and each counts as one of its own.
     ledger : dict, optional
         "ledger" (its id), "run" (the id of this run in it) and "total" (what the ledger holds in all).
     note : str, optional
@@ -102,6 +104,7 @@ class Statement:
     derivation: dict[str, str] = field(default_factory=dict)
     unit: str = "example"
     steps_abandoned: int = 0
+    branches_abandoned: int = 0
     ledger: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     date: str = ""
@@ -119,6 +122,11 @@ class Statement:
         if not 0 <= self.steps_taken <= self.steps_planned:
             raise ArgumentError(
                 f"steps_taken={self.steps_taken!r}: must lie between 0 and the steps planned, {self.steps_planned!r}"
+            )
+        if not 0 <= self.branches_abandoned <= self.steps_abandoned:
+            raise ArgumentError(
+                f"branches_abandoned={self.branches_abandoned!r}: must lie between 0 and the steps abandoned, "
+                f"{self.steps_abandoned!r}"
             )
         if not self.steps_abandoned >= 0:
             raise ArgumentError(f"steps_abandoned={self.steps_abandoned!r}: must be 0 or more")
@@ -233,7 +241,7 @@ def _check_types(content: Mapping[str, Any]) -> None:
     kinds: dict[str, tuple[type, ...]] = {
         **dict.fromkeys((*_DICTS, "epsilon", "epsilon_planned", "epsilon_interval"), (dict,)),
         **dict.fromkeys(("adjacency", "unit", "note", "date"), (str,)),
-        **dict.fromkeys(("steps_planned", "steps_taken", "steps_abandoned"), (int,)),
+        **dict.fromkeys(("steps_planned", "steps_taken", "steps_abandoned", "branches_abandoned"), (int,)),
         "delta": (int, float),
         "caveats": (list, tuple),
     }

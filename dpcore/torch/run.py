@@ -183,7 +183,8 @@ class PrivateRun:
         """
         chosen = self._delta(delta)
         mechanism = self._engine.mechanism
-        event = self.plan.event_after(mechanism.released, mechanism.abandoned)
+        branches = None if mechanism.account is None else mechanism.account.branches
+        event = self.plan.event_after(mechanism.released, mechanism.abandoned, branches)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
         names = accounting.accountants_for(event)

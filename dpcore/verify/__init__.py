@@ -25,6 +25,7 @@ FREE_TEXT = (
     "the name of the method, and all of it that works on released vectors: query, filter, update, schedule, ...",
     "randomness.key and randomness.rng among known names; the digest of the noise's layout",
     "a fixed order's shuffle and drop_last, and its counts, where no event depends on them",
+    "the number of branches left behind, where no event depends on it",
     "lists of batches, matrices known by a digest, and samplers of other kinds: reported as trusted",
 )
 """What only the hash of the statement covers, which whoever changes a statement on purpose can renew."""

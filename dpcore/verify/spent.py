@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 
 def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
     """Both events follow from sampler, noise and steps."""
-    abandoned = statement.steps_abandoned
+    abandoned, branches = statement.steps_abandoned, statement.branches_abandoned or None
     for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
         stated = getattr(statement, name)
         words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
@@ -31,7 +31,7 @@ def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         if forced is None and plan is None:
             yield _by_parts(label, stated, statement, steps)
             continue
-        derived = forced if forced is not None or plan is None else plan.event_after(steps, abandoned)
+        derived = forced if forced is not None or plan is None else plan.event_after(steps, abandoned, branches)
         assert derived is not None
         problem = difference(stated, derived.to_dict())
         yield Finding(label, OK if problem is None else FAILED, problem or words)

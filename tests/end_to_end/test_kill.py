@@ -21,6 +21,7 @@ from torch import nn
 
 import dpcore
 import dpcore.torch
+import dpcore.verify
 from dpcore.ledger import Ledger
 
 KEY = bytes(range(32))
@@ -293,3 +294,29 @@ def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
     (run,) = Ledger.open(ledger).runs()
     assert run.releases == 6
     assert "does not know" in " ".join(private.statement().caveats)
+
+
+def test_a_block_lost_under_correlated_noise_costs_one_run_more_and_not_one_a_row(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    Ledger.create(ledger)
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    data = (torch.linspace(-1, 1, EXAMPLES * 6).reshape(EXAMPLES, 6), torch.arange(EXAMPLES) % 3)
+    method = dpcore.methods.memf(lr=0.1, noise_multiplier=4.0, batch_size=8, strategy="tree")
+    options = {"steps": 24, "target_delta": 1e-5, "sampling": "fixed_order", "ledger": ledger}
+    private = dpcore.torch.make_private(model, data, method, **options)
+    step_on(private, 4)
+    save(tmp_path / "checkpoint.pt", model, private)
+    step_on(private, 12)
+    private.close()
+    private = dpcore.torch.make_private(model, data, method, **options)
+    load(tmp_path / "checkpoint.pt", model, private, fork=True)
+    step_on(private, 2)
+    private.close()
+    plan, statement = private.plan, private.statement()
+    expected = plan.event_after(6, 12, 1)
+    assert dpcore.accounting.Event.from_dict(statement.event) == expected
+    assert (statement.steps_abandoned, statement.branches_abandoned) == (12, 1)
+    assert Ledger.open(ledger).runs()[0].event == expected
+    assert private.epsilon() < 0.5 * dpcore.accounting.epsilon(plan.event_after(6, 12), 1e-5)
+    assert dpcore.verify.holds(dpcore.verify.verify(statement))

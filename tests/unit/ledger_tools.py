@@ -12,17 +12,17 @@ from dpcore.ledger import Ledger, LedgerRun
 _keys = itertools.count()
 
 
-def poisson(steps: int, abandoned: int, sigma: float = 1.0) -> Event:
+def poisson(steps: int, abandoned: int, forks: int = 0, sigma: float = 1.0) -> Event:
     """Every step draws anew: abandoned ones are steps like the others."""
     return PoissonSampledGaussian(0.01, sigma, steps + abandoned)
 
 
-def full(steps: int, abandoned: int, sigma: float = 20.0) -> Event:
+def full(steps: int, abandoned: int, forks: int = 0, sigma: float = 20.0) -> Event:
     """Full batches: exactly Gaussian."""
     return Gaussian(sigma, steps + abandoned, Adjacency.ZERO_OUT)
 
 
-def ordered(steps: int, abandoned: int) -> Event:
+def ordered(steps: int, abandoned: int, forks: int = 0) -> Event:
     """An epoch of ten steps in a fixed order; an abandoned step may meet anybody."""
     run = Gaussian(10.0, -(-steps // 10), Adjacency.ZERO_OUT)
     return Composed((run, Gaussian(10.0, abandoned, Adjacency.ZERO_OUT))) if abandoned else run

@@ -235,12 +235,12 @@ def test_another_plan_cannot_recount_the_rows(tmp_path: Path) -> None:
     run = begin(ledger := new(tmp_path))
     for row in range(9):
         run.reserve(row)
-    for other in (lambda steps, abandoned: poisson(steps, abandoned, 5.0), full):
+    for other in (lambda steps, abandoned, forks: poisson(steps, abandoned, forks, 5.0), full):
         with pytest.raises(PrivacyError, match="began under another plan"):
             ledger.resume(run.run_id, run.branch_id, 9, digest="same", event_after=other)
 
-    def later(steps: int, abandoned: int) -> PoissonSampledGaussian:  # the same whole, another beginning
-        return poisson(steps, abandoned, 1.0 if steps >= 1000 else 2.0)
+    def later(steps: int, abandoned: int, forks: int) -> PoissonSampledGaussian:  # the same whole, another beginning
+        return poisson(steps, abandoned, forks, 1.0 if steps >= 1000 else 2.0)
 
     with pytest.raises(PrivacyError, match="began under another plan"):
         ledger.resume(run.run_id, run.branch_id, 9, digest="same", event_after=later)
@@ -431,7 +431,7 @@ def test_nonsense(tmp_path: Path) -> None:
             name="x",
             adjacency="zero-out",
             steps=3,
-            event_after=lambda steps, abandoned: 3,  # type: ignore[arg-type, return-value]
+            event_after=lambda steps, abandoned, forks: 3,  # type: ignore[arg-type, return-value]
             description=None,
             digest="",
             key_digest="",

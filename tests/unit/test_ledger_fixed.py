@@ -20,12 +20,12 @@ BUDGET = (1.0, 1e-5)
 STEPS = 40
 
 
-def little(steps: int, abandoned: int) -> Event:
+def little(steps: int, abandoned: int, forks: int = 0) -> Event:
     """All its steps as PLD counts them are more than a filter of any order allows."""
     return PoissonSampledGaussian(0.02, 1.1, steps + abandoned)
 
 
-def third(steps: int, abandoned: int) -> Event:
+def third(steps: int, abandoned: int, forks: int = 0) -> Event:
     return Gaussian(8.0 * 3**0.5 * 40**0.5, steps + abandoned)
 
 

@@ -18,7 +18,7 @@ from dpcore.ledger.blocks import LARGEST
 STEPS = 400
 
 
-def event_after(steps: int, abandoned: int) -> Event:
+def event_after(steps: int, abandoned: int, forks: int = 0) -> Event:
     """Each row of the way to the present, and each abandoned one, told apart."""
     assert steps >= 0
     assert abandoned >= 0

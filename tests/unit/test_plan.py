@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dpcore
 from dpcore import accounting, methods, queries, sampling, updates
@@ -303,6 +305,31 @@ def test_abandoned_steps_of_correlated_noise_are_whole_runs() -> None:
     assert event.events == (whole.event_after(3), whole.event, whole.event)
     joint = plan(methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0), ONE)
     assert joint.event_after(3, 2).events == (joint.event_after(3), Gaussian(0.5, 2, Adjacency.REPLACE_ONE))
+
+
+def test_a_branch_of_correlated_noise_is_one_whole_run_however_long() -> None:
+    whole = plan(methods.memf(lr=1.0, noise_multiplier=2.0, strategy="tree"), ORDER, steps=12)
+    assert whole.event_after(7, 5, 1) == Composed((whole.event_after(7), whole.event))
+    assert whole.event_after(7, 5, 2) == Composed((whole.event_after(7), whole.event, whole.event))
+    assert whole.event_after(7, 2, 9) == whole.event_after(7, 2)
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=4))
+def test_abandoned_steps_of_a_kept_order_meet_an_example_as_often_as_is_counted(
+    epoch: int, branches: list[tuple[int, int]]
+) -> None:
+    sampler = sampling.FixedOrderSampler(dataset_size=epoch, batch_size=1)
+    whole = plan(methods.dp_sgd(lr=1.0, noise_multiplier=2.0), sampler, steps=30)
+    abandoned = sum(length for _, length in branches)
+    event = whole.event_after(3, abandoned, len(branches))
+    met = [
+        sum(step % epoch == example for first, length in branches for step in range(first, first + length))
+        for example in range(epoch)
+    ]
+    assert event.events[0] == whole.event_after(3)
+    assert max(met) <= event.events[1].count <= abandoned
+    if all(length % epoch == 1 for _, length in branches) and all(first == 0 for first, _ in branches):
+        assert max(met) == event.events[1].count  # tight where every branch begins with the same batch
 
 
 def test_negative_products_of_columns_are_bounded_by_their_size() -> None:

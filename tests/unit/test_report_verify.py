@@ -119,7 +119,7 @@ def rehashed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 # 110 examples in batches of 10 and 11 of 22 steps: one more or less matters, cutting off a rest does not.
-FREE = {("noise", "layout_sha256"), ("sampler", "shuffle"), ("sampler", "drop_last")}
+FREE = {("branches_abandoned",), ("noise", "layout_sha256"), ("sampler", "shuffle"), ("sampler", "drop_last")}
 
 
 def free(path: Path, content: dict[str, Any]) -> bool:
