@@ -144,6 +144,13 @@ MUTATIONS = [
         "tests/unit/test_mechanism.py",
     ),
     Mutation(
+        "count a branch of a kept order once, however long",
+        "dpcore/plan.py",
+        "met = (abandoned - apart) // self._drawing.steps_per_epoch + apart",
+        "met = apart",
+        "tests/unit/test_plan.py",
+    ),
+    Mutation(
         "replay under a changed learning rate",
         "dpcore/ledger_account.py",
         "        elif logged != known:\n            self._fork_from = step + 1\n",
@@ -188,7 +195,7 @@ MUTATIONS = [
     Mutation(
         "forget what was left behind by a fork",
         "dpcore/ledger_account.py",
-        "mechanism.branch(keys, row if self.run is None else self.run.releases)",
+        "mechanism.branch(keys, self._before + (row if self.run is None else self.run.releases))",
         "mechanism.branch(keys, row)",
         "tests/end_to_end/test_kill.py",
     ),
@@ -378,15 +385,15 @@ MUTATIONS = [
     Mutation(
         "leave out the abandoned branches of correlated noise",
         "dpcore/plan.py",
-        "*[self._matrix_event(sigma, self.steps)] * abandoned",
+        "*[self._matrix_event(sigma, self.steps)] * apart",
         "*[self._matrix_event(sigma, self.steps)] * 0",
         "tests/unit/test_plan.py",
     ),
     Mutation(
         "charge an abandoned branch as its first steps only",
         "dpcore/plan.py",
-        "*[self._matrix_event(sigma, self.steps)] * abandoned",
-        "*[self._matrix_event(sigma, min(steps, 1))] * abandoned",
+        "*[self._matrix_event(sigma, self.steps)] * apart",
+        "*[self._matrix_event(sigma, min(steps, 1))] * apart",
         "tests/unit/test_plan.py",
     ),
     Mutation(
