@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 from scipy.fft import irfft, rfft
 
+from dpcore import accounting
 from dpcore.accounting.events import PoissonSampledGaussian
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
-from dpcore.accounting.pld import discretize, intervals, loss
+from dpcore.accounting.pld import compose, discretize, intervals, loss
 from dpcore.accounting.pld.compose import FOURIER
 from dpcore.accounting.pld.moments import Moments
 from dpcore.accounting.pld.problem import problem
@@ -112,3 +114,45 @@ def test_single_masses_of_families_are_those_of_their_members() -> None:
         alone = family.of(np.array([k]), family.counts[k : k + 1])
         one = discretize.upper(alone, "remove", 0.05, offsets[k : k + 1], grid)
         assert np.allclose(one.p[0], together.p[k], rtol=1e-13, atol=0.0)
+
+
+@pytest.mark.parametrize("outside", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.01, 1.0, 1000), (0.2, 3.0, 50), (0.001, 0.6, 2000)])
+def test_a_window_that_is_far_too_small_loosens_the_bounds_and_never_breaks_them(
+    q: float, sigma: float, steps: int, outside: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A good part of the mass then lies outside of the window, and wraps into it: what the slack is for."""
+    event = accounting.PoissonSampledGaussian(q, sigma, steps)
+    deltas = (1e-9, 1e-5, 1e-2)
+    known = [accounting.epsilon_interval(event, delta) for delta in deltas]
+    intervals._epsilon.cache_clear()
+    monkeypatch.setattr(compose, "_OUTSIDE", outside)
+    try:
+        cut = [accounting.epsilon_interval(event, delta) for delta in deltas]
+    finally:
+        intervals._epsilon.cache_clear()
+    for exact, found in zip(known, cut, strict=True):
+        assert found.lower <= exact.upper
+        assert found.upper >= exact.lower
+    assert any(found.gap > 3 * exact.gap for exact, found in zip(known, cut, strict=True)), "the window was cut"
+
+
+def test_what_lies_above_the_window_is_added_to_an_upper_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut half a standard deviation above the mean: what lies above is wrapped far below, where it does not count."""
+    whole = compose._window
+
+    def cut(moments: Moments, theta: float, log_total: float, mean: float, variance: float, h: float) -> Any:
+        _, low, _ = whole(moments, theta, log_total, mean, variance, h)
+        return max(2, round(0.5 * math.sqrt(variance) / h)), low, 1.0
+
+    events = [accounting.PoissonSampledGaussian(q, s, t) for q, s, t in ((0.01, 1.0, 1000), (0.2, 3.0, 50))]
+    known = [accounting.epsilon_interval(event, 1e-5) for event in events]
+    intervals._epsilon.cache_clear()
+    monkeypatch.setattr(compose, "_window", cut)
+    try:
+        found = [accounting.epsilon_interval(event, 1e-5) for event in events]
+    finally:
+        intervals._epsilon.cache_clear()
+    for exact, loose in zip(known, found, strict=True):
+        assert loose.upper >= exact.lower
+        assert loose.lower <= exact.upper
