@@ -18,6 +18,7 @@ extreme ones often.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from dpcore import methods
 from dpcore.accounting import (
     Composed,
     CyclicPoissonSampledGaussian,
+    Event,
     Gaussian,
     PoissonSampledGaussian,
     TruncatedPoissonSampledGaussian,
@@ -183,7 +185,7 @@ class Watched:
         # norm, the change and {seed: weight}.
         self.changes: list[tuple[np.ndarray, ...]] = []
         self.noise: list[dict[tuple[bytes, int], tuple[np.ndarray, ...]]] = []
-        self.took_part = 0
+        self.took_part = self.forks = 0
         batches = [plan.sampler.indices(self.run.keys.sampling, step) for step in range(plan.steps)]
         used = np.bincount(np.concatenate(batches), minlength=plan.sampler.dataset_size)
         self.example = int(used.argmax() if extreme else rng.integers(used.size))
@@ -319,7 +321,11 @@ class Watched:
 
     def load(self, saved: tuple) -> None:
         state, self.x, self.arrays = copy.deepcopy(saved)
-        self.run.load_state_dict(state)
+        fork, self.forks = RunKeys.fork, self.forks + 1
+        # A fork's keys come from the operating system: numbered, the branch is the same at every run of the test.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunKeys, "fork", functools.partialmethod(fork, number=self.forks))
+            self.run.load_state_dict(state)
 
     @property
     def mu(self) -> float:
@@ -338,8 +344,11 @@ class Watched:
         return total**0.5
 
     @property
-    def claimed(self) -> float:
-        event = self.plan.event_after(self.run.step, self.run.abandoned)
+    def event(self) -> Event:
+        return self.plan.event_after(self.run.step, self.run.abandoned)
+
+    def claimed(self, event: Event) -> float:
+        """Return mu of an event of this run."""
         first, *others = event.events if isinstance(event, Composed) else [event]
         if isinstance(first, SAMPLED):  # given which batches it came to be in
             coins = self.took_part**0.5 * getattr(first, "sensitivity", 1.0) / first.noise_multiplier
@@ -347,8 +356,8 @@ class Watched:
         return event_mu(event)
 
 
-def watch(name: str, seed: int) -> tuple[float, float]:
-    """Return what was measured and what was claimed, of one random run; those of even seeds are extreme."""
+def watch(name: str, seed: int) -> Watched:
+    """Return one random run that has ended; those of even seeds are extreme."""
     rng = np.random.default_rng([seed, *name.encode()])
     extreme = seed % 2 == 0
     run = Watched(drawn_plan(rng, name, extreme), rng, extreme)
@@ -366,22 +375,24 @@ def watch(name: str, seed: int) -> tuple[float, float]:
                 saved = run.save()
                 run.load(saved)
         run.step()
-    return run.mu, run.claimed
+    return run
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_run_shows_more_than_its_event_claims(name: str) -> None:
     ratios = []
     for seed in range(6):
-        measured, claimed = watch(name, seed)
+        run = watch(name, seed)
+        measured, claimed = run.mu, run.claimed(run.event)
         assert measured <= claimed * (1 + 1e-6) + 1e-9, (seed, measured, claimed)
         ratios.append(measured / claimed if claimed else 0.0)
     # The search is no good, or the noise is too large, if nobody comes near.
     assert max(ratios) > (0.6 if name in LOOSE else 0.98), ratios
 
 
-@pytest.mark.parametrize("seed", [59, 135])
+@pytest.mark.parametrize("seed", [389, 1023, 1125])
 def test_branches_of_a_cyclic_run_share_a_coin(seed: int) -> None:
-    """Runs that show more than coins of their own in every branch would: 1.28 and 1.14 times as much."""
-    measured, claimed = watch("memf, cyclic", seed)
-    assert 0 < measured <= claimed * (1 + 1e-6)
+    """Runs that show more than coins of their own in every branch would: 1.38, 1.30 and 1.70 times as much."""
+    run = watch("memf, cyclic", seed)
+    own, others, _ = run.event.events
+    assert 1.25 * run.claimed(Composed((own, others))) < run.mu <= run.claimed(run.event)
