@@ -1,8 +1,12 @@
-"""What every test shares: Triton's mode, chosen once before anything imports it, and the hypothesis profiles."""
+"""What every test shares: Triton's mode, chosen once before anything imports it, hypothesis profiles, and entropy."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,3 +73,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _entropy(name: str) -> Callable[[int], bytes]:
+    """Bytes that no call gets twice, the same ones at every run of the test of this name."""
+    calls, process = itertools.count(), os.getpid()
+
+    def read(size: int) -> bytes:
+        # A forked child must not repeat its parent.
+        child = "" if os.getpid() == process else str(os.getpid())
+        return hashlib.shake_256(f"{name} {child} {next(calls)}".encode()).digest(size)
+
+    return read
+
+
+@pytest.fixture(autouse=True)
+def _keys_that_come_again(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, forks and names from the operating system are no dice of CI's: there they follow from the test's name.
+
+    As with hypothesis, a change is not to fail by bad luck, and what fails is to fail again. Other profiles draw anew.
+    """
+    if settings.default is not None and settings.default.derandomize:
+        read = _entropy(request.node.nodeid)
+        monkeypatch.setattr(os, "urandom", read)
+        monkeypatch.setattr(random, "_urandom", read)  # where `secrets` takes it from

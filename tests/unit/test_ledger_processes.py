@@ -199,10 +199,10 @@ def test_whether_a_process_lives() -> None:
     other = {**me, "pid": child.pid, "started": None}
     assert lives(other)
     child.kill()
-    time.sleep(0.2)
-    stat = Path(f"/proc/{child.pid}/stat").read_text()
-    assert stat.rpartition(")")[2].split()[0] == "Z"
-    started = int(stat.rpartition(")")[2].split()[19])
+    state = ""
+    while state != "Z":
+        state, *others = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    started = int(others[18])
     assert not lives({**me, "pid": child.pid, "started": started})  # only its remains are there
     child.wait()
     assert not lives(other)
