@@ -165,6 +165,7 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
 
     dataset = load(comparison.data, comparison.data_dir)
     # After the quick checks: torch takes a second to import.
+    from dpcore.cli import compare_budget as budget
     from dpcore.cli import compare_report as report
     from dpcore.cli.compare_log import Log, locked
     from dpcore.cli.compare_runs import Display, accuracies, make_runs, preview
@@ -175,12 +176,18 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     plans = preview(comparison, dataset)
+    paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     _announce(comparison, plans, console)
     log = Log.open(out, comparison, versions(), overwrite=overwrite)
     with locked(out), deferred() as interruption:
         complete = len(log.complete())
         if complete:
             console.print(f"{complete} of {comparison.total} runs were made before and are kept.")
+        if paying is not None:
+            due = [plans[run.contestant, run.epsilon, run.role].event for run in comparison.ahead(accuracies(log))]
+            remark = budget.remark(paying, due)
+            if remark:
+                console.print(f"[yellow]remark:[/] {remark}")
         try:
             with Display(console, complete, comparison.total) as display:
                 make_runs(comparison, log, dataset, plans, jobs, display, interruption, ledger)

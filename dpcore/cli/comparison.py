@@ -170,6 +170,24 @@ class Comparison:
                 wanted += self.search(contestant, epsilon) if lr is None else self.final(contestant, epsilon, lr)
         return [run for run in wanted if run not in accuracy]
 
+    def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
+        """Return all runs to come, in the order in which they are made one after the other.
+
+        Those whose learning rate is not chosen yet stand there with the smallest of their grid.
+
+        Parameters
+        ----------
+        accuracy : mapping of Run to float
+            As for `due`.
+        """
+        wanted: list[Run] = []
+        for epsilon in self.epsilon:
+            for contestant in self._named:
+                lr = self.chosen(contestant, epsilon, accuracy)
+                wanted += self.search(contestant, epsilon)
+                wanted += self.final(contestant, epsilon, self.grid(contestant)[0] if lr is None else lr)
+        return [run for run in wanted if run not in accuracy]
+
     @property
     def total(self) -> int:
         """The number of runs."""

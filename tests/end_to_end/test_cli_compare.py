@@ -17,7 +17,10 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import compare_runs, main
+from dpcore.cli.compare_budget import whole_runs
 from dpcore.cli.comparison import FINAL, SEARCH
+from dpcore.errors import BudgetError
+from dpcore.ledger import Ledger
 from dpcore.report import Statement
 from dpcore.torch import PrivateRun
 
@@ -157,6 +160,98 @@ def test_a_run_that_never_ended_counts_in_full(
     assert compare(out, *command) == 0
     assert [run["status"] for run in results(out)["runs"]] == ["lost", "complete"]
     assert results(out)["runs"][0]["event"] == begun["event"]
+
+
+RUN = accounting.PoissonSampledGaussian(0.05, 2.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "before", "order"),
+    [
+        (accounting.epsilon(RUN, 1e-5) * 1.001, 0, None),  # the first run takes all, and nothing can follow
+        (accounting.epsilon(RUN, 1e-5) * 0.999, 0, None),
+        (3.0, 0, None),
+        (3.0, 0, 8.0),
+        (3.0, 1, None),
+        (3.0, 2, None),
+        (accounting.epsilon(RUN, 1e-5) * 1.001, 1, None),
+    ],
+)
+def test_how_many_runs_fit_is_what_the_ledger_grants(
+    tmp_path: Path, epsilon: float, before: int, order: float | None
+) -> None:
+    ledger = Ledger.create(tmp_path / "people.ledger", budget=(epsilon, 1e-5), order=order)
+    for _ in range(before):
+        ledger.charge(RUN, name="before")
+    told = whole_runs(ledger, [RUN] * 12)
+    granted = 0
+    try:
+        for _ in range(12):
+            ledger.charge(RUN, name="one")
+            granted += 1
+    except BudgetError:
+        pass
+    assert told == granted < 12
+    assert whole_runs(ledger, []) == 0
+
+
+def test_nothing_is_left_by_a_plan_that_keeps_the_budget_and_ended_early(tmp_path: Path) -> None:
+    steps = accounting.calibrate_steps(3.0, 1e-5, lambda n: accounting.PoissonSampledGaussian(0.05, 2.0, n))
+    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
+    run = ledger.begin(
+        name="whole",
+        adjacency="add-remove",
+        steps=steps,
+        event_after=lambda taken, left, _: accounting.PoissonSampledGaussian(0.05, 2.0, taken + left),
+        description=None,
+        digest="",
+        key_digest="",
+    )
+    run.reserve(0)
+    run.close(1)
+    assert whole_runs(ledger, [accounting.Gaussian(100.0)]) == 0
+
+
+def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
+    Ledger.create(file, budget=(2.0, 1e-5))
+    command = ("--methods", "dp_sgd,disk", "--epsilon", "1", "--seeds", "3", "--ledger", str(file))
+    assert compare(out, *command) == 2
+    told = capsys.readouterr().err.splitlines()
+    complete = sum(run["status"] == "complete" for run in results(out)["runs"])
+    assert 0 < complete < 6
+    (at,) = (at for at, line in enumerate(told) if "remark" in line)
+    assert told[at] == (
+        f"remark: the ledger's budget pays for {complete} of the 6 runs to come, made one after the other; the "
+        "comparison stops before it is crossed, and what was spent until then is spent"
+    )
+    assert "held-out accuracy" in told[at + 1]
+    # What is complete is kept, and counted no more.
+    assert compare(out, *command) == 2
+    assert f"pays for none of the {6 - complete} runs to come" in capsys.readouterr().err
+    Ledger.create(tmp_path / "other.ledger", budget=(9.0, 1e-5))
+    one = ("--methods", "dp_sgd", "--epsilon", "1", "--seeds", "1", "--ledger", str(tmp_path / "other.ledger"))
+    assert compare(tmp_path / "other", *one) == 0
+    assert "remark" not in capsys.readouterr().err
+
+
+def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger.create(tmp_path / "gdp", composition="gdp")
+    Ledger.create(tmp_path / "rdp").charge(accounting.Gaussian(9.0), name="a count")
+    for name, sampling, words in (
+        ("absent", "poisson", "does not exist; dpcore ledger create makes one"),
+        ("gdp", "poisson", "does not cover secretly sampled batches"),
+        ("rdp", "fixed-size", "replace-one does not add up with any other; give such runs a ledger of their own"),
+    ):
+        out = tmp_path / f"with {name}"
+        command = ("--methods", "dp_sgd", "--epsilon", "1", "--sampling", sampling, "--ledger", str(tmp_path / name))
+        assert compare(out, *command) == 2
+        assert words in capsys.readouterr().err.splitlines()[-1]
+        assert not out.exists()
 
 
 @pytest.mark.slow
