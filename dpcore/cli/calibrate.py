@@ -80,6 +80,7 @@ def calibrate(
         event = _together(spent, known.event())
         reached = accounting.epsilon(event, delta, name)
     remark = answer.remark_on_delta(delta, question, event) if 0 < delta < 1 else None
+    granted = None if spent is None else _granted(spent, question, unknown, value)
     if as_json:
         write_json(
             {
@@ -90,7 +91,7 @@ def calibrate(
                 "delta": delta,
                 "accountant": name,
                 **answer.described(event),
-                **({} if spent is None else {"ledger": spent.to_dict()}),
+                **({} if spent is None else {"ledger": spent.to_dict(granted)}),
                 **({} if remark is None else {"remark": remark}),
             }
         )
@@ -102,8 +103,31 @@ def calibrate(
     write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {_delta(unknown, delta)}")
     noise = "" if unknown == "noise-multiplier" else f", noise multiplier {known.noise_multiplier:g}"
     write_line(f"{name} accountant, {event.adjacency} adjacency, {known.words}{noise}")
+    if unknown == "steps":
+        _tell_epochs(int(value), known)
     if spent is not None:
-        write_line(spent.words)
+        for line in spent.words(unknown, value, granted):
+            write_line(line)
+
+
+def _granted(spent: Spent, question: Question, unknown: str, value: float) -> float | None:
+    """Return what the ledger itself pays for, of what was found."""
+    if value == 0 and unknown == "steps":
+        return None
+
+    def make_event(found: float) -> Event:
+        return (question if unknown == "delta" else question.with_(unknown.replace("-", "_"), found)).event()
+
+    return spent.pays_for(unknown, value, make_event)
+
+
+def _tell_epochs(steps: int, known: Question) -> None:
+    """Say how many passes over the data so many steps are."""
+    epoch = known.steps_per_epoch
+    if epoch is None or epoch == 1:
+        return
+    whole, more = divmod(steps, epoch)
+    write_line(f"{steps:,} steps: {whole:,} epochs of {epoch:,} steps" + (f", and {more:,} more" if more else ""))
 
 
 def _unknown(question: Question, delta: float | None, asked: str | None) -> str:
@@ -129,14 +153,29 @@ def _unknown(question: Question, delta: float | None, asked: str | None) -> str:
     if asked is not None and asked not in open_:
         raise ArgumentError(f"solve_for={asked!r}: was given as an option already; leave that option out")
     if len(open_) != 1:
-        names = ", ".join(UNKNOWNS)
-        found = f"these are: {', '.join(open_)}" if open_ else "none is"
-        raise ArgumentError(f"solve_for: exactly one of {names} must be left out, and {found}")
+        raise ArgumentError(_how_many_are_open(open_))
     if open_ == ["sample-rate"] and question.sampling not in ("poisson", "truncated-poisson"):
         raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
     if open_ == ["sample-rate"] and question.epochs is not None and question.dataset_size is None:
         raise ArgumentError("epochs: give --steps to look for a sample rate; an epoch has 1/rate steps")
     return open_[0]
+
+
+def _how_many_are_open(open_: list[str]) -> str:
+    asked = f"solve_for: exactly one of {', '.join(UNKNOWNS)} must be left out, and "
+    if not open_:
+        return f"{asked}none is; dpcore epsilon says what a complete plan costs"
+    give = {
+        "noise-multiplier": "--noise-multiplier",
+        "steps": "--steps or --epochs",
+        "sample-rate": "--sample-rate, or --dataset-size with --batch-size",
+        "batch-size": "--batch-size",
+        "delta": "--delta",
+    }
+    # Most people look for the noise; without it among them, for the first.
+    wanted = open_[0].replace("-", " ")
+    rest = "; ".join(give[name] for name in open_[1:])
+    return f"{asked}these are: {', '.join(open_)}. For the {wanted}, give {rest}"
 
 
 def _solve(

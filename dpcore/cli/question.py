@@ -114,6 +114,14 @@ class Question:
             said += f" in {self.groups:,} groups"
         return f"{said}, {total:,} steps"
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The steps of one pass over the data; None where nothing tells them."""
+        sampler = self._sampler()
+        if sampler is not None:
+            return sampler.steps_per_epoch
+        return self._epoch_of_rate() if self.sample_rate is not None else None
+
     def steps_in_all(self) -> int:
         """Return the number of steps; of epochs, where an order is known by them alone."""
         sampler = self._sampler()

@@ -203,6 +203,80 @@ def test_what_a_ledger_leaves(tmp_path: Path) -> None:
     assert left["ledger"]["runs"] == 1
 
 
+@pytest.mark.parametrize("unknown", ["noise_multiplier", "steps"])
+def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    errors = pytest.importorskip("dpcore.errors")
+    ledger = pytest.importorskip("dpcore.ledger").Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
+    given = ["--steps", "500"] if unknown == "noise_multiplier" else ["--noise-multiplier", "1.5"]
+    line = [
+        "calibrate",
+        "--dataset-size",
+        "1000",
+        "--batch-size",
+        "10",
+        *given,
+        "--ledger",
+        str(tmp_path / "data.ledger"),
+    ]
+    # As the first run of all it is fixed beforehand, and granted whole.
+    told: Any = ask(*line)
+    assert told["ledger"]["pays_for"] == told[unknown]
+    sampler = PoissonSampler(dataset_size=1000, batch_size=10)
+    ledger.charge(sampler.event(1.5, 300), name="earlier")
+    told = ask(*line)
+    granted = told["ledger"]["pays_for"]
+    assert main(line) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    if unknown == "steps":
+        assert 0 < granted < told["steps"]
+        assert said.startswith(f"the ledger itself pays for {granted:,} steps only: ")
+        less, most = sampler.event(1.5, granted), sampler.event(1.5, granted + 1)
+    else:
+        assert granted > told["noise_multiplier"]
+        typed = float(said.split("noise multiplier = ")[1].split(":")[0])
+        assert granted <= typed < granted * (1 + 1e-5)
+        less, most = sampler.event(typed, 500), sampler.event(granted * (1 - 1e-6), 500)
+    with pytest.raises(errors.BudgetError):
+        ledger.charge(most, name="too much")
+    ledger.charge(less, name="what was said")
+
+
+def test_what_an_exhausted_ledger_and_one_without_a_budget_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledgers = pytest.importorskip("dpcore.ledger").Ledger
+    plan = ["--sample-rate", "0.01", "--noise-multiplier", "1.5", "--epsilon", "3", "--delta", "1e-5"]
+    whole = accounting.PoissonSampledGaussian(0.01, 1.5, ask("calibrate", *plan)["steps"])  # type: ignore[arg-type]
+    ledgers.create(tmp_path / "spent", budget=(3.0, 1e-5)).charge(whole, name="all")
+    ledgers.create(tmp_path / "open")
+    told = ask(
+        "calibrate",
+        "--sample-rate",
+        "1%",
+        "--steps",
+        "9",
+        "--epsilon",
+        4,
+        "--delta",
+        1e-5,
+        "--ledger",
+        tmp_path / "spent",
+    )
+    assert told["ledger"]["pays_for"] is None  # type: ignore[index]
+    assert main(["calibrate", *plan, "--ledger", str(tmp_path / "open")]) == 0
+    assert "it has no budget and stops nothing" in capsys.readouterr().out
+
+
+def test_steps_are_told_in_epochs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "calibrate --dataset-size 60000 --batch-size 256 --noise-multiplier 1 --epsilon 3 --delta 1e-5"
+    steps: Any = ask(*line.split())["steps"]
+    assert 66 * 235 < steps < 67 * 235
+    assert main(line.split()) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == f"{steps:,} steps: 66 epochs of 235 steps, and {steps % 235} more"
+    )
+
+
 def test_a_delta_of_one_over_n_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:
     line = "epsilon --dataset-size 100 --batch-size 10 --noise-multiplier 1 --steps 10 --delta 1%"
     assert main(line.split()) == 0
