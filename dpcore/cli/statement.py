@@ -46,4 +46,5 @@ def _read(content: dict[str, object], path: Path) -> Statement:
     try:
         return Statement.from_dict(content)
     except DataError as cause:
-        raise DataError(f"{path}: {cause}; dpcore verify says more") from cause
+        more = "; dpcore verify says more" if "hash" in str(cause) else ""
+        raise DataError(f"{path}: {cause}{more}") from cause

@@ -23,7 +23,7 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     Raises
     ------
     DataError
-        Where there is none, or the file is not JSON.
+        Where there is none, or the file is not JSON, or names something twice.
     """
     if path.is_dir():
         if not (path / "statement.json").is_file():
@@ -34,14 +34,35 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     if path.stat().st_size > _MOST_BYTES:
         raise DataError(f"{path}: is too large for a statement")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        # Editors on some systems put a byte order mark in front.
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
+    except DataError as cause:
+        raise DataError(f"{path}: {cause}") from cause
     except (ValueError, RecursionError) as cause:
-        hint = "; the JSON beside it is meant" if path.suffix == ".txt" else ""
-        raise DataError(f"{path}: is not JSON{hint}") from cause
+        raise DataError(f"{path}: is not JSON{_hint(path)}") from cause
     found = _statements(content)
     if not found:
         raise DataError(f"{path}: holds no privacy statement")
     return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; a name that stands there twice would read one way to a person and another way to a check."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(
+            f"{twice!r} stands twice in one of its objects, so that a reader and a check may see different ones"
+        )
+    return content
+
+
+def _hint(path: Path) -> str:
+    with path.open("rb") as file:
+        if file.read(15) == b"SQLite format 3":
+            return ": if it is a ledger, dpcore ledger show and dpcore ledger verify read it"
+    return "; the JSON beside it is meant" if path.suffix == ".txt" else ""
 
 
 def _statements(content: Any) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,8 @@ def real(value: Any) -> float:
             ) from None
     if not math.isfinite(result):
         raise typer.BadParameter(f"{value!r} is not finite; write an ordinary number")
+    if result == 0.0 and re.search("[1-9]", str(value).lower().partition("e")[0]):
+        raise typer.BadParameter(f"{value!r} is too small to be told from 0; write an ordinary number")
     return result
 
 
@@ -64,7 +66,9 @@ def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[An
         known = {_key(option): option for option in (options() if callable(options) else options)}
         if _key(str(value)) in known:
             return known[_key(str(value))]
-        near = difflib.get_close_matches(_key(str(value)), known, n=1, cutoff=0.5)
+        key = _key(str(value))
+        begun = [name for name in known if key and name.startswith(key)]
+        near = begun[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {known[near[0]]}? " if near else ""
         raise typer.BadParameter(f"{value!r} is unknown; {hint}known: {', '.join(known.values())}")
 

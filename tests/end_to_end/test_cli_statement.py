@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("torch")
 from dpcore.cli import main
+from dpcore.ledger import Ledger
 from dpcore.report import Statement
 from dpcore.verify import holds, verify
 
@@ -96,6 +97,8 @@ NONSENSE = {
     "list.json": "holds no privacy statement",
     "deep.json": "is not JSON",
     "bytes.json": "is not JSON",
+    "twice.json": "'delta' stands twice in one of its objects",
+    "people.ledger": "is not JSON: if it is a ledger, dpcore ledger show and dpcore ledger verify read it",
 }
 
 
@@ -107,11 +110,19 @@ def test_nonsense_is_one_sentence(command: str, name: str, tmp_path: Path, capsy
     (tmp_path / "list.json").write_text("[1, 2]")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "twice.json").write_text('{"settings_hash": "", "inner": {"delta": 0.1, "delta": 1e-5}}')
+    Ledger.create(tmp_path / "people.ledger")
     assert main([command, str(tmp_path / name)]) == 2
     printed = capsys.readouterr()
     assert NONSENSE[name] in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+def test_a_byte_order_mark_changes_nothing(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "saved by an editor.json"
+    path.write_bytes(b"\xef\xbb\xbf" + (run / "statement.json").read_bytes())
+    assert main(["verify", str(path)]) == 0
 
 
 def test_a_width_that_is_no_width(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +132,8 @@ def test_a_width_that_is_no_width(run: Path, capsys: pytest.CaptureFixture[str])
 
 def test_an_older_format_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["statement", str(changed(run, tmp_path, format=1))]) == 2
-    assert "has format 1, expected 2" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "has format 1, expected 2" in told
+    assert "says more" not in told, "verify says the same"
     assert main(["verify", str(changed(run, tmp_path, format=3))]) == 1
     assert "a newer dpcore wrote it" in " ".join(capsys.readouterr().out.split())
