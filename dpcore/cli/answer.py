@@ -77,10 +77,22 @@ def write_table(table: dict[str, float]) -> None:
         write_line(f"  {name.ljust(width)}  {format_epsilon(value)}")
 
 
+# Above it a delta is remarked on also where the number of examples is not known: few data sets have fewer than 1,000.
+_LARGE_DELTA = 1e-3
+
+
 def remark_on_delta(delta: float, question: Question, event: Event) -> str | None:
-    """Remark on standard error where delta is not below 1/n; return the sentence."""
+    """Remark on standard error where delta is not below 1/n, or is large and n unknown; return the sentence."""
     size = question.dataset_size if question.dataset_size is not None else accounting.known_dataset_size(event)
     sentence = accounting.delta_remark(delta, size)
+    if sentence is not None:
+        # With the digits in which the answer gives it; a value that was found has many more.
+        sentence = accounting.delta_remark(min(float(format_epsilon(delta)), 0.9999), size)
+    elif size is None and delta > _LARGE_DELTA:
+        sentence = (
+            f"delta={format_epsilon(delta)}: ought to lie well below 1/n, and is below it for fewer than "
+            f"{math.ceil(1.0 / delta):,} examples only (with --dataset-size it is checked)"
+        )
     if sentence is not None:
         remarks().print(f"[yellow]remark:[/] {sentence}")
     return sentence

@@ -25,7 +25,7 @@ from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError, PrivacyError
 from dpcore.report.canonical import plain
 from dpcore.report.statement import Statement
-from dpcore.report.text import format_epsilon, format_lower
+from dpcore.report.text import format_epsilon, format_lower, format_number
 
 KINDS = ("delta", "trade-off", "steps")
 _LEAST_DELTA = 1e-10
@@ -64,6 +64,7 @@ class Subject:
     event_after: Callable[[int], Event]
     steps: int
     taken: int | None = None
+    unit: str = "steps"
 
 
 def curve(
@@ -119,7 +120,9 @@ def curve(
         def event_after(count: int) -> Event:
             return question.after(count).event()
 
-        subject = Subject(event, words, delta, size, event_after, total)
+        # Of an order that is known by its epochs alone a step is one of them.
+        unit = "epochs" if sampling in ("fixed-order", "shuffled") and dataset_size is None else "steps"
+        subject = Subject(event, words, delta, size, event_after, total, unit=unit)
     _check_covered(subject.event)
     points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
     if out is not None:
@@ -158,7 +161,10 @@ def _stated(path: Path, delta: float | None) -> Subject:
         raise DataError(f"{path}: holds the statements of several runs; name a file with one")
     from dpcore.verify.rederive import plan_of
 
-    statement = Statement.from_dict(found[""])
+    try:
+        statement = Statement.from_dict(found[""])
+    except DataError as cause:
+        raise DataError(f"{path}: {cause}") from cause
     event = Event.from_dict(statement.event)
     plan = plan_of(statement)
 
@@ -199,7 +205,7 @@ def _epsilons(subject: Subject) -> Points:
     counts = sorted({max(1, round(subject.steps * share**2)) for share in np.linspace(0, 1, many)})
     found = [accounting.epsilon_interval(subject.event_after(count), delta) for count in counts]
     low, high = [item.lower for item in found], [item.upper for item in found]
-    return Points("steps", "steps", "epsilon", [float(count) for count in counts], low, high, {"delta": delta})
+    return Points("steps", subject.unit, "epsilon", [float(count) for count in counts], low, high, {"delta": delta})
 
 
 def _trade_off(subject: Subject) -> Points:
@@ -221,7 +227,7 @@ def _draw(out: Path, points: Points, subject: Subject) -> None:
     if points.kind == "delta":
         curve_plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
     elif points.kind == "steps":
-        title = f"{subject.words}, delta = {subject.delta:g}"
+        title = f"{subject.words}, delta = {format_number(subject.delta or 0.0)}"
         curve_plots.steps_curve(out, *arrays, title=title, taken=subject.taken)
     else:
         curve_plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])

@@ -24,6 +24,8 @@ ledger = typer.Typer(
     rich_markup_mode="rich",
 )
 
+_NARROWEST = 80
+
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's file.")]
 
 
@@ -184,14 +186,22 @@ def _table(shown: Ledger, delta: float) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):
-        table.add_column(column, justify="right" if column in ("steps", "forks", "epsilon alone") else "left")
+        table.add_column(
+            column,
+            justify="right" if column in ("steps", "forks", "epsilon alone") else "left",
+            no_wrap=column != "name",
+            overflow="fold",
+        )
     for run in shown.runs():
         begun = run.begun[:16].replace("T", " ")
         counted = f"{run.releases:,} / {run.steps:,}"
         alone = format_epsilon(run.epsilon(delta))
         table.add_row(run.run_id.partition("-")[2], escape(run.name), begun, counted, str(run.forks), alone)
+    console = results()
+    # On a narrower terminal lines are broken, and no figure is cut off.
+    console.width = max(console.width, _NARROWEST)
     write_line()
-    results().print(table)
+    console.print(table)
     write_line()
 
 

@@ -45,10 +45,11 @@ def verify(
 
 def _table(findings: list[Finding]) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
-    table = Table("check", "", "found", box=None, pad_edge=False, header_style="bold")
+    # Folded, never cut off: the end of a long word may be the figure.
+    table = Table("check", "", Column("found", overflow="fold"), box=None, pad_edge=False, header_style="bold")
     for finding in findings:
         row = asdict(finding)
         style = styles[row["status"]]

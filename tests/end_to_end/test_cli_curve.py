@@ -54,6 +54,7 @@ def test_epsilon_over_steps(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "steps", *["--sampling", "fixed-order", "--noise-multiplier", "4", "--epochs", "10", "--delta", "1e-6"]
     )
     assert [row[0] for row in order["points"]] == list(range(1, 11))
+    assert (told["x"], order["x"]) == ("steps", "epochs")
 
 
 def test_what_an_attacker_can_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,6 +277,24 @@ def test_steps_are_told_in_epochs_too(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
+def test_a_large_delta_is_remarked_where_n_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "epsilon --sample-rate 1% --noise-multiplier 1 --steps 10 --delta"
+    assert main([*line.split(), "0.1"]) == 0
+    assert (
+        "delta=0.1: ought to lie well below 1/n, and is below it for fewer than 10 examples" in capsys.readouterr().err
+    )
+    assert main([*line.split(), "1e-3"]) == 0
+    assert capsys.readouterr().err == ""
+    # A delta that was found is told with the digits of the answer.
+    line = "delta --dataset-size 100 --batch-size 50 --noise-multiplier 0.5 --steps 5 --epsilon 1"
+    assert main(line.split()) == 0
+    printed = capsys.readouterr()
+    shown = printed.out.splitlines()[0].removeprefix("delta = ").partition(" ")[0]
+    assert f"delta={shown}: is at least 1/n for n = 100" in printed.err
+    assert main(line.replace("0.5 --steps 5 ", "0.3 --steps 50 ").split()) == 0
+    assert "delta=0.9999: is at least 1/n" in capsys.readouterr().err
+
+
 def test_a_delta_of_one_over_n_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:
     line = "epsilon --dataset-size 100 --batch-size 10 --noise-multiplier 1 --steps 10 --delta 1%"
     assert main(line.split()) == 0

@@ -64,6 +64,17 @@ def test_show(capsys: Capture) -> None:
     assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
 
 
+def test_a_narrow_terminal_loses_no_figure(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = used()
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes this for a terminal
+    assert main(["ledger", "show", "people.ledger"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    for run in ledger.runs():
+        assert run.run_id.partition("-")[2] in printed
+
+
 def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
     Ledger.create("people.ledger")
     assert main(["ledger", "show", "people.ledger"]) == 0
