@@ -88,14 +88,21 @@ def remark_on_delta(delta: float, question: Question, event: Event) -> str | Non
     if sentence is not None:
         # With the digits in which the answer gives it; a value that was found has many more.
         sentence = accounting.delta_remark(min(float(format_epsilon(delta)), 0.9999), size)
-    elif size is None and delta > _LARGE_DELTA:
-        sentence = (
-            f"delta={format_epsilon(delta)}: ought to lie well below 1/n, and is below it for fewer than "
-            f"{math.ceil(1.0 / delta):,} examples only (with --dataset-size it is checked)"
-        )
+    elif size is None:
+        sentence = large_delta(delta)
     if sentence is not None:
         remarks().print(f"[yellow]remark:[/] {sentence}")
     return sentence
+
+
+def large_delta(delta: float) -> str | None:
+    """Return a sentence where a delta is large for any data set, whatever its size."""
+    if delta <= _LARGE_DELTA:
+        return None
+    return (
+        f"delta={format_epsilon(delta)}: ought to lie well below 1/n, and is below it for fewer than "
+        f"{math.ceil(1.0 / delta):,} examples only"
+    )
 
 
 def described(event: Event) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcore.cli import options
+from dpcore.cli.answer import large_delta
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError
@@ -68,6 +69,8 @@ def create_command(
     if (budget_epsilon is None) != (budget_delta is None):
         raise ArgumentError("--budget-epsilon and --budget-delta: give both, or neither for a ledger without a budget")
     budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
+    if budget is not None and 0 < budget_delta < 1:
+        _remark_on_delta(budget_delta)
     made = Ledger.create(file, budget=budget, name=name, composition=composition, order=order)
     if as_json:
         write_json({"file": str(made.path), **_header(made)})
@@ -88,6 +91,8 @@ def show_command(
     """Show the runs, what they cost together, and what the budget leaves."""
     shown = _open(file)
     total = shown.total(1e-5 if delta is None and shown.budget is None else delta)
+    if delta is not None:
+        _remark_on_delta(delta)
     if as_json:
         runs = [run.to_dict() | {"epsilon": _plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
@@ -145,6 +150,12 @@ def export_command(
         return 2
     write_json(content)
     return 0
+
+
+def _remark_on_delta(delta: float) -> None:
+    sentence = large_delta(delta)
+    if sentence is not None:
+        remarks().print(f"[yellow]remark:[/] {sentence}")
 
 
 def _open(file: Path) -> Ledger:
@@ -233,6 +244,8 @@ def _tell_budget(total: Total, limit: float) -> None:
     spent, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
     middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
     write_line(f"{start}{spent:.1f}% spent{middle}, {max(0.0, 100 - spent - kept):.1f}% left")
+    if spent + kept < 100:
+        write_line(f"{'what a plan can have of it':<40} dpcore calibrate --ledger FILE")
 
 
 def _plain(value: float) -> float | str:

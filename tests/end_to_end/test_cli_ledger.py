@@ -75,6 +75,16 @@ def test_a_narrow_terminal_loses_no_figure(capsys: Capture, monkeypatch: pytest.
         assert run.run_id.partition("-")[2] in printed
 
 
+def test_a_large_delta_is_remarked(capsys: Capture) -> None:
+    words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta"]
+    assert main(["ledger", *words, "0.01"]) == 0
+    assert "remark: delta=0.01: ought to lie well below 1/n" in capsys.readouterr().err
+    assert main(["ledger", "show", "people.ledger"]) == 0
+    assert "remark" not in capsys.readouterr().err
+    assert main(["ledger", "show", "people.ledger", "--delta", "0.1"]) == 0
+    assert "fewer than 10 examples only" in capsys.readouterr().err
+
+
 def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
     Ledger.create("people.ledger")
     assert main(["ledger", "show", "people.ledger"]) == 0
