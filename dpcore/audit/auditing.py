@@ -30,9 +30,12 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtrc, gammaln
 
 from dpcore.accounting import (
     Adjacency,
+    CyclicPoissonSampledGaussian,
+    Event,
     FixedSizeSampledGaussian,
     PoissonSampledGaussian,
     TruncatedPoissonSampledGaussian,
@@ -40,7 +43,7 @@ from dpcore.accounting import (
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import checks, scores
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import UNSEEN, CanaryRun, MakeMechanism, Step, private_step
+from dpcore.audit.canaries import MORE, UNSEEN, CanaryRun, MakeMechanism, Step, private_step
 from dpcore.audit.exposure import secret_batches
 from dpcore.audit.records import Records, joined
 from dpcore.audit.result import AuditResult
@@ -126,17 +129,13 @@ def audit(
         raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.dp_sgd(...) returns")
     if isinstance(tensors, str):
         raise ArgumentTypeError(f"tensors={tensors!r}: must be a sequence of names, such as ('layer.weight',)")
-    if hasattr(sampler, "unit_of_privacy"):
-        raise ArgumentError(
-            "sampler: an audit of users' summed contributions is not there yet; give the sampler of the users itself"
-        )
     names = tuple(tensors or (FLAT if method.clip.groups == "flat" else GROUPED))
     plan = Plan(method, sampler, steps, names)
     delta, confidence = open_unit(delta=delta), open_unit(confidence=confidence)
     canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
     runs = integer(1, runs=runs)
     choice(("float32", "float64"), dtype=dtype)
-    draws = sampler.dataset_size * steps * runs
+    draws = getattr(sampler, "example_count", sampler.dataset_size) * steps * runs
     if draws > _MOST_DRAWS:
         raise ArgumentError(
             f"dataset_size * steps * runs = {draws:.3g}: must be at most {_MOST_DRAWS:.0e}, or the audit "
@@ -176,7 +175,9 @@ def audit(
         found.append(one.records())
         if run == 0 and not one.ends_as(canary_run(run)):
             found[0] = replace(found[0], surprises=(*found[0].surprises, UNSEEN))
-    return _judged(plan, joined(found), claimed, delta, confidence, replaced)
+        if run == 0 and not one.follows_from_releases(canary_run(run)):
+            found[0] = replace(found[0], surprises=(*found[0].surprises, MORE))
+    return _judged(plan, joined(found), claimed, delta, confidence, replaced, dtype)
 
 
 def _coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
@@ -185,10 +186,10 @@ def _coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
 
 
 def _judged(
-    plan: Plan, records: Records, claimed: float, delta: float, confidence: float, replaced: bool
+    plan: Plan, records: Records, claimed: float, delta: float, confidence: float, replaced: bool, dtype: str
 ) -> AuditResult:
     alpha = 1 - confidence
-    p_values = _checks(plan, records)
+    p_values = _checks(plan, records, dtype)
     level = alpha / 2 / len(p_values)
     findings = [f"{_MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
     findings += records.surprises
@@ -235,25 +236,68 @@ def _judged(
 _MEANING = {
     "noise": "There is less noise than planned",
     "repeated": "Noise of different steps or tensors is correlated, and should not be",
+    "copied": "The same noise occurs in several places",
+    "sums": "Sums of examples that are not canaries are not what their clipped vectors add up to",
+    "bits": "The bits of the adaptive clip are not released as planned",
     "rate": "Examples do not take part at the planned rate",
     "examples": "How often examples take part does not spread as independent coins do",
     "batches": "Batch sizes do not spread as independent coins do",
+    "halves": "Batches prefer one half of the data set",
+    "keys": "Runs of different keys have the same batches",
 }
 
 
-def _checks(plan: Plan, records: Records) -> dict[str, float]:
+def _checks(plan: Plan, records: Records, dtype: str) -> dict[str, float]:
     """Probabilities of what was seen, under the plan."""
     found = {"noise": checks.too_little_noise(records.nulls), "repeated": checks.repeated_noise(records.nulls)}
-    if not secret_batches(plan):
+    if dtype == "float64":  # of float32 numbers many are equal by chance
+        found["copied"] = checks.copied_noise(records.silent)
+    found["sums"] = checks.wrong_sums(records.sums)
+    if plan.adaptive_clip is not None:
+        found["bits"] = checks.wrong_sums(records.bits)
+    event = plan.event
+    coins = isinstance(event, PoissonSampledGaussian | CyclicPoissonSampledGaussian)
+    if not secret_batches(plan) or not (
+        coins or isinstance(event, FixedSizeSampledGaussian | TruncatedPoissonSampledGaussian)
+    ):
         return found
-    poisson, rate = isinstance(plan.event, PoissonSampledGaussian), _rate(plan)
-    if not isinstance(plan.event, PoissonSampledGaussian | FixedSizeSampledGaussian | TruncatedPoissonSampledGaussian):
-        return found
-    found["examples"] = checks.wrong_spread(records.counts, plan.steps, rate, low_only=not poisson)
-    if poisson:
-        found["rate"] = checks.wrong_rate(int(records.counts.sum()), records.counts.size * plan.steps, rate)
-        found["batches"] = checks.wrong_spread(records.sizes, plan.sampler.dataset_size, rate)
+    rate = participation_rate(event, _rate(plan))
+    found["examples"] = checks.wrong_spread(records.counts, records.tosses, rate, low_only=not coins)
+    found["halves"] = checks.uneven_halves(records.early, records.sizes, records.populations)
+    found["keys"] = checks.same_batches(records.batches, _log_chance(event, rate, records.populations[: plan.steps]))
+    if coins:
+        found["rate"] = checks.wrong_rate(int(records.counts.sum()), int(records.tosses.sum()), rate)
+        found["batches"] = checks.wrong_spread(records.sizes, records.populations, rate)
     return found
+
+
+def participation_rate(event: Event, sample_rate: float) -> float:
+    """Return the probability that an example is in a step in which it may be: less than the coin's where some are cut.
+
+    A batch of min(Bin(n, q), B) is a uniformly random subset of its size, hence ``E min(Bin(n, q), B) / n``.
+    """
+    if not isinstance(event, TruncatedPoissonSampledGaussian):
+        return sample_rate
+    sizes = np.arange(event.max_batch_size)
+    # E min(X, B) is the sum over k < B of Pr[X > k].
+    return float(bdtrc(sizes, event.dataset_size, event.sample_rate).sum()) / event.dataset_size
+
+
+def _log_chance(event: Event, rate: float, populations: NDArray[np.int64]) -> float:
+    """Return the logarithm of the probability, at most, that two runs have the same batches in all steps."""
+    if isinstance(event, FixedSizeSampledGaussian):
+        each = -_log_choose(event.dataset_size, event.batch_size)
+    elif isinstance(event, TruncatedPoissonSampledGaussian):
+        # The same coins, or two cut batches, each a uniformly random subset, that happen to be the same.
+        q, n = event.sample_rate, event.dataset_size
+        each = np.logaddexp(n * np.log(q**2 + (1 - q) ** 2), -_log_choose(n, event.max_batch_size))
+    else:
+        return float(np.log(rate**2 + (1 - rate) ** 2) * populations.sum())
+    return float(each * populations.size)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 def _scores(

@@ -6,11 +6,19 @@ planned noise, untouched coordinates are independent standard normals.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, betainc, chdtr, chdtrc
+from scipy.special import bdtr, bdtrc, betainc, chdtr, chdtrc, ndtr
 
 Floats = NDArray[np.float64]
+
+# Values of independent noise this close are the same value.
+_COPY = 1e-10
 
 
 def too_little_noise(nulls: Floats) -> float:
@@ -45,6 +53,38 @@ def repeated_noise(nulls: Floats) -> float:
     return min(1.0, pairs * tail)
 
 
+def copied_noise(silent: Floats) -> float:
+    """Return the probability of so many values that occur twice, at any two places, in any two runs.
+
+    Noise that is drawn again with a shift, or from a key that runs share, is no correlation of two rows. Two of N
+    independent standard normals are within h of each other with probability at most h / sqrt(pi), so N values have at
+    most N^2 h / (2 sqrt(pi)) such pairs on average; k of them or more have at most 1/k times that probability (Markov).
+    Noise that is absent counts as none.
+    """
+    values = np.sort(silent[np.abs(silent) > _COPY])
+    found = int(np.count_nonzero(np.diff(values) <= _COPY))
+    return min(1.0, values.size**2 * _COPY / (2 * math.sqrt(math.pi)) / found) if found else 1.0
+
+
+def wrong_sums(rest: Floats) -> float:
+    """Return the probability that sums lie so near to the clean ones, or so far from them, or so far to one side.
+
+    Parameters
+    ----------
+    rest : (T, r) array
+        What is left of the released sums of r runs without the clean ones: independent standard normals under the plan.
+        What is not finite is left out.
+    """
+    values = rest[np.isfinite(rest)]
+    if values.size == 0:
+        return 1.0
+    squares = float((values**2).sum())
+    aside = 2 * float(ndtr(-abs(values.sum()) / math.sqrt(values.size)))
+    whole = rest[np.isfinite(rest).all(axis=1)]
+    again = repeated_noise(whole[:, None, :]) if rest.shape[1] > 2 else 1.0
+    return min(1.0, 4 * min(float(chdtr(values.size, squares)), float(chdtrc(values.size, squares)), aside, again))
+
+
 def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
     """Return the probability that so many or so few of `trials` coins of one probability fall on heads, two-sided."""
     if sample_rate >= 1:
@@ -54,7 +94,7 @@ def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
     return min(1.0, 2 * min(low, high))
 
 
-def wrong_spread(counts: NDArray[np.int64], tosses: int, sample_rate: float, *, low_only: bool = False) -> float:
+def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, low_only: bool = False) -> float:
     """Return the probability that numbers of heads in `tosses` coins each spread so little, or so much, two-sided.
 
     Parameters
@@ -62,7 +102,7 @@ def wrong_spread(counts: NDArray[np.int64], tosses: int, sample_rate: float, *, 
     counts : array of int
         Independent Bin(tosses, sample_rate) under the plan: how often each example took part, or the size of each
         batch.
-    tosses : int
+    tosses : int, or array of int
         Coins behind each count.
     sample_rate : float
         q.
@@ -74,13 +114,50 @@ def wrong_spread(counts: NDArray[np.int64], tosses: int, sample_rate: float, *, 
     The sum of (count - k q)^2 is compared with the multiple of a chi-square of the same mean and variance; with
     v = k q (1 - q), one term has mean v and variance 2 v^2 + v (1 - 6 q (1 - q)).
     """
-    variance = tosses * sample_rate * (1 - sample_rate)
-    if variance == 0:
+    coins = np.broadcast_to(np.asarray(tosses, np.float64), counts.shape)
+    variance = coins * sample_rate * (1 - sample_rate)
+    mean = float(variance.sum())
+    if mean == 0:
         return 1.0
-    spread = 2 * variance**2 + variance * (1 - 6 * sample_rate * (1 - sample_rate))
-    freedom = 2 * counts.size * variance**2 / spread
-    total = float(((counts - tosses * sample_rate) ** 2).sum()) * freedom / (counts.size * variance)
+    spread = float((2 * variance**2 + variance * (1 - 6 * sample_rate * (1 - sample_rate))).sum())
+    freedom = 2 * mean**2 / spread
+    total = float(((counts - coins * sample_rate) ** 2).sum()) * freedom / mean
     low = float(chdtr(freedom, total))
     if low_only:
         return low
     return min(1.0, 2 * min(low, float(chdtrc(freedom, total))))
+
+
+def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], populations: NDArray[np.int64]) -> float:
+    """Return the probability that batches prefer one half of the data set so much, two-sided.
+
+    Under sampling that treats all examples alike, a batch of a given size is a uniformly random subset: those of it
+    that are of the first half are hypergeometric, and steps are independent. For them Hoeffding's bound for independent
+    draws holds as well: a sum over batches is d or more from its mean with probability at most 2 exp(-2 d^2 / sum of
+    the sizes) (Hoeffding 1963, section 6).
+
+    Parameters
+    ----------
+    early, sizes, populations : (T,) arrays of int
+        As in `Records`.
+    """
+    drawn = int(sizes.sum())
+    if drawn == 0:
+        return 1.0
+    expected = float((sizes * (populations // 2) / np.maximum(populations, 1)).sum())
+    return min(1.0, 2 * math.exp(-2 * (int(early.sum()) - expected) ** 2 / drawn))
+
+
+def same_batches(batches: Sequence[str], log_chance: float) -> float:
+    """Return the probability that so many pairs of runs have the same batches in all steps (Markov).
+
+    Parameters
+    ----------
+    batches : sequence of str
+        A digest for each run.
+    log_chance : float
+        Logarithm of the probability of that, at most, for two runs of independent keys.
+    """
+    pairs = sum(count * (count - 1) // 2 for count in Counter(batches).values())
+    every = len(batches) * (len(batches) - 1) / 2
+    return min(1.0, every * math.exp(log_chance) / pairs) if pairs else 1.0

@@ -28,9 +28,25 @@ class Records:
     possible : (T, m) array of bool
         At which steps it might have been used, as everybody knows.
     counts : (n,) array of int
-        How often each example was used in all steps.
+        How often each example (or user) was used in all steps.
+    tosses : (n,) array of int
+        How often it might have been.
     sizes : (T,) array of int
         Batch sizes.
+    populations : (T,) array of int
+        How many might have been in each batch.
+    early : (T,) array of int
+        How many of each batch are of the first half of those.
+    batches : tuple of str
+        Of each run, a digest of its batches.
+    silent : (N,) array
+        Released values, in units of the planned noise, wherever nothing is added: untouched coordinates and, unless
+        examples are replaced, those of canaries that are out.
+    sums : (T, r) array
+        Of r runs: the releases along the direction of all other examples less their clean sum, in units of the noise.
+    bits : (T, r) array
+        Of r runs: the released sums of an adaptive clip's bits less the clean ones, in units of the planned noise; not
+        finite where the clip norm met its limits, no rows where it is not adapted.
     surprises : tuple of str
         What no run of the plan can show.
     coins : (m,) array of bool
@@ -43,7 +59,14 @@ class Records:
     participation: NDArray[np.int64]
     possible: NDArray[np.bool_]
     counts: NDArray[np.int64]
+    tosses: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    populations: NDArray[np.int64]
+    early: NDArray[np.int64]
+    batches: tuple[str, ...]
+    silent: Floats
+    sums: Floats
+    bits: Floats
     surprises: tuple[str, ...]
     coins: NDArray[np.bool_]
 
@@ -57,7 +80,14 @@ def joined(records: Sequence[Records]) -> Records:
         np.concatenate([r.participation for r in records], axis=1),
         np.concatenate([r.possible for r in records], axis=1),
         np.concatenate([r.counts for r in records]),
+        np.concatenate([r.tosses for r in records]),
         np.concatenate([r.sizes for r in records]),
+        np.concatenate([r.populations for r in records]),
+        np.concatenate([r.early for r in records]),
+        tuple(digest for r in records for digest in r.batches),
+        np.concatenate([r.silent for r in records]),
+        np.concatenate([r.sums for r in records], axis=1),
+        np.concatenate([r.bits for r in records], axis=1),
         tuple(dict.fromkeys(surprise for r in records for surprise in r.surprises)),
         np.concatenate([r.coins for r in records]),
     )

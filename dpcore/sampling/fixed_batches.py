@@ -46,6 +46,8 @@ class FixedBatches:
         dataset_size: int | None = None,
         batch_size: float | None = None,
     ) -> None:
+        if isinstance(batches, (str, bytes)) or not hasattr(batches, "__iter__"):
+            raise ArgumentTypeError(f"batches={batches!r}: must be a list of index arrays, one for each step")
         fixed = tuple(_batch(number, batch) for number, batch in enumerate(batches))
         if not any(batch.size for batch in fixed):
             raise ArgumentError("batches: must hold at least one batch with at least one index")
@@ -144,7 +146,10 @@ class FixedBatches:
 
 
 def _batch(number: int, batch: npt.ArrayLike) -> Indices:
-    array = np.asarray(batch)
+    try:
+        array = np.asarray(batch)
+    except ValueError:  # sequences of different lengths
+        raise ArgumentError(f"batches[{number}]: must be one-dimensional, not lists of different lengths") from None
     if array.ndim != 1:
         raise ArgumentError(f"batches[{number}]: must be one-dimensional, not of shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":

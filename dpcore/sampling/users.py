@@ -150,7 +150,12 @@ class UserSampler:
 
 
 def _users(user_of_example: npt.ArrayLike, count: int) -> npt.NDArray[np.int64]:
-    array = np.asarray(user_of_example)
+    if np.ma.isMaskedArray(user_of_example):
+        raise ArgumentTypeError("user_of_example: must name the user of every example; a masked array hides some")
+    try:
+        array = np.asarray(user_of_example)
+    except ValueError:  # sequences of different lengths
+        raise ArgumentError("user_of_example: must be (n,), one user for each example, not lists of them") from None
     if array.ndim != 1 or array.size == 0:
         raise ArgumentError(
             f"user_of_example.shape={array.shape}: must be (n,), the user of each example, at least one"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -58,7 +58,8 @@ class Data:
                 "data=DataLoader: pass its dataset (loader.dataset); dpcore draws the batches itself, so that the "
                 "sampling is the one that is accounted"
             )
-        if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if isinstance(data, (IterableDataset, Mapping)) or not sized:
             raise ArgumentTypeError(
                 f"data={type(data).__name__}: must be a map-style dataset (with len and indexing) or a tuple of tensors"
             )
@@ -73,7 +74,7 @@ class Data:
             tensors = None
         self.tensors = tensors
         self.dataset = data
-        self.length = self.tensors[0].shape[0] if self.tensors is not None else len(data)
+        self.length = self.tensors[0].shape[0] if self.tensors is not None else _length(data)
         if self.length == 0:
             raise ArgumentError("data with 0 examples: must have at least one")
         self._collate = collate_fn or default_collate
@@ -137,7 +138,14 @@ class Data:
     def _read(self, places: list[int], seed: bytes) -> Tree:
         read = self._pool.map if self._pool else map
         with seeded(self.device, seed):
-            examples = list(read(self.dataset.__getitem__, places))
+            try:
+                examples = list(read(self.dataset.__getitem__, places))
+            except Exception as cause:
+                raise ArgumentError(
+                    f"data={type(self.dataset).__name__}: failed to read a step's examples; must give one for every "
+                    "index below its len() as it was at first (the reason is this exception's __cause__, not quoted "
+                    "because it may tell which examples were drawn)"
+                ) from cause
             try:
                 joined = self._collate(examples)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
@@ -149,6 +157,15 @@ class Data:
         if batches.size(result) != len(places):
             raise ArgumentError("collate_fn made another number of rows than of examples: it must keep each as one row")
         return result
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except (TypeError, ValueError) as cause:  # no integer, or a negative one
+        raise ArgumentTypeError(
+            f"data={type(data).__name__}: its len() must be a number of examples ({cause})"
+        ) from None
 
 
 def _tensors(data: Any) -> tuple[torch.Tensor, ...] | None:

@@ -242,6 +242,11 @@ def _plan(
         )
     else:
         sampler = sampling
+        if isinstance(sampler, type) or not all(hasattr(sampler, name) for name in ("event", "steps_per_epoch")):
+            raise ArgumentTypeError(
+                f"sampling={sampling!r}: must be a name, such as 'poisson', or a sampler of dpcore.sampling, such as "
+                "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
+            )
         if isinstance(sampler, UserSampler) and sampler.example_count != examples:
             raise ArgumentError(
                 f"sampling.user_of_example of length {sampler.example_count}: must name the user of each of the "

@@ -12,24 +12,33 @@ from scipy import integrate, stats
 
 import dpcore
 from dpcore import methods
-from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian
+from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import audit, checks, private_step
+from dpcore.audit.auditing import participation_rate
 from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
 from dpcore.audit.exposure import direction
-from dpcore.clipping import Clip
+from dpcore.clipping import AdaptiveClip, Clip
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import RunKeys
 from dpcore.mechanism import Mechanism
+from dpcore.method import Method
 from dpcore.plan import Plan
-from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    PoissonSampler,
+    TruncatedPoissonSampler,
+    UserSampler,
+)
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import NoiseRow
 
 KEY = bytes(range(32))
 ORDER = FixedOrderSampler(dataset_size=64, batch_size=32)
 SGD = methods.dp_sgd(lr=0.1, noise_multiplier=2.0)
+ADAPTIVE = methods.dp_sgd(lr=0.1, noise_multiplier=2.0, adaptive_clip=AdaptiveClip(bit_noise_std=3.0))
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (9, 10), (10, 10), (17, 400)])
@@ -96,7 +105,9 @@ def test_epsilon_of_any_mechanism_from_its_definition() -> None:
 
 def test_probabilities_of_the_checks_are_uniform_or_larger() -> None:
     rng = np.random.default_rng(2)
-    found = {name: [] for name in ("noise", "repeated", "rate", "examples", "batches")}
+    names = ("noise", "repeated", "rate", "examples", "batches", "copied", "sums", "halves", "turns")
+    found = {name: [] for name in names}
+    turns = np.where(np.arange(80) % 3 == 0, 12, 4)  # how often an example may be in
     for _ in range(400):
         nulls = rng.normal(size=(5, 2, 60))
         found["noise"].append(checks.too_little_noise(nulls))
@@ -105,10 +116,58 @@ def test_probabilities_of_the_checks_are_uniform_or_larger() -> None:
         found["rate"].append(checks.wrong_rate(int(used.sum()), used.size, 0.15))
         found["examples"].append(checks.wrong_spread(used.sum(axis=0), 12, 0.15))
         found["batches"].append(checks.wrong_spread(used.sum(axis=1), 80, 0.15))
+        found["copied"].append(checks.copied_noise(rng.normal(size=40_000)))
+        found["sums"].append(checks.wrong_sums(nulls[:, 0, :20]))
+        sizes = used.sum(axis=1)
+        found["halves"].append(checks.uneven_halves(used[:, :40].sum(axis=1), sizes, np.full(12, 80)))
+        found["turns"].append(checks.wrong_spread((used & (np.arange(12)[:, None] < turns)).sum(axis=0), turns, 0.15))
     for name, values in found.items():
         for level in (0.01, 0.1):
             assert np.mean(np.array(values) <= level) <= stats.binom.ppf(0.9999, 400, level) / 400, name
-        assert min(values) < 0.1, name
+        assert min(values) < (1 if name == "copied" else 0.1), name
+
+
+def test_values_that_occur_twice_are_found_wherever_they_are() -> None:
+    rng = np.random.default_rng(4)
+    values = rng.normal(size=5000)
+    assert checks.copied_noise(values) > 0.01
+    assert checks.copied_noise(np.concatenate([values, values[100:400] * (1 + 1e-13)])) < 1e-4
+    assert checks.copied_noise(np.zeros(100)) == 1.0  # no noise is no copy
+
+
+def test_sums_that_are_off_in_any_way() -> None:
+    rest = np.random.default_rng(5).normal(size=(6, 40))
+    assert checks.wrong_sums(rest) > 0.01
+    for wrong in (0.5 * rest, 1.6 * rest, rest + 0.5, np.repeat(rest[:1], 6, axis=0)):
+        assert checks.wrong_sums(wrong) < 1e-4
+    rest[2, 3] = np.nan  # a clip norm at its limit tells of no bits
+    assert checks.wrong_sums(rest) > 0.01
+    assert checks.wrong_sums(np.zeros((0, 3))) == 1.0
+
+
+def test_the_bound_on_halves_holds_for_hypergeometric_numbers() -> None:
+    population, drawn = 21, 8
+    early = np.arange(drawn + 1)
+    chances = stats.hypergeom(population, population // 2, drawn).pmf(early)
+    one = np.array([drawn]), np.array([population])
+    bounds = np.array([checks.uneven_halves(np.array([e]), *one) for e in early])
+    for bound in bounds:
+        assert chances[bounds <= bound].sum() <= bound + 1e-12
+    assert checks.uneven_halves(np.full(9, 8), np.full(9, 8), np.full(9, 21)) < 1e-9
+
+
+def test_runs_of_different_keys_seldom_agree() -> None:
+    assert checks.same_batches(("a", "b", "c"), -50.0) == 1.0
+    assert checks.same_batches(("a", "b", "a"), -50.0) == pytest.approx(3 * math.exp(-50))
+    assert checks.same_batches(("a", "a", "a"), math.log(0.9)) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("n", "q", "most"), [(5, 0.5, 3), (40, 0.25, 10), (4, 0.9, 4), (6, 0.1, 1)])
+def test_how_often_an_example_is_in_a_cut_batch(n: int, q: float, most: int) -> None:
+    sizes = np.arange(n + 1)
+    expected = stats.binom(n, q).pmf(sizes) @ np.minimum(sizes, most) / n
+    event = TruncatedPoissonSampledGaussian(n, q, most, 1.0, 1)
+    assert participation_rate(event, q) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_tail_of_a_correlation_by_quadrature() -> None:
@@ -155,16 +214,26 @@ def test_the_step_is_that_of_minimize() -> None:
         np.testing.assert_allclose(one.path[-1], x[0], rtol=1e-12)
 
 
-@pytest.mark.parametrize("sampler", [ORDER, PoissonSampler(dataset_size=100, batch_size=20)])
-def test_alarms_of_honest_runs_are_as_rare_as_stated(sampler: object) -> None:
+@pytest.mark.parametrize(
+    ("method", "sampler"),
+    [
+        (SGD, ORDER),
+        (SGD, PoissonSampler(dataset_size=100, batch_size=20)),
+        (SGD, TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=20)),
+        (ADAPTIVE, CyclicPoissonSampler(dataset_size=100, batch_size=20, groups=3)),
+        (ADAPTIVE, UserSampler(PoissonSampler(dataset_size=64, batch_size=20), [i % 64 for i in range(150)], 2)),
+    ],
+)
+def test_alarms_of_honest_runs_are_as_rare_as_stated(method: Method, sampler: object) -> None:
     alarms = exceeded = 0
-    for number in range(200):
+    audits = 200 if method is SGD else 80
+    for number in range(audits):
         key = bytes([number]) * 32
-        found = audit(SGD, sampler, 2, delta=1e-5, canaries=64, runs=2, confidence=0.9, key=key)
+        found = audit(method, sampler, 4, delta=1e-5, canaries=64, runs=2, confidence=0.9, key=key)
         alarms += found.flagged
         exceeded += found.lower_bound > found.claimed_epsilon
-    assert alarms <= stats.binom.ppf(0.99, 200, 0.1)
-    assert exceeded <= stats.binom.ppf(0.99, 200, 0.05)
+    assert alarms <= stats.binom.ppf(0.99, audits, 0.1)
+    assert exceeded <= stats.binom.ppf(0.99, audits, 0.05)
 
 
 def test_a_key_repeats_an_audit_and_without_one_it_differs() -> None:
@@ -207,7 +276,6 @@ def test_the_fused_step_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dtype": "float16"}, "dtype='float16'"),
         ({"method": methods.dp_sgd(lr=0.1, noise_multiplier=0.0)}, "claims nothing"),
         ({"method": methods.dp_sgd(lr=0.1)}, "noise_multiplier=None"),
-        ({"sampler": UserSampler(ORDER, [i // 2 for i in range(128)], 2)}, "users"),
         ({"method": "dp_sgd"}, "must be a dpcore.Method"),
         ({"sampler": [[0, 1]]}, "must be a sampler"),
         ({"tensors": "x"}, "tensors='x'"),

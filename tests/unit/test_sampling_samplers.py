@@ -372,6 +372,11 @@ def test_fixed_batches_refuse() -> None:
         FixedBatches([[True, False]])
     with pytest.raises(ArgumentError, match=r"batches\[0\]: must be one-dimensional"):
         FixedBatches([[[0], [1]]])
+    with pytest.raises(ArgumentError, match=r"batches\[1\]: must be one-dimensional, not lists"):
+        FixedBatches([[0], [[0], [1, 2]]])
+    for listless in (3, None, "abc"):
+        with pytest.raises(ArgumentTypeError, match="must be a list of index arrays"):
+            FixedBatches(listless)
     for empty in ([], [[]]):
         with pytest.raises(ArgumentError, match="at least one batch"):
             FixedBatches(empty)

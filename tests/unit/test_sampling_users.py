@@ -111,6 +111,10 @@ def test_describes_what_a_user_is() -> None:
         (lambda: UserSampler(INNER["poisson"], [0, 1, 3, 4, 5, 6], 1), ArgumentError, "user 2 of the sampler's 7 has"),
         (lambda: UserSampler(UserSampler(INNER["poisson"], USERS, 1), USERS, 1), ArgumentTypeError, "the users"),
         (lambda: UserSampler("poisson", USERS, 1), ArgumentTypeError, "sampler='poisson'"),
+        (lambda: UserSampler(INNER["poisson"], [[0], [1, 2]], 1), ArgumentError, "one user for each example"),
+        (lambda: UserSampler(INNER["poisson"], [0, None, 1], 1), ArgumentTypeError, "must be integers"),
+        (lambda: UserSampler(INNER["poisson"], [0, float("nan")], 1), ArgumentTypeError, "must be integers"),
+        (lambda: UserSampler(INNER["poisson"], np.ma.masked_less(USERS, 1), 1), ArgumentTypeError, "hides some"),
     ],
 )
 def test_refuses(make, error, words: str) -> None:

@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
-from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, sgd, start
 
 
@@ -130,7 +138,20 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(())
 
 
+class Lengthless(Rows):
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
 ARGUMENTS_REFUSED = {
+    "a mapping of tensors": (lambda: {"data": {"inputs": DATA[0]}}, "map-style"),
+    "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
+    "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
+    "weighted": (lambda: {"sampling": WeightedRandomSampler([1.0] * 30, 30)}, "is not accounted"),
+    "distributed": (lambda: {"sampling": DistributedSampler(Rows(), num_replicas=2, rank=0)}, "is not accounted"),
+    "a shard": (lambda: {"sampling": shard(PoissonSampler(dataset_size=30, batch_size=8), 0, 2)}, "must be a name"),
+    "a class": (lambda: {"sampling": PoissonSampler}, "must be a name"),
+    "nothing": (lambda: {"sampling": None}, "sampling=None: must be a name"),
     "loader": (lambda: {"data": DataLoader(TensorDataset(*DATA))}, "loader.dataset"),
     "iterable": (lambda: {"data": Stream()}, "map-style"),
     "lengths": (lambda: {"data": (DATA[0], DATA[1][:-1])}, "30, 29"),
@@ -210,6 +231,21 @@ def test_arguments_refused(name: str) -> None:
     with pytest.raises(DpcoreError, match=words) as caught:
         start(model(), **options())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> None:
+    class Shrinking(Rows):
+        def __getitem__(self, index: int) -> Any:
+            if index > 0:
+                raise FileNotFoundError(f"patient-{index}.png")
+            return super().__getitem__(index)
+
+    run = start(model(), data=Shrinking(), num_workers=workers)
+    with pytest.raises(ArgumentError, match="failed to read a step's examples") as caught:
+        finish(run)
+    assert not any(character.isdigit() for character in str(caught.value))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_models_refused() -> None:
