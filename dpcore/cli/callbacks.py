@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,24 +61,29 @@ class JsonLines:
     ----------
     path : path
         The file, made new.
+    earlier : sequence of EpochReleased
+        Evaluations of a run that goes on: the file's first lines.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], earlier: Sequence[EpochReleased] = ()) -> None:
         self._path = Path(path)
-        self._path.write_bytes(b"")
+        self._path.write_bytes(b"".join(map(_line, earlier)))
 
     def on_step(self, released: StepReleased) -> None:
         """Do nothing: what a step's number says follows from the configuration."""
 
     def on_epoch(self, released: EpochReleased) -> None:
         """Write one line."""
-        line = json.dumps(plain(asdict(released)), allow_nan=False) + "\n"
         # One write of a whole line: killed before it, the file ends with the line before.
         with self._path.open("ab", buffering=0) as file:
-            file.write(line.encode())
+            file.write(_line(released))
 
     def on_end(self, statement: Statement) -> None:
         """Do nothing: every line is written already."""
+
+
+def _line(released: EpochReleased) -> bytes:
+    return (json.dumps(plain(asdict(released)), allow_nan=False) + "\n").encode()
 
 
 class TensorBoard:
@@ -87,6 +93,8 @@ class TensorBoard:
     ----------
     folder : path
         Where the event files go.
+    after : int, optional
+        The step that a run goes on from: what stands there of later ones is shown no more.
 
     Raises
     ------
@@ -94,13 +102,13 @@ class TensorBoard:
         Where tensorboard is not installed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], after: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as cause:
             message = "tensorboard=True: needs tensorboard; install it with: pip install 'dpcore[tensorboard]'"
             raise DpcoreError(message) from cause
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
     def on_step(self, released: StepReleased) -> None:
         """Do nothing: TensorBoard stamps each value with the time, and a step's time tells its batch's size."""

@@ -167,8 +167,9 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
     # After the quick checks: torch takes a second to import.
     from dpcore.cli import compare_budget as budget
     from dpcore.cli import compare_report as report
-    from dpcore.cli.compare_log import Log, locked
+    from dpcore.cli.compare_log import Log
     from dpcore.cli.compare_runs import Display, accuracies, make_runs, preview
+    from dpcore.cli.run_folder import locked
     from dpcore.plan import versions
 
     console = remarks()

@@ -7,14 +7,13 @@ takes tells the sizes of its batches, which are secret under Poisson sampling.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Event
 from dpcore.cli.comparison import Comparison, Run
-from dpcore.cli.run_folder import COMPARISON, RunFolder
+from dpcore.cli.run_folder import COMPARISON, RunFolder, locked
 from dpcore.errors import DataError
 from dpcore.report.canonical import plain
 from dpcore.report.statement import Statement
@@ -155,25 +154,3 @@ def _difference(held: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
             return f"{key}: {_difference(before, now)}"
         return f"{key}: {json.dumps(before)} there, {json.dumps(now)} here"
     return ""
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind.
-
-    Raises
-    ------
-    DataError
-        Where another process is at work there.
-    """
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system
-        yield
-        return
-    with (path / "config.json").open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as cause:
-            raise DataError(f"out={str(path)!r}: another command is at work in it; wait for its end") from cause
-        yield

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from dpcore import accounting
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.run_folder import RunFolder
+from dpcore.cli.run_folder import RunFolder, locked
 from dpcore.cli.settings import Settings
 from dpcore.report.text import format_epsilon, format_number
 
@@ -30,8 +31,6 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
     # After the quick checks: torch takes a second to import.
-    from dpcore.cli import callbacks
-    from dpcore.cli.progress import Display
     from dpcore.cli.training import Training
 
     console = remarks()
@@ -46,22 +45,51 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
     with deferred() as interruption:
         folder.write_config(settings.to_dict(), training.statement(0).software)
-        heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl")]
-        if settings.tensorboard:
-            heard.append(callbacks.TensorBoard(folder.path / "tensorboard"))
-        try:
-            with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
-                outcome = training.run([*heard, display], interruption, folder.write_statement)
-        except Stopped as stop:
-            raise Stopped(f"{stop}; {_upper_bound(folder)}", stop.status) from stop
-        except Exception:
-            console.print(f"remark: {_upper_bound(folder)}")
-            raise
-        _finish(folder, settings, outcome)
+        with locked(folder.path):
+            return train(training, folder, ledger, interruption, as_json)
+
+
+def train(
+    training: Training,
+    folder: RunFolder,
+    ledger: Path | None,
+    interruption: Interruption,
+    as_json: bool,
+    resumed: bool = False,
+) -> int:
+    """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
+    from dpcore.cli import callbacks, checkpoint
+    from dpcore.cli.progress import Display
+
+    settings, console = training.settings, remarks()
+
+    def save() -> None:
+        checkpoint.write(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
+
+    if ledger is not None and not resumed:
+        save()
+    heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl", training.evaluations)]
+    if settings.tensorboard:
+        after = training.private.steps_taken if resumed else None
+        heard.append(callbacks.TensorBoard(folder.path / "tensorboard", after))
+    try:
+        with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
+            outcome = training.run(
+                [*heard, display], interruption, folder.write_statement, save if ledger is not None else None
+            )
+    except Stopped as stop:
+        raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
+    except Exception:
+        console.print(f"remark: {_left(folder)}")
+        raise
+    _finish(folder, settings, outcome)
+    complete = outcome.steps_taken == outcome.statement.steps_planned
+    if complete:
+        folder.checkpoint.unlink(missing_ok=True)
     _tell(folder, settings, outcome, interruption, as_json)
     if outcome.budget:
         return BUDGET_STATUS
-    return interruption.status if outcome.statement.steps_taken < outcome.statement.steps_planned else 0
+    return 0 if complete else interruption.status
 
 
 def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
@@ -79,8 +107,13 @@ def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
         )
 
 
-def _upper_bound(folder: RunFolder) -> str:
-    return f"{folder.path / 'statement.txt'} states an upper bound of what was spent: it counts the whole epoch"
+def _left(folder: RunFolder) -> str:
+    bound = f"{folder.path / 'statement.txt'} states an upper bound of what was spent: it counts the whole epoch"
+    return f"{bound}; to go on: {_command(folder)}" if folder.checkpoint.exists() else bound
+
+
+def _command(folder: RunFolder) -> str:
+    return f"dpcore train --resume {quote(str(folder.path))}"
 
 
 def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
@@ -113,7 +146,9 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
 
 def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
     statement, last = outcome.statement, outcome.evaluations[-1]
-    stopped = statement.steps_taken < statement.steps_planned
+    stopped = outcome.steps_taken < statement.steps_planned
+    # Another run of the ledger may still give back what it reserved.
+    when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
         write_json(
@@ -122,6 +157,7 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
                 "test_accuracy": last.test_accuracy,
                 "test_loss": last.test_loss,
                 "run_folder": str(folder.path),
+                **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
                 "settings": settings.to_dict(),
                 "statement": statement.to_dict(),
             }
@@ -129,7 +165,7 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
         return
     if stopped:
         write_line(
-            f"Stopped by {who} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
+            f"Stopped by {who} after {outcome.steps_taken:,} of {statement.steps_planned:,} steps; "
             "what was spent until then is spent."
         )
     write_line(f"held-out accuracy  {100 * last.test_accuracy:.2f}%")
@@ -141,3 +177,5 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     else:
         write_line("privacy spent      epsilon is infinite: this run is NOT private")
     write_line(f"run folder         {folder.path}")
+    if folder.checkpoint.exists():
+        write_line(f"to go on           {_command(folder)}{when}")

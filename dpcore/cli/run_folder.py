@@ -2,7 +2,7 @@
 
 Files are written beside their place and moved there in one step: a reader, or a run killed at any moment, sees the old
 file or the new one. Nothing secret is ever handed to this module: no key, no index, no realized batch size, no training
-loss, and no duration of a step (which tells the size of its batch).
+loss, and no duration of a step (which tells the size of its batch). A checkpoint is secret, and lies beside the folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,15 @@ class RunFolder:
     path : Path
         Made if it does not exist.
     overwrite : bool
-        Whether the files of an earlier run are deleted first. Other files are never touched.
+        Whether the files of an earlier run, and its checkpoint, are deleted first. Other files are never touched.
     kind : str
         `RUN`, `DEMO` or `COMPARISON`, the mark of config.json. A folder of another kind is never overwritten.
 
     Raises
     ------
     DataError
-        Where the folder is not empty and `overwrite` is not given, or it holds something that is not a run.
+        Where the folder is not empty and `overwrite` is not given, or it holds something that is not a run; where a
+        command is at work in it.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
@@ -61,14 +64,25 @@ class RunFolder:
             raise DataError(f"out={str(path)!r}: is a file; name a folder")
         held = {item.name for item in path.iterdir()} if path.exists() else set()
         if held:
-            if not self._is_run():
+            if not holds(path, kind):
                 raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
             if not overwrite:
-                raise DataError(f"out={str(path)!r}: already holds a run; name another folder or add --overwrite")
+                resume = f"go on with it (dpcore train --resume {path}), " if self._has_checkpoint() else ""
+                raise DataError(
+                    f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite"
+                )
+            with locked(path):
+                if kind == RUN:
+                    self.checkpoint.unlink(missing_ok=True)
             for name in held.intersection(NAMES):
                 (path / name).unlink()
             for name in held.intersection(FOLDERS):
                 shutil.rmtree(path / name)
+        if self._has_checkpoint():
+            raise DataError(
+                f"out={str(path)!r}: the checkpoint of another run, {self.checkpoint}, lies where this one's would; "
+                "delete it or name another folder"
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
@@ -85,9 +99,14 @@ class RunFolder:
     def next(cls, parent: Path, name: str) -> RunFolder:
         """Make ``parent/name``, or ``parent/name-2`` and so on where that exists."""
         number = 1
-        while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
+        while (path := parent / (name if number == 1 else f"{name}-{number}")).exists() or checkpoint_of(path).exists():
             number += 1
         return cls(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where a run that can be resumed keeps its checkpoint."""
+        return checkpoint_of(self.path)
 
     def write_config(self, settings: dict[str, Any], versions: dict[str, str]) -> None:
         """Write config.json: first of all files, and the mark by which a run folder is known."""
@@ -113,9 +132,42 @@ class RunFolder:
             os.fsync(file.fileno())
         draft.replace(self.path / name)
 
-    def _is_run(self) -> bool:
+    def _has_checkpoint(self) -> bool:
+        return self.kind == RUN and self.checkpoint.exists()
+
+
+def checkpoint_of(folder: Path) -> Path:
+    """Return the path of a run's checkpoint: beside its folder, whose files are all public."""
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}.checkpoint")
+
+
+def holds(path: Path, kind: str = RUN) -> bool:
+    """Whether a folder holds what `kind` says."""
+    try:
+        content = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == kind
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind.
+
+    Raises
+    ------
+    DataError
+        Where another process is at work there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such lock on this system
+        yield
+        return
+    with (path / "config.json").open("rb") as file:
         try:
-            content = json.loads((self.path / "config.json").read_bytes())
-        except (OSError, ValueError):
-            return False
-        return isinstance(content, dict) and content.get("kind") == self.kind
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            raise DataError(f"out={str(path)!r}: another command is at work in it; wait for its end") from cause
+        yield

@@ -9,6 +9,7 @@ import typer
 
 from dpcore.cli import config_file, options
 from dpcore.cli import method_options as own
+from dpcore.cli import resume as resumed
 from dpcore.cli import training_options as shared
 from dpcore.cli.run import run
 from dpcore.cli.settings import SETTINGS, Settings
@@ -17,6 +18,7 @@ from dpcore.cli.values import count, one_of, real, whole
 
 
 def train(
+    context: typer.Context,
     data: shared.Data = "digits",
     data_dir: shared.DataDir = None,
     model: shared.Model = "logistic",
@@ -110,6 +112,16 @@ def train(
         bool, typer.Option("--tensorboard", metavar=" ", help="Also write TensorBoard events.", rich_help_panel=RUN)
     ] = False,
     ledger: shared.Ledger = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            callback=resumed.use,
+            metavar="FOLDER",
+            help="Go on with the run in this folder, which a ledger pays for, from its checkpoint.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     record_gradients: Annotated[
         int | None,
         typer.Option(
@@ -125,11 +137,16 @@ def train(
     """Train a model with a stated privacy guarantee."""
     # First of all: the arguments are the settings, by the same names.
     given = dict(locals())
+    if resume is not None:
+        resumed.check(context, resume)
     from dpcore.config import get_backend
 
     given = {name: value for name, value in given.items() if name in SETTINGS}
     given["data_dir"] = None if data_dir is None else str(data_dir)
     settings = Settings(**{**given, "backend": backend or get_backend()})
-    status = run(settings, out, overwrite, as_json, ledger)
+    if resume is not None:
+        status = resumed.resume(settings, resume, as_json, ledger)
+    else:
+        status = run(settings, out, overwrite, as_json, ledger)
     if status:
         raise typer.Exit(status)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from dpcore.cli.settings import Settings
 from dpcore.datasets import Dataset
 from dpcore.errors import BackendError, BudgetError, DeltaWarning
 from dpcore.guarantee import guarantee
+from dpcore.plan import Plan
+from dpcore.report.canonical import plain
 from dpcore.report.statement import Statement
 from dpcore.torch import make_private, models
 
@@ -28,8 +30,12 @@ HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
 )
 _RESERVED = (
-    "Written before epoch {epoch} began: all its steps count as taken. If nothing newer stands here, the run was "
+    "Written before the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
     "killed during that epoch, and spent at most what is stated."
+)
+_REPLAYED = (
+    " The parameters are those after step {taken}; steps up to {released} may have been released before the run was "
+    "resumed, and count."
 )
 
 
@@ -39,12 +45,14 @@ class Outcome:
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
     the keywords of `dpcore.report.gradients.save_gradients`, where a record was asked for. `budget` says why a ledger's
-    budget ended the run, if it did.
+    budget ended the run, if it did. `steps_taken` lead to the parameters; the statement may count more, where a run was
+    killed and resumed.
     """
 
     parameters: dict[str, Any]
     evaluations: tuple[EpochReleased, ...]
     statement: Statement
+    steps_taken: int
     recorded: dict[str, Any] | None = None
     budget: str = ""
 
@@ -62,6 +70,11 @@ class Training:
     run_name : str
         What the ledger calls the run.
 
+    Attributes
+    ----------
+    evaluations : list of EpochReleased
+        So far.
+
     Raises
     ------
     ArgumentError, BackendError, DataError, PrivacyError
@@ -70,6 +83,7 @@ class Training:
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.dataset = settings, dataset
+        self.evaluations: list[EpochReleased] = []
         device = _device(settings.backend)
         # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
         torch.manual_seed(settings.seed)
@@ -96,26 +110,47 @@ class Training:
             )
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
-        self.plan = self.private.plan
         self.steps_per_epoch = len(self.private.loader)
+
+    @property
+    def plan(self) -> Plan:
+        """The run's plan; a checkpoint may bring the last digits of its noise multiplier."""
+        return self.private.plan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the run can go on from; `torch.load` reads it with `weights_only`. **Secret**: has the keys."""
+        return {
+            "settings": plain(self.settings.to_dict()),
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+            "model": self.model.state_dict(),
+            "optimizer": self.private.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` of a run with the same settings; the ledger decides whether that is a fork."""
+        self.model.load_state_dict(state["model"])
+        self.private.optimizer.load_state_dict(state["optimizer"])
+        self.evaluations = [EpochReleased(**evaluation) for evaluation in state["evaluations"]]
 
     def epsilon_after(self, steps: int) -> float:
         """Return the smallest of the accountants' epsilons after so many steps."""
-        event = self.plan.event_after(steps)
+        event = self.private.event_after(steps)
         return min(
             (accounting.epsilon(event, self.settings.delta, name) for name in accounting.accountants_for(event)),
             default=math.inf,
         )
 
     def statement(self, steps: int, note: str = "") -> Statement:
-        """Return the statement for the first `steps` steps."""
+        """Return the statement for the first `steps` steps, and for what else may have been released by now."""
         now: Statement = self.private.statement()
+        counted = max(steps, self.private.steps_released)
+        event, planned = self.private.event_after(counted), self.private.event_after(self.plan.steps)
         return replace(
             now,
-            steps_taken=steps,
+            steps_taken=counted,
             caveats=(*now.caveats, HELD_OUT),
             note=note,
-            **guarantee(self.plan.event_after(steps), self.plan.event, now.delta),
+            **guarantee(event, planned, now.delta),
         )
 
     def run(
@@ -123,8 +158,9 @@ class Training:
         callbacks: Sequence[Callback],
         interruption: Interruption,
         state: Callable[[Statement], None] | None = None,
+        save: Callable[[], None] | None = None,
     ) -> Outcome:
-        """Train to the end of the plan, or until a signal asks to stop.
+        """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
 
         Parameters
         ----------
@@ -135,15 +171,20 @@ class Training:
         state : callable, optional
             Given a statement *before* the steps that it covers are taken, and again when they were: whoever kills the
             process in between finds a statement that counts too much, never too little.
+        save : callable, optional
+            Called where a checkpoint is due: when the first step is granted, after each epoch, and at an early end.
         """
-        evaluations: list[EpochReleased] = []
-        taken, budget = 0, ""
-        for epoch in range(1, self.settings.epochs + 1):
+        begun = taken = self.private.steps_taken
+        budget = ""
+        for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
             if state is not None:
                 state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
             try:
                 for batch in self.private.loader:
+                    # Not earlier: of a fork that the budget refuses, the branch before it must stay in the checkpoint.
+                    if save is not None and taken == begun:
+                        save()
                     self.private.step(batch)
                     taken += 1
                     for callback in callbacks:
@@ -154,22 +195,27 @@ class Training:
                 if taken == 0:
                     raise
                 budget = str(end)
-            evaluations.append(self._evaluate(taken))
-            for callback in callbacks:
-                callback.on_epoch(evaluations[-1])
+            if not self.evaluations or self.evaluations[-1].step < taken:
+                self.evaluations.append(self._evaluate(taken))
+                for callback in callbacks:
+                    callback.on_epoch(self.evaluations[-1])
+                if save is not None:
+                    save()
             if interruption or budget:
                 break
         self.private.close()
         note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
         if budget:
             note = f"Stopped by the ledger's budget: {budget}."
+        if taken < self.private.steps_released:
+            note += _REPLAYED.format(taken=taken, released=self.private.steps_released)
         statement = self.statement(taken, note)
         if state is not None:
             state(statement)
         for callback in callbacks:
             callback.on_end(statement)
         recorded = None if self.settings.record_gradients is None else self.private.recorded
-        return Outcome(self._parameters(), tuple(evaluations), statement, recorded, budget)
+        return Outcome(self._parameters(), tuple(self.evaluations), statement, taken, recorded, budget)
 
     def _parameters(self) -> dict[str, Any]:
         """Return the method's output and what was not trained, as arrays; nothing of the optimizer, keys or sampler."""
@@ -191,7 +237,7 @@ class Training:
         return EpochReleased(
             epoch=round(taken / self.steps_per_epoch, 6),
             step=taken,
-            epsilon=self.epsilon_after(taken),
+            epsilon=float(self.epsilon_after(taken)),
             delta=self.settings.delta,
             test_accuracy=correct / len(self._test_targets),
             test_loss=loss / len(self._test_targets),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpcore import accounting, validate
+from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger_account import LedgerAccount
 from dpcore.minimize import PRIVATE_DIAGNOSTICS
@@ -69,6 +70,23 @@ class PrivateRun:
     def steps_taken(self) -> int:
         """Steps released so far."""
         return self._engine.mechanism.step
+
+    @property
+    def steps_released(self) -> int:
+        """Steps under the present keys that may have been released: more than `steps_taken` while a replay lasts."""
+        return self._engine.mechanism.released
+
+    def event_after(self, steps: int) -> Event:
+        """Return what is released once `steps` steps are taken, abandoned ones included.
+
+        Parameters
+        ----------
+        steps : int
+            On the way to the parameters; at least `steps_released` for what may be known by now.
+        """
+        mechanism = self._engine.mechanism
+        branches = None if mechanism.account is None else mechanism.account.branches
+        return self.plan.event_after(steps, mechanism.abandoned, branches)
 
     @property
     def microbatch_size(self) -> int:
@@ -181,10 +199,7 @@ class PrivateRun:
         accountant : str, optional
             By default the smallest value of all accountants that cover the run: each of them is an upper bound.
         """
-        chosen = self._delta(delta)
-        mechanism = self._engine.mechanism
-        branches = None if mechanism.account is None else mechanism.account.branches
-        event = self.plan.event_after(mechanism.released, mechanism.abandoned, branches)
+        chosen, event = self._delta(delta), self.event_after(self.steps_released)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
         names = accounting.accountants_for(event)

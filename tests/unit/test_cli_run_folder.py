@@ -26,6 +26,24 @@ def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.md"]
 
 
+def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert folder.checkpoint == tmp_path / "run.checkpoint"
+    folder.write_config({}, {})
+    folder.checkpoint.write_text("keys")
+    with pytest.raises(DataError, match=r"go on with it \(dpcore train --resume .*run\), name another folder or add"):
+        RunFolder(tmp_path / "run")
+    RunFolder(tmp_path / "run", overwrite=True)
+    assert not folder.checkpoint.exists()
+    folder.checkpoint.write_text("keys of a run whose folder is gone")
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match="the checkpoint of another run, "):
+            RunFolder(tmp_path / "run", overwrite=overwrite)
+    assert RunFolder.next(tmp_path, "run").path.name == "run-2"
+    (tmp_path / "other.checkpoint").write_text("not a demo's")
+    RunFolder(tmp_path / "other", kind=DEMO)
+
+
 def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"kind": "something else"}')
     (tmp_path / "statement.txt").write_text("mine")

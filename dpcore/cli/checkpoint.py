@@ -1,0 +1,63 @@
+"""The checkpoint of a run that a ledger pays for: one file, replaced whole, and as secret as the data.
+
+It holds the run's keys: whoever has it can subtract the noise. So it is readable by its owner only, and does not lie in
+the run folder, whose files are all public (`RunFolder.checkpoint`).
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpcore.errors import DataError
+
+PARTS = {"settings", "evaluations", "model", "optimizer", "ledger"}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint: a crash leaves the old one or the new one, never a part.
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
+        reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
+        raise DataError(f"checkpoint {path}: cannot be written ({reason})") from cause
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint.
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be read, is damaged, or is no checkpoint of `dpcore train`.
+    """
+    try:
+        # torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
+        with zipfile.ZipFile(path) as archive:
+            whole = archive.testzip() is None
+        content = torch.load(path, map_location="cpu", weights_only=True) if whole else None
+    except OSError as cause:
+        raise DataError(f"checkpoint {path}: cannot be read ({cause.strerror})") from cause
+    except Exception as cause:  # torch has many kinds
+        raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy") from cause
+    if not isinstance(content, dict) or set(content) != PARTS:
+        raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy")
+    return content
