@@ -17,7 +17,7 @@ from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.training_options import DATA, METHOD, PRIVACY, RUN
 from dpcore.cli.values import count, names, reals
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.report.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
@@ -196,6 +196,10 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
             raise Stopped(
                 f"{stop}; what was spent is at most what {out / 'results.json'} states", stop.status
             ) from stop
+        except BudgetError as end:
+            words = report.stopped_words(log, comparison, "the ledger's budget", goes_on=False)
+            _write_statements(log, [words], comparison, [])
+            raise BudgetError(f"{end}; {out / 'statement.txt'} states what was spent") from end
         if comparison.due(accuracies(log)):
             words = report.stopped_words(log, comparison, interruption.name)
             _write_statements(log, [words], comparison, [])

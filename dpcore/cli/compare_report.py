@@ -315,8 +315,8 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def stopped_words(log: Log, comparison: Comparison, name: str) -> str:
-    """Return what an interrupted comparison spent."""
+def stopped_words(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True) -> str:
+    """Return what an interrupted comparison spent, and whether the same command goes on from there."""
     complete = sum(record["status"] == COMPLETE for record in log.records)
     parts = [f"Stopped by {name}: {complete} of {comparison.total} runs are complete, each at its full epsilon."]
     for record in log.records:
@@ -328,7 +328,7 @@ def stopped_words(log: Log, comparison: Comparison, name: str) -> str:
         epsilon = min(together(log.events(), comparison.delta).values())
         delta = format_number(comparison.delta)
         parts.append(f"All of them together spent epsilon = {format_epsilon(epsilon)} at delta = {delta}.")
-    return " ".join([*parts, "The same command goes on from here."])
+    return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
 
 
 def _spent(record: Mapping[str, Any]) -> str:

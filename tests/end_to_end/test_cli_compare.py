@@ -228,6 +228,10 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(
         "comparison stops before it is crossed, and what was spent until then is spent"
     )
     assert "held-out accuracy" in told[at + 1]
+    left = (out / "statement.txt").read_text()
+    assert f"Stopped by the ledger's budget: {complete} of 6 runs are complete" in left
+    assert "goes on" not in left
+    assert told[-1].endswith("statement.txt states what was spent")
     # What is complete is kept, and counted no more.
     assert compare(out, *command) == 2
     assert f"pays for none of the {6 - complete} runs to come" in capsys.readouterr().err
