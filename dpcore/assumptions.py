@@ -21,10 +21,16 @@ UNITS = {
     "example": "The unit of privacy is one example: a person with several examples has less protection than stated.",
     "user": "The unit of privacy is one user with all examples under that name; one person as several users has less.",
 }
+USERS = (
+    "What is said of examples holds for users here, and n is their number; how many examples they have, and which is "
+    "whose, is treated as public."
+)
 PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
 SECRET_BATCHES = "The batches are secret: how long a step takes, which tells how many examples it had, is not covered."
 CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
+OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
+"""How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
 
 def assumptions(
@@ -56,6 +62,8 @@ def assumptions(
     """
     said = [PUBLIC_SIZES, REAL_NUMBERS, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
     said.append(SECRET_KEYS)
+    if unit == "user":
+        said.append(USERS)
     if secret_batches:
         said.append(SECRET_BATCHES)
     if second_moment == "public":

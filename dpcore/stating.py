@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore import scales
 from dpcore.accounting import NonPrivate
-from dpcore.assumptions import assumptions
+from dpcore.assumptions import OWN_SAMPLER, assumptions
 from dpcore.clipping import AdaptiveClip
 from dpcore.clipping.adaptive import limits
 from dpcore.guarantee import guarantee
@@ -104,8 +104,7 @@ def _on_trust(sampler: Any) -> tuple[str, ...]:
     own = next((type(one) for one in (sampler, inner) if not type(one).__module__.startswith("dpcore.sampling.")), None)
     if own is None:
         return ()
-    name = f"{own.__module__}.{own.__qualname__}"
-    return (f"The sampler {name} is the caller's: that its batches are what its event says is taken on trust.",)
+    return (f"{own.__module__}.{own.__qualname__}".join(OWN_SAMPLER),)
 
 
 def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dpcore.cli.stored import stored
 from dpcore.cli.values import count
 from dpcore.errors import ArgumentError, DataError
 from dpcore.report.statement import Statement
+from dpcore.report.text import visible
 
 _NARROWEST, _WIDEST = 40, 1000
 
@@ -38,7 +39,7 @@ def statement(
     columns = min(100, shutil.get_terminal_size().columns) if width is None else width
     for name, item in found.items():
         if name:
-            write_line(f"{name}\n")
+            write_line(f"{visible(name)}\n")
         write_line(item.text(max(columns, _NARROWEST)))
 
 

@@ -48,6 +48,37 @@ def plain(value: Any, where: str = "value") -> Any:
     )
 
 
+def read_json(text: str | bytes) -> Any:
+    """Return the value that a JSON text holds, where every reader finds the same one.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, names one key of an object twice (a person may read the first, a program takes the last), or
+        holds NaN or an infinite number.
+    RecursionError
+        If it is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text)
+
+
 def canonical_json(value: Any) -> str:
     """Return the one JSON spelling of `value`: sorted keys, no spaces, ASCII."""
     return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

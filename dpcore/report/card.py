@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcore.errors import ArgumentTypeError
 from dpcore.report.statement import Statement
-from dpcore.report.text import format_epsilon, format_lower, format_number, paragraphs
+from dpcore.report.text import format_delta, format_epsilon, format_lower, format_number, paragraphs, visible
 
 _METADATA = """---
 library_name: dpcore
@@ -68,16 +68,17 @@ def model_card(
     if files:
         lines += ["", "## Files", "", "| file | SHA-256 |", "| --- | --- |"]
         lines += [f"| `{name}` | `{hashlib.sha256(content).hexdigest()}` |" for name, content in files.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([lines[0], *map(visible, lines[1:])]) + "\n"
 
 
 def _privacy(statement: Statement) -> dict[str, str]:
     rows = {
         "epsilon": format_epsilon(statement.best_epsilon) if statement.private else "infinite: NOT PRIVATE",
-        "delta": format_number(statement.delta),
+        "delta": format_delta(statement.delta),
         "adjacency": statement.adjacency,
         "unit of privacy": f"one {statement.unit}",
-        "steps": f"{statement.steps_taken:,} of {statement.steps_planned:,}",
+        "steps": f"{statement.steps_taken:,} of {statement.steps_planned:,}"
+        + (f", and {statement.steps_abandoned:,} abandoned" if statement.steps_abandoned else ""),
     }
     if statement.epsilon_interval and statement.private:
         ends = statement.epsilon_interval
@@ -90,12 +91,16 @@ def _privacy(statement: Statement) -> dict[str, str]:
 
 
 def _facts(statement: Statement) -> dict[str, str]:
-    sampler, noise = statement.sampler, statement.noise
+    sampler, noise, size = statement.sampler, statement.noise, statement.dataset_size
+    # A norm that is adapted takes its sensitivity along.
+    sensitivity = format_number(statement.clip["sensitivity"])
+    if "adaptive" in statement.clip:
+        sensitivity += " at the first step"
     return {
         "method": str(statement.method.get("name", "custom")),
-        "examples": f"{statement.dataset_size:,} {statement.unit}s" if statement.dataset_size else "not stated",
+        f"{statement.unit}s": "not stated" if size is None else f"{size:,}",
         "sampling": f"{sampler.get('sampler', '')}, {format_number(sampler.get('expected_batch_size', 0))} a step",
-        "clipping": f"{statement.clip.get('rule', '')}, sensitivity {format_number(statement.clip['sensitivity'])}",
+        "clipping": f"{statement.clip.get('rule', '')}, sensitivity {sensitivity}",
         "noise multiplier": format_number(noise.get("noise_multiplier", 0.0)),
         "made with": ", ".join(f"{name} {version}" for name, version in statement.software.items()),
     }

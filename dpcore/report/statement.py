@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dpcore.errors import ArgumentError, DataError, DpcoreError
-from dpcore.report.canonical import INFINITE, digest, plain
+from dpcore.report.canonical import INFINITE, digest, plain, read_json
 
 FORMAT = 2
 
@@ -154,7 +154,7 @@ class Statement:
     @property
     def delta_is_small(self) -> bool | None:
         """Whether delta < 1/n; None without n. A delta of 1/n allows one example to be published outright."""
-        return None if self.dataset_size is None else bool(self.delta * self.dataset_size < 1)
+        return None if self.dataset_size is None else bool(self.delta < 1 / self.dataset_size)
 
     @property
     def settings_hash(self) -> str:
@@ -230,8 +230,8 @@ class Statement:
     def from_json(cls, content: str) -> Statement:
         """Read what `to_json` wrote; raises DataError as `from_dict` does."""
         try:
-            value = json.loads(content)
-        except ValueError as cause:
+            value = read_json(content)
+        except (ValueError, RecursionError) as cause:
             raise DataError(f"statement: is not JSON ({cause})") from cause
         return cls.from_dict(value)
 

@@ -37,12 +37,25 @@ def format_epsilon(value: float, digits: int = 4) -> str:
     return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
 
 
+def format_delta(value: float) -> str:
+    """Return delta to six digits, rounded up as epsilon is."""
+    return format_epsilon(value, 6)
+
+
 def format_lower(value: float, digits: int = 4) -> str:
     """Return a lower bound rounded *down*, as `format_epsilon` rounds up."""
     if math.isinf(value):
         return "infinite"
     rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(float(value))).normalize()
     return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
+
+
+def visible(text: str) -> str:
+    """Return a text with what no person can see spelled out: a statement may have been written to mislead a terminal.
+
+    Control characters, changes of the direction of writing, halves of characters and ends of lines become escapes.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def format_number(value: float) -> str:
@@ -82,7 +95,7 @@ def statement_text(statement: Statement, width: int = 80) -> str:
         for caveat in statement.caveats:
             lines += _wrap(caveat, width, "  - ")
     lines += ["", "SHA-256", "  settings   " + statement.settings_hash, "  statement  " + statement.statement_hash]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(visible, lines)) + "\n"
 
 
 def paragraphs(statement: Statement) -> list[str]:
@@ -91,13 +104,13 @@ def paragraphs(statement: Statement) -> list[str]:
     if statement.delta_is_small is False:
         n = statement.dataset_size
         found.append(
-            f"WARNING: delta = {format_number(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
+            f"WARNING: delta = {format_delta(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
             f"one {statement.unit} chosen at random has such a delta; this one has not been shown to do better."
         )
     if statement.attacker and statement.private:
         found.append(_attack(statement))
-    found += [text for text in (statement.note, statement.date and f"Written: {statement.date}.") if text]
-    return found
+    said = {"Note": statement.note, "Written": statement.date and f"{statement.date}."}
+    return found + [f"{name}: {text}" for name, text in said.items() if text]
 
 
 def _attack(statement: Statement) -> str:
@@ -106,9 +119,12 @@ def _attack(statement: Statement) -> str:
         f"{_percent(found)} at a false alarm rate of {_percent(float(rate))}"
         for rate, found in said["true_positive_rate"].items()
     ]
+    unknown = f"whether one {statement.unit} counted"
+    if statement.adjacency == "replace-one":
+        unknown = f"which of two known ones one {statement.unit} is"
     return (
-        f"What it means: whoever sees all that was released, and knows everything about the data but whether one "
-        f"{statement.unit} counted, finds out correctly with probability at most {' or '.join(rates)}; over all "
+        f"What it means: whoever sees all that was released, and knows everything about the data but {unknown}, "
+        f"finds out correctly with probability at most {' or '.join(rates)}; over all "
         f"tests the two rates differ by at most {_percent(said['advantage'])}."
     )
 
@@ -129,7 +145,7 @@ def headline(statement: Statement) -> str:
     meaning = f": data sets are neighbors if they differ in {neighbors}" if neighbors else ""
     return (
         f"What this run released is (epsilon, delta)-differentially private with epsilon = "
-        f"{format_epsilon(statement.best_epsilon)} and delta = {format_number(statement.delta)}, "
+        f"{format_epsilon(statement.best_epsilon)} and delta = {format_delta(statement.delta)}, "
         f"for {statement.adjacency} adjacency{meaning}."
     )
 
@@ -149,7 +165,8 @@ def _entries(content: dict[str, Any], width: int, indent: int) -> list[str]:
             continue
         lead = label.ljust(column) if len(label) < column else label + "  "
         lines += textwrap.wrap(
-            _value(value),
+            # What a ledger spent is nested here, and never rounded down either.
+            format_epsilon(value) if key.startswith("epsilon") and isinstance(value, float) else _value(value),
             width,
             initial_indent=lead,
             subsequent_indent=" " * min(len(lead), column),
