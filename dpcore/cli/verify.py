@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +25,7 @@ def verify(
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Derive a statement again from its settings and compare. Ends with status 1 where a check fails."""
+    from dpcore.report.text import visible
     from dpcore.verify import holds
     from dpcore.verify import verify as check
 
@@ -36,7 +37,7 @@ def verify(
     else:
         for name, findings in found.items():
             if name:
-                write_line(f"\n{name}")
+                write_line(f"\n{visible(name)}")
             _table(findings)
         write_line(_verdict(found.values()))
     if not good:
@@ -47,21 +48,26 @@ def _table(findings: list[Finding]) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
+    from dpcore.report.text import visible
+
     styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
     # Folded, never cut off: the end of a long word may be the figure.
     table = Table("check", "", Column("found", overflow="fold"), box=None, pad_edge=False, header_style="bold")
     for finding in findings:
         row = asdict(finding)
         style = styles[row["status"]]
-        table.add_row(escape(row["check"]), f"[{style}]{row['status']}[/]", escape(row["words"]))
+        table.add_row(escape(row["check"]), f"[{style}]{row['status']}[/]", escape(visible(row["words"])))
     results().print(table)
 
 
-def _verdict(found: Iterable[list[Finding]]) -> str:
+def _verdict(found: Collection[list[Finding]]) -> str:
     counts = Counter(finding.status for findings in found for finding in findings)
     beside = f"{counts['ok']} checks hold, {counts['trusted']} points are taken on trust"
     if counts["remark"]:
         beside += f", {counts['remark']} remark{'' if counts['remark'] == 1 else 's'}"
     if counts["failed"]:
         return f"\nDOES NOT HOLD: {counts['failed']} of the checks failed. {beside}."
+    events = [finding for findings in found for finding in findings if finding.check in ("event", "event planned")]
+    if any(finding.status == "trusted" for finding in events):
+        return f"\nNothing contradicts the statement, but its epsilon rests on an event taken on trust: {beside}."
     return f"\nThe statement follows from its settings: {beside}."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from dpcore import sampling, strategies, updates
@@ -12,10 +13,12 @@ from dpcore.errors import DataError, DpcoreError
 from dpcore.method import Method
 from dpcore.noise import CorrelatedGaussian, IndependentGaussian
 from dpcore.plan import Plan
+from dpcore.queries import Plain, Preconditioned, Query
 from dpcore.report.statement import Statement
 from dpcore.sampling import Sampler
-from dpcore.strategies import Strategy
-from dpcore.updates import Update
+from dpcore.strategies import Identity, Strategy
+from dpcore.updates import SECOND_MOMENTS, Update
+from dpcore.verify.finding import SAME
 
 # Kind in `describe()` -> class and its keywords. The batch size is described as the expected one.
 _SAMPLERS: Final[dict[str, tuple[Callable[..., Any], tuple[str, ...]]]] = {
@@ -108,8 +111,48 @@ def clip_of(description: Mapping[str, Any]) -> Clip | None:
 
 def adaptive_of(description: Mapping[str, Any]) -> AdaptiveClip | None:
     """Return how a described clip adapts its norm; None where the norm is fixed."""
-    made: AdaptiveClip | None = _made((AdaptiveClip,), description.get("adaptive") or {}, "adaptive clip")
+    described = description.get("adaptive")
+    if described is None:
+        return None
+    made: AdaptiveClip | None = _made((AdaptiveClip,), described, "adaptive clip")
+    if made is None:
+        raise DataError(f"the adaptive clip is of an unknown kind, {described.get('kind')!r}")
     return made
+
+
+@dataclass(frozen=True)
+class DigestPlan(Plan):
+    """A plan under a matrix of which only a digest is known: how far it moves an example's sums is as stated.
+
+    Attributes
+    ----------
+    moved : mapping of int to float
+        By number of steps: the sensitivity of the leading block.
+    wide : int
+        Bands.
+    """
+
+    moved: Mapping[int, float] = field(default_factory=dict)
+    wide: int = 2
+
+    def _moved(self, strategy: Strategy, steps: int) -> float:
+        return self.moved[steps]
+
+    @cached_property
+    def _banded(self) -> tuple[int, float]:
+        return self.wide, self.moved[self.steps]
+
+
+@dataclass(frozen=True)
+class _Digest(Identity):
+    """Stands for a matrix that is not known, under the name that a statement gives it."""
+
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        # In the order of the library's own, whatever the order in which the statement was written down.
+        first = [name for name in ("kind", "bands", "steps", "sha256") if name in self.description]
+        return dict.fromkeys(first) | dict(self.description)
 
 
 def _made(kinds: tuple[type, ...], description: Mapping[str, Any], what: str) -> Any:
@@ -124,9 +167,10 @@ def _made(kinds: tuple[type, ...], description: Mapping[str, Any], what: str) ->
 
 
 def plan_of(statement: Statement) -> Plan | None:
-    """Return a plan with the stated sampler, noise, update and steps, which has the stated run's events.
+    """Return a plan with the stated sampler, noise and steps, which has the stated run's events; None without sampler.
 
-    Query, filter and what else works on released vectors are left out: no event depends on them.
+    Filter and what else works on released vectors are left out; of an update of the caller's own all but what its
+    second moment is made of, of a query all but how it scales, and a clip of the caller's own. No event needs them.
 
     Raises
     ------
@@ -134,20 +178,68 @@ def plan_of(statement: Statement) -> Plan | None:
         Where such a run is impossible, or not covered by the analysis.
     """
     noise, method = statement.noise, statement.method
-    sampler, update = sampler_of(statement.sampler), update_of(method.get("update", {}))
-    clip = clip_of(method.get("clip", {}))
-    if sampler is None or update is None or clip is None:
+    sampler, strategy = sampler_of(statement.sampler), noise.get("strategy")
+    update = update_of(method["update"]) or stand_in(method["update"])
+    clip = clip_of(method["clip"]) or Clip()
+    if sampler is None:
         return None
-    sigma = noise.get("noise_multiplier")
+    sigma = noise["noise_multiplier"]
+    known = None if strategy is None else strategy_of(strategy)
     stage: Any = IndependentGaussian(sigma)
-    if noise.get("strategy") is not None:
-        strategy = strategy_of(noise["strategy"])
-        if strategy is None:
-            return None
-        stage = CorrelatedGaussian(sigma, strategy)
+    if strategy is not None:
+        stage = CorrelatedGaussian(sigma, _Digest(strategy) if known is None else known)
+    if method["batch_size"] is None:
+        raise DataError("the method does not state what its averages are divided by")
     try:
         # The names of the tensors are not stated, and groups by name would need them; no event depends on the groups.
-        made = Method(update=update, clip=replace(clip, groups="flat"), noise=stage, batch_size=method["batch_size"])
-        return Plan(made, sampler, statement.steps_planned)
-    except DpcoreError as cause:
+        made = Method(
+            update=update,
+            query=_scaled(method["query"]),
+            clip=replace(clip, groups="flat"),
+            noise=stage,
+            batch_size=method["batch_size"],
+        )
+        if strategy is None or known is not None:
+            return Plan(made, sampler, statement.steps_planned)
+        moved = _moved(statement)
+        if moved is None:
+            return None
+        wide = min(int(strategy.get("bands", 2)), getattr(sampler, "groups", 2))
+        return DigestPlan(made, sampler, statement.steps_planned, moved=moved, wide=wide)
+    except (DpcoreError, TypeError) as cause:
         raise DataError(f"no such run is possible: {cause}") from cause
+
+
+def stand_in(description: Mapping[str, Any]) -> Update:
+    """Return an update with the second moment that one of an unknown kind describes; no event depends on more."""
+    source = description.get("second_moment")
+    known = source if source in SECOND_MOMENTS else "filtered"
+    return updates.Adam(lr=1.0, second_moment=known, allow_nonprivate=True)
+
+
+def _scaled(description: Mapping[str, Any]) -> Query:
+    """Return a query that scales as the described one does, of plain gradients."""
+    if description.get("kind") != "Preconditioned":
+        return Plain()
+    return Preconditioned(**{name: value for name, value in description.items() if name not in ("kind", "query")})
+
+
+def _moved(statement: Statement) -> dict[int, float] | None:
+    """Return how far an example moves C times the sums, as the two events state it; None where nothing is private."""
+    found = {}
+    for event, steps in ((statement.event, statement.steps_taken), (statement.event_planned, statement.steps_planned)):
+        first = event["events"][0] if "events" in event else event
+        if first["event"] == "NonPrivate":
+            return None
+        found[steps] = float(first["sensitivity"])
+    taken, whole = found[statement.steps_taken], found[statement.steps_planned]
+    if taken > whole * (1 + SAME):
+        raise DataError(f"the sensitivity of the steps taken, {taken:.6g}, exceeds that of the whole run, {whole:.6g}")
+    described = statement.noise["strategy"]
+    scaled = described.get("kind") in ("dense", "banded") and described["steps"] == statement.steps_planned
+    if scaled and whole < 1 - SAME:
+        raise DataError(
+            f"the sensitivity of the run is stated as {whole:.6g}, and every column of the matrix is used: the largest "
+            "has norm 1"
+        )
+    return found

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.guarantee import ROUTES, attacker, epsilon_interval, epsilons
 from dpcore.plan import Plan
 from dpcore.report.statement import Statement
-from dpcore.report.text import format_epsilon
+from dpcore.report.text import format_epsilon, format_lower
 from dpcore.stating import CALLER_NOISE, NO_KEY, not_cryptographic
 from dpcore.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference, same
+from dpcore.verify.parts import by_parts
+from dpcore.verify.rederive import DigestPlan
 from dpcore.version import __version__
 
 # Accountants are deterministic; two machines differ by the rounding of sums, transforms and root-finding.
@@ -29,11 +30,15 @@ def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         label = name.replace("_", " ")
         forced = _forced(statement)
         if forced is None and plan is None:
-            yield _by_parts(label, stated, statement, steps)
+            yield by_parts(label, Event.from_dict(stated), statement, steps)
             continue
         derived = forced if forced is not None or plan is None else plan.event_after(steps, abandoned, branches)
         assert derived is not None
         problem = difference(stated, derived.to_dict())
+        if problem is None and isinstance(plan, DigestPlan):
+            moved = f"{plan.moved[steps]:.6g}" if steps in plan.moved else "?"
+            yield Finding(label, TRUSTED, f"{words}; all follows but the sensitivity {moved} of its matrix")
+            continue
         yield Finding(label, OK if problem is None else FAILED, problem or words)
     adjacency = str(Event.from_dict(statement.event_planned).adjacency or "none")
     problem = difference(statement.adjacency, adjacency, where="adjacency")
@@ -46,23 +51,6 @@ def _forced(statement: Statement) -> Event | None:
     if said["rng"] != "chacha20":
         return not_cryptographic(said["rng"])
     return CALLER_NOISE if said["key"] == NO_KEY else None
-
-
-def _by_parts(label: str, stated: Mapping[str, Any], statement: Statement, steps: int) -> Finding:
-    """What can be said of an event whose sampler or strategy is known by name only."""
-    Event.from_dict(stated)
-    parts = stated.get("events", [stated])
-    sigma = statement.noise["noise_multiplier"]
-    for index, part in enumerate(parts):
-        if "noise_multiplier" in part and not same(part["noise_multiplier"], sigma):
-            return Finding(label, FAILED, f"has another noise multiplier than the noise, {sigma!r}")
-        for name in ("dataset_size", "sample_rate", "max_batch_size"):  # whatever else the sampler does
-            if name in part and name in statement.sampler and not same(part[name], statement.sampler[name]):
-                return Finding(label, FAILED, f"has another {name} than the sampler, {statement.sampler[name]!r}")
-        if index == 0 and "steps" in part and part["steps"] != steps:
-            return Finding(label, FAILED, f"has {part['steps']!r} steps, and {steps!r} were taken or planned")
-    words = "its noise and steps are those stated; how often an example takes part, or what it moves, is not derivable"
-    return Finding(label, TRUSTED, words)
 
 
 def check_epsilons(statement: Statement) -> Iterator[Finding]:
@@ -81,7 +69,10 @@ def check_epsilons(statement: Statement) -> Iterator[Finding]:
     event = Event.from_dict(statement.event)
     interval = epsilon_interval(event, statement.delta)
     problem = difference(statement.epsilon_interval, interval, ROUNDING)
-    words = f"epsilon lies in [{interval['lower']:.6g}, {interval['upper']:.6g}]" if interval else "none is known"
+    words = "none is known"
+    if interval:
+        ends = format_lower(interval["lower"], 6), format_epsilon(interval["upper"], 6)
+        words = f"epsilon lies in [{ends[0]}, {ends[1]}]"
     yield Finding("certified interval", OK if problem is None else FAILED, problem or words)
 
 
@@ -89,7 +80,7 @@ def check_attacker(statement: Statement) -> Iterator[Finding]:
     """What is left to an attacker, recomputed from the event."""
     derived = attacker(Event.from_dict(statement.event))
     problem = difference(statement.attacker, derived, ROUNDING)
-    words = f"advantage at most {derived['advantage']:.4g}" if derived else "not known for this event"
+    words = f"advantage at most {format_epsilon(derived['advantage'])}" if derived else "not known for this event"
     yield Finding("attacker", OK if problem is None else FAILED, problem or words)
 
 
@@ -102,10 +93,12 @@ def check_derivation(statement: Statement) -> Iterator[Finding]:
 
 def check_coverage(statement: Statement) -> Iterator[Finding]:
     """Remark on accountants that would state less."""
-    known = set(accounting.accountants_for(Event.from_dict(statement.event)))
-    unused = sorted(known - set(statement.epsilon))
-    if unused:
-        yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the event")
+    for name, event in (("epsilon", statement.event), ("epsilon_planned", statement.event_planned)):
+        known = set(accounting.accountants_for(Event.from_dict(event)))
+        unused = sorted(known - set(getattr(statement, name)))
+        if unused:
+            what = "planned event" if name == "epsilon_planned" else "event"
+            yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the {what}")
 
 
 def _upper_bound(label: str, stated: float, derived: float, safe: bool) -> Finding:

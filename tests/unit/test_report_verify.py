@@ -251,6 +251,8 @@ def test_an_event_of_an_unknown_sampler_has_the_samplers_own_numbers() -> None:
     content = state(Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22))
     content = content.to_dict()
     content["sampler"]["sampler"] = "mine"
+    words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."
+    content["caveats"] = [*content["caveats"], words]
     assert holds(verify(rehashed(content)))
     content["event"]["sample_rate"] /= 2
     assert any("another sample_rate" in finding.words for finding in failed(rehashed(content)))
