@@ -13,7 +13,8 @@ KL <= R at any order above 1; it is what lets a divergence of almost nothing cos
 References
 ----------
 Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", 2020, Proposition 12.
-Asoodeh, Liao, Calmon, Kosut, Sankar, "Three Variants of Differential Privacy", 2021, Lemma 1 and equation 20.
+Asoodeh, Liao, Calmon, Kosut, Sankar, "A Better Bound Gives a Hundred Rounds: Enhanced Privacy Guarantees via
+f-Divergences", 2020, equation 20 (of its first version on arXiv).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ of the steps' chi-squared divergences, q^2 (exp(1/s^2) - 1).
 
 References
 ----------
-Bu, Dong, Long, Su, "Deep Learning with Gaussian Differential Privacy", 2020, Corollary 5.4.
+Bu, Dong, Long, Su, "Deep Learning with Gaussian Differential Privacy", 2020 (the central limit theorem under
+Poisson sampling).
 """
 
 from __future__ import annotations

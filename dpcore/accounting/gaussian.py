@@ -13,7 +13,7 @@ Numerically, b^2/2 = a^2/2 + eps, hence e^eps Phi(b) = exp(-a^2/2) erfcx(-b/sqrt
 References
 ----------
 Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", 2018, Theorem 8 and Algorithm 1.
-Dong, Roth, Su, "Gaussian Differential Privacy", 2022, Corollary 2.13 and Corollary 3.3.
+Dong, Roth, Su, "Gaussian Differential Privacy", 2022 (delta of a Gaussian; Corollary 3.3 for composition).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ vector, and a shorter vector only helps). The Renyi divergence of order alpha is
 
     A(alpha) = E_{z ~ Q}[(1 + u(z))^alpha],   u(z) = q (exp((2z - 1) / (2 s^2)) - 1),   E[u] = 0.
 
-Mironov, Talwar and Zhang (2019, section 3.1) show that D(P||Q) >= D(Q||P), so A covers both directions of add-remove.
+Mironov, Talwar and Zhang (2019, section 3) show that D(P||Q) >= D(Q||P), so A covers both directions of add-remove.
 Everything here works with A - 1, whose parts are all positive, so that tiny divergences keep their digits:
 
 - integer alpha: A - 1 = sum_{k=2..alpha} binom(alpha, k) q^k (1-q)^(alpha-k) (exp((k^2 - k)/(2 s^2)) - 1);

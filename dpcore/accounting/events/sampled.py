@@ -159,8 +159,8 @@ class CyclicPoissonSampledGaussian(Event):
 
     References
     ----------
-    Choquette-Choo et al., "(Amplified) Banded Matrix Factorization: A unified approach to private training", 2023,
-    Theorem 4.
+    Choquette-Choo et al., "(Amplified) Banded Matrix Factorization: A unified approach to private training", 2023
+    (amplification of banded strategies under cyclic Poisson sampling).
     """
 
     sample_rate: float

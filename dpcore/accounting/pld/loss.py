@@ -16,9 +16,9 @@ the same cells mirrored, with P and Q exchanged. In an openly drawn mixture the 
 components'; the rest of the weight is an atom at loss 0.
 
 **Subsets of fixed size**, replace-one, q = batch/data set: the curve that is certified is that of Zhu, Dong, Wang 2022
-(Proposition 30; the subset theorem goes back to Balle, Barthe, Gaboardi 2018, Theorem 11): delta(log a) is that of
-"remove" for a >= 1, and that of "add" for a < 1. Both curves agree at a = 1, where the slope jumps from -Q_add(L > 0)
-to -Q_remove(L > 0): losses above 0 follow "remove", those below 0 "add", and the jump is an atom at 0 of P- and Q-mass
+(on sampling without replacement; it goes back to Balle, Barthe, Gaboardi 2018): delta(log a) is that of "remove" for
+a >= 1, and that of "add" for a < 1. Both curves agree at a = 1, where the slope jumps from -Q_add(L > 0) to
+-Q_remove(L > 0): losses above 0 follow "remove", those below 0 "add", and the jump is an atom at 0 of P- and Q-mass
 (1-q) erf(1/(2 sqrt 2 s)).
 """
 

@@ -8,8 +8,8 @@ true-positive rate
 since H(a) = max over tests of TPR - a FPR. With roles exchanged H'(a) = 1 - a + a H(1/a). delta(eps) here is the larger
 one of both directions, D(a) = max(H, H')(a) at a = e^eps >= 1, and D(a) = 1 - a + a D(1/a) below: the infimum over it
 is the upper concave envelope of the better of both directions, the best that an attacker gets who may choose the
-direction at random. It is never above what (epsilon, delta) for all epsilon allows (Dong, Roth, Su 2022, Proposition
-2.13).
+direction at random. It is never above what (epsilon, delta) for all epsilon allows (Dong, Roth, Su 2022, on the
+duality of both).
 
 Bounds: any a gives an upper bound of TPR with an upper bound of D. From below, D is convex: between two points it is
 above the extension of the chord of the two points to the left, and of the two to the right.
