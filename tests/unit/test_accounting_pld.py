@@ -241,6 +241,10 @@ EXTREMES = [
     (PoissonSampledGaussian(0.5, 1.0, 1), 1e-5),
     (FixedSizeSampledGaussian(60_000, 256, 0.5, 10_000), 1e-6),
     (TruncatedPoissonSampledGaussian(1000, 0.01, 3, 0.5, 10_000), 1e-6),
+    (PoissonSampledGaussian(1e-5, 0.6, 100_000), 1e-8),
+    (PoissonSampledGaussian(1e-4, 1.0, 532), 1.4e-11),
+    (PoissonSampledGaussian(0.1, 1.0, 1_000_000), 1e-5),
+    (PoissonSampledGaussian(0.1, 1.0, 10_000_000), 1e-5),
 ]
 
 
@@ -261,6 +265,16 @@ def test_extremes_reach_the_tolerance_in_little_memory(event: object, delta: flo
 def test_large_delta_needs_no_epsilon() -> None:
     assert epsilon_interval(PoissonSampledGaussian(0.01, 1.0, 10_000), 0.5) == Interval(0.0, 0.0)
     assert epsilon_interval(PoissonSampledGaussian(0.01, 1.0, 1), 0.01) == Interval(0.0, 0.0)
+    assert epsilon_interval(PoissonSampledGaussian(1e-7, 0.4, 100), 1e-5) == Interval(0.0, 0.0)
+
+
+@pytest.mark.parametrize("event", [PoissonSampledGaussian(0.3, 0.7, 1), FixedSizeSampledGaussian(100, 10, 0.7, 1)])
+def test_epsilon_is_0_from_the_total_variation_of_a_step_on(event: PoissonSampledGaussian) -> None:
+    rate = 0.3 if isinstance(event, PoissonSampledGaussian) else 0.1
+    variation = rate * (ndtr(0.5 / 0.7) - ndtr(-0.5 / 0.7))
+    assert delta_interval(event, 0.0).lower <= variation <= delta_interval(event, 0.0).upper
+    assert epsilon_interval(event, 1.001 * variation) == Interval(0.0, 0.0)
+    assert epsilon_interval(event, 0.9 * variation).lower > 0.0
 
 
 @pytest.mark.parametrize("sigma", [0.001, 0.01, 0.05])

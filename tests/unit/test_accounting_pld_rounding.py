@@ -8,14 +8,14 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from scipy.fft import irfft, rfft
+from scipy.fft import irfft, next_fast_len, rfft
 
 from dpcore import accounting
 from dpcore.accounting.events import PoissonSampledGaussian
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
 from dpcore.accounting.pld import compose, discretize, intervals, loss
-from dpcore.accounting.pld.compose import FOURIER
+from dpcore.accounting.pld.compose import transform_error
 from dpcore.accounting.pld.moments import Moments
 from dpcore.accounting.pld.problem import problem
 
@@ -33,17 +33,41 @@ def shapes(n: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("n", [8, 9, 25, 27, 100, 243, 1000, 1024, 6561, 15_625, 50_625, 131_072, 262_144])
+LENGTHS = [8, 9, 25, 27, 100, 243, 1000, 1024, 3125, 6561, 15_625, 19_683, 50_625, 131_072, 262_144]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
 def test_transforms_stay_well_below_their_bound(n: int) -> None:
-    bound = FOURIER * UNIT * math.log2(2 * n) / (5 if n >= 1000 else 4)
+    """The bound is of the worst case. What is met is a tenth of it from a thousand points on, a fifth below."""
+    bound = transform_error(n) / (10 if n >= 1000 else 5)
     twice = np.full(n // 2 + 1, 2.0)  # a real transform holds each frequency but the outer ones for two
     twice[0], twice[-1] = 1.0, 1.0 if n % 2 == 0 else 2.0
     for x in shapes(n):
         found, exact = rfft(x), rfft(x.astype(np.longdouble))
         error, size = ((twice * np.abs(one) ** 2).sum() for one in (found - exact, exact))
         assert math.sqrt(error / size) <= bound
+        assert np.abs(found - exact).max() <= bound * np.abs(x).sum()
         back = irfft(found, n=n) - irfft(found.astype(np.clongdouble), n=n)
         assert np.linalg.norm(back.astype(np.float64)) <= bound * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("n", [96, 1000, 4096, 59_049, 1_048_576])
+def test_roots_of_unity_are_as_near_as_the_bound_of_transforms_supposes(n: int) -> None:
+    """sin and cos of the C library, which `math` calls, at the angles that the tables of a transform hold."""
+    shift = next(k for k in range(1, 40) if 4**k >= (n + 2) // 2)
+    step = 0.25 * math.pi / n
+    with mpmath.workdps(40):
+        for k in sorted({*range(1, 1 << shift, max(1, (1 << shift) // 60)), *range(1, n // 8, max(1, n // 500))}):
+            angle = 8 * k * step
+            if angle > math.pi / 4:
+                continue
+            exact = mpmath.expjpi(mpmath.mpf(2 * k) / n)
+            assert abs(mpmath.mpc(math.cos(angle), math.sin(angle)) - exact) <= (math.pi / 2 + math.sqrt(2.0)) * UNIT
+
+
+def test_a_length_with_another_factor_has_no_bound() -> None:
+    with pytest.raises(ValueError, match="count=14"):
+        transform_error(14)
 
 
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (1e-4, 0.4), (0.5, 0.3), (0.3, 5.0), (1e-6, 1.0), (0.9, 0.1)])
@@ -74,7 +98,7 @@ def test_the_curve_of_a_step_is_off_by_less_than_eta(
             exact_p, exact_q = (mixed, plain) if direction == "remove" else (plain, mixed)
             error = abs(mpmath.mpf(p_mass) - lift * mpmath.mpf(q_mass) - (exact_p - lift * exact_q))
             # Next to the largest loss of "add" the outcome is ill-conditioned: then P is that above a loss u below.
-            assert error <= task.eta / 3 * max(exact_p, mpmath.mpf(p_mass)), (at, float(error / exact_p / task.eta))
+            assert error <= task.eta / 12 * max(exact_p, mpmath.mpf(p_mass)), (at, float(error / exact_p / task.eta))
 
 
 @pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.01, 1.0, 10**6), (1e-4, 0.4, 10**5), (0.5, 0.3, 1000)])
@@ -90,6 +114,25 @@ def test_log_moments_are_off_by_less_than_the_window_allows(rate: float, sigma: 
         assert abs(value - float(exact)) <= bound / 3
 
 
+@pytest.mark.parametrize(("rate", "sigma", "steps", "theta"), [(1e-5, 0.6, 10**5, 7.4), (1.2e-5, 0.83, 20_000, 31.5)])
+def test_a_convolution_is_off_by_less_than_its_bound(rate: float, sigma: float, steps: int, theta: float) -> None:
+    """Many rare events, whose bound is that of frequencies: far below the plain one, and far above the error."""
+    task = problem(intervals.taken_apart(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-8))
+    ((family, offsets, grid),) = task.grids("remove", 1e-4, 48)
+    moments = Moments([discretize.upper(family, "remove", 1e-4, offsets, grid)])
+    (((tilted,), _),) = moments.tilted(theta)
+    count, middle = 65_536, int(grid[np.argmax(tilted)])
+    summed, bound, _ = compose._convolve(moments, theta, count)
+    folded = np.zeros(count, dtype=np.longdouble)
+    np.add.at(folded, (grid - middle) % count, tilted.astype(np.longdouble))
+    exact = irfft(compose._power(rfft(folded), steps), n=count)
+    error = float(np.linalg.norm((summed - exact).astype(np.float64)))
+    folded[0] = 0.0
+    assert error <= bound / 10
+    plain = transform_error(count) * float(np.linalg.norm(folded.astype(np.float64))) + 2.0 * UNIT
+    assert bound < 0.25 * steps * plain
+
+
 @pytest.mark.parametrize("mu", [1e-3, 0.05, 0.7, 3.0, 12.0, 40.0])
 def test_the_exact_gaussian_delta_is_off_by_less_than_its_slack(mu: float) -> None:
     with mpmath.workdps(60):
@@ -101,7 +144,7 @@ def test_the_exact_gaussian_delta_is_off_by_less_than_its_slack(mu: float) -> No
             if exact < mpmath.mpf(10) ** -300:
                 continue
             error = abs(mpmath.expm1(mpmath.mpf(log_delta(mu, epsilon)) - mpmath.log(exact)))
-            assert error <= intervals._gaussian_slack(mu) / 2, (epsilon, float(error))
+            assert error <= intervals._gaussian_slack(mu) / 8, (epsilon, float(error))
 
 
 def test_single_masses_of_families_are_those_of_their_members() -> None:
@@ -143,7 +186,8 @@ def test_what_lies_above_the_window_is_added_to_an_upper_bound(monkeypatch: pyte
 
     def cut(moments: Moments, theta: float, log_total: float, mean: float, variance: float, h: float) -> Any:
         _, low, _ = whole(moments, theta, log_total, mean, variance, h)
-        return max(2, round(0.5 * math.sqrt(variance) / h)), low, 1.0
+        high = max(2, round(0.5 * math.sqrt(variance) / h))
+        return high, high - next_fast_len(high - low, real=True), 1.0
 
     events = [accounting.PoissonSampledGaussian(q, s, t) for q, s, t in ((0.01, 1.0, 1000), (0.2, 3.0, 50))]
     known = [accounting.epsilon_interval(event, 1e-5) for event in events]
