@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 
 from dpcore.errors import BudgetError, PrivacyError
-from dpcore.ledger import Ledger
+from dpcore.ledger import Ledger, storage
 from dpcore.ledger.blocks import LARGEST
 from dpcore.ledger.owner import lives, this_process
 from tests.unit.ledger_tools import begin, full, new, poisson
 
-ROOT = Path(__file__).resolve().parents[2]
+KILLS = 20
+STEPS = 10**4  # more than so many blocks of the largest size, which a killed child may leave behind
 
 
 def _in_a_child(work) -> int:  # type: ignore[no-untyped-def]
@@ -38,15 +40,20 @@ def _in_a_child(work) -> int:  # type: ignore[no-untyped-def]
         os._exit(status)
 
 
-def _killed_after(seconds: float, path: Path, resume: tuple[str, str, int, str] | None) -> tuple[int, list[int]]:
-    """Let a child reserve rows and release them into a pipe until it is killed; return the branch and its rows."""
+def _killed_after(
+    released: int, seconds: float, path: Path, resume: tuple[str, str, int, str] | None
+) -> tuple[int, list[int]]:
+    """Let a child reserve rows and release them into a pipe; kill it some time after so many were released.
+
+    Return the branch and its rows. Which moments these are depends on the machine; that a child gets so far does not.
+    """
     reading, writing = os.pipe()
 
     def work() -> None:
         os.close(reading)
         ledger = Ledger.open(path)
         if resume is None:
-            run, row = begin(ledger, steps=10**4, name=f"{os.getpid()}", key_digest=""), 0
+            run, row = begin(ledger, steps=STEPS, name=f"{os.getpid()}", key_digest=""), 0
         else:
             run_id, branch_id, row, digest = resume
             run = ledger.resume(
@@ -58,14 +65,15 @@ def _killed_after(seconds: float, path: Path, resume: tuple[str, str, int, str] 
             run.settings(row, f"lr {row}")  # a schedule: what was never released must not look changed
             os.write(writing, struct.pack("<q", row))  # the release
             row += 1
-            time.sleep(1e-4)
 
     child = _in_a_child(work)
     os.close(writing)
+    told, wanted = b"", 8 * (1 + released) if released else 0
+    while len(told) < wanted and (part := os.read(reading, wanted - len(told))):
+        told += part
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    told = b""
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL  # and it did not end by itself before
     while part := os.read(reading, 1 << 16):
         told += part
     os.close(reading)
@@ -73,22 +81,23 @@ def _killed_after(seconds: float, path: Path, resume: tuple[str, str, int, str] 
     return branch, rows
 
 
-def _kill_often(folder: Path, times: int) -> None:
-    ledger, rng = new(folder), np.random.default_rng(times)
-    resume, at_once = None, 0
-    # Some are killed before the first row is granted, most after: as long as that takes here and now.
+def _kill_often(folder: Path, seed: int) -> None:
+    """Kill KILLS children of one ledger, every fourth of them as it begins, the others amid their rows."""
+    ledger, rng = new(folder), np.random.default_rng(seed)
+    resume = None
     start = time.perf_counter()
     practice = begin(Ledger.create(folder / "practice.ledger"))
     practice.reserve(0)
     practice.settings(0, "lr")
     needed = time.perf_counter() - start
-    for number in range(times):
+    for number in range(KILLS):
         before = ledger.runs()[-1].marks[resume[1]] if resume else 0
-        number_of_branch, rows = _killed_after(float(rng.uniform(0.0, 5 * needed)), ledger.path, resume)
+        released = int(rng.integers(1, 25)) if number % 4 else 0
+        number_of_branch, rows = _killed_after(released, float(rng.uniform(0.0, needed)), ledger.path, resume)
+        assert len(rows) >= released
         again = Ledger.open(ledger.path)
         if not again.runs():
             assert not rows
-            needed *= 1.5
             continue
         held = again.runs()[-1]
         newest = f"{held.run_id}.{held.forks}"
@@ -103,10 +112,7 @@ def _kill_often(folder: Path, times: int) -> None:
         first = int(rng.integers(max(0, mark - 40), mark + 1)) if mark else 0
         first = max(first, _first(again, newest))
         resume = (held.run_id, newest, first, kind)
-        at_once += bool(rows)
-        needed *= 0.95 if rows else 1.3  # the machine may be busier now
         ledger = again
-    assert at_once > times // 5
     assert ledger.verify().valid
 
 
@@ -116,43 +122,53 @@ def _first(ledger: Ledger, branch_id: str) -> int:
 
 
 def test_killed_at_any_moment_covers_what_was_released(tmp_path: Path) -> None:
-    _kill_often(tmp_path, 20)
+    _kill_often(tmp_path, 0)
 
 
 @pytest.mark.slow
-def test_killed_at_two_hundred_moments(tmp_path: Path) -> None:
-    _kill_often(tmp_path, 200)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_killed_at_two_hundred_moments(seed: int) -> None:
+    # In memory where there is such a folder: a kill loses nothing that was written, and flushing is what takes long.
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        _kill_often(Path(folder), seed)
 
 
-def test_two_processes_never_cross_the_budget_together(tmp_path: Path) -> None:
+def test_two_processes_never_cross_the_budget_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PATIENCE", 600.0)  # a slow disk is no failure
     ledger = new(tmp_path, budget=(6.0, 1e-5))
     most = ledger.remaining().steps(lambda steps: full(steps, 0), 10**6)
+    begun, go = os.pipe(), os.pipe()
 
     def work() -> None:
-        try:
-            run, row = begin(Ledger.open(ledger.path), full, steps=10**4, key_digest=""), 0
-        except BudgetError:
-            return
+        run, row = begin(Ledger.open(ledger.path), full, steps=STEPS, key_digest=""), 0
+        os.write(begun[1], b".")
+        os.close(go[1])
+        os.read(go[0], 1)
         try:
             while True:
                 run.reserve(row)
                 row += 1
-                time.sleep(1e-3)
         except BudgetError:
             run.close(row)
 
     children = [_in_a_child(work) for _ in range(3)]
+    for _ in children:
+        os.read(begun[0], 1)
+    os.close(go[1])  # all at once
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
+    for end in (*begun, go[0]):
+        os.close(end)
     total = ledger.total()
     assert total.spent <= total.limit
-    assert total.runs > 1
+    assert total.runs == 3
     # It is used to the last row, or nearly: what one gives back at its end, another may have missed.
     assert most - 3 * LARGEST <= sum(run.releases for run in ledger.runs()) <= most
     assert ledger.verify().valid
 
 
-def test_many_processes_make_one_ledger_once(tmp_path: Path) -> None:
+def test_many_processes_make_one_ledger_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PATIENCE", 600.0)
     path = tmp_path / "people.ledger"
     children = [_in_a_child(lambda: Ledger.open_or_create(path, budget=(3, 1e-5))) for _ in range(6)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 6
@@ -195,7 +211,7 @@ def test_whether_a_process_lives() -> None:
     assert not lives({**me, "boot": "another"})
     assert not lives({**me, "started": me["started"] - 1})  # its number was given out again
     assert lives({**me, "namespace": "pid:[1]", "pid": 10**7})  # cannot be seen from here
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     other = {**me, "pid": child.pid, "started": None}
     assert lives(other)
     child.kill()
@@ -204,5 +220,5 @@ def test_whether_a_process_lives() -> None:
         state, *others = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
     started = int(others[18])
     assert not lives({**me, "pid": child.pid, "started": started})  # only its remains are there
-    child.wait()
+    child.communicate()
     assert not lives(other)
