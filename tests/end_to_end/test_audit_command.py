@@ -10,10 +10,17 @@ import pytest
 pytest.importorskip("typer")
 from dpcore import accounting, audit
 from dpcore.accounting import Adjacency, Gaussian
+from dpcore.audit import auditing
 from dpcore.cli import main
 from dpcore.mechanism import Mechanism
 
 SMALL = ["--dataset-size", "100", "--batch-size", "25", "--steps", "4", "--runs", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An honest method is flagged once in a hundred times, as the audit says; not now and then in these tests."""
+    monkeypatch.setattr(auditing, "new_key", lambda: bytes(range(32)))
 
 
 def test_an_honest_method_passes(capsys: pytest.CaptureFixture[str]) -> None:

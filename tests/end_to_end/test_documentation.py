@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import dpcore
+from dpcore.audit import auditing
 from dpcore.cli.app import app, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,8 @@ def test_examples_run_in_the_order_of_the_page(
     page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.chdir(tmp_path)  # what an example writes goes here
+    # An honest method is flagged once in a hundred audits, and not here.
+    monkeypatch.setattr(auditing, "new_key", lambda: bytes(range(32)))
     namespace: dict[str, object] = {"__name__": "example"}
     for number, block in enumerate(blocks(page)):
         code = compile(block, f"{page}, block {number}", "exec", dont_inherit=True)

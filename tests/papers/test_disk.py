@@ -19,7 +19,6 @@ from loops import (
     low_pass,
     of,
     quadratic_gradient,
-    rng,
     run,
 )  # fmt: skip
 
@@ -120,7 +119,7 @@ def test_disk_with_the_scalar_kalman_gain_is_its_loop(base: str) -> None:
 
 def test_disk_at_gamma_minus_one_is_storm() -> None:
     """g~_t = grad(x_t; B_t) + (1 - alpha)(g~_{t-1} - grad(x_{t-1}; B_t)), alpha = kappa (Cutkosky and Orabona 2019)."""
-    kappa, lr, size = 0.4, 0.05, 8
+    kappa, lr, size, rng = 0.4, 0.05, 8, np.random.default_rng(1)
     batches = [np.sort(rng.choice(N, size=size, replace=False)) for _ in range(T)]
     method = methods.disk(lr=lr, kappa=kappa, gamma=-1.0, clipping="standard", max_grad_norm=1e6, noise_multiplier=0.0)
     x, previous, estimate, path = START.copy(), None, None, [START.copy()]

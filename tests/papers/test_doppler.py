@@ -20,7 +20,6 @@ from loops import (
     gradient,
     loop,
     low_pass,
-    rng,
     run,
 )
 from scipy.signal import lfilter
@@ -134,7 +133,7 @@ def test_optimal_fir_under_adam_uses_the_released_second_moment() -> None:
 
 M, COLUMNS, RANK, EVERY = 6, 4, 2, 3
 SHAPES = [("w", (M, COLUMNS)), ("b", (5,))]
-VALUES = rng.normal(size=(N, M * COLUMNS + 5))
+VALUES = np.random.default_rng(1).normal(size=(N, M * COLUMNS + 5))
 
 
 def two_tensors(x: np.ndarray, i: int) -> np.ndarray:
@@ -169,7 +168,7 @@ def test_galore_is_its_loop(base: str) -> None:
     b, a = NAMED_FILTERS["first-order v2"]
     lr, wd, beta, eps = 0.2, 0.05, 0.8, 0.02
     smooth_w, smooth_b = low_pass(b, a), low_pass(b, a)
-    start = rng.normal(size=M * COLUMNS + 5)
+    start = np.random.default_rng(2).normal(size=M * COLUMNS + 5)
     x, path, v_w, v_b, p = start.copy(), [start.copy()], 0.0, 0.0, None
     bias = S**2 if base == "corrected" else 0.0
     for t, batch in enumerate(BATCHES):

@@ -8,11 +8,14 @@ import pytest
 from dpcore.errors import ArgumentError
 from dpcore.galore import GaLore
 
-rng = np.random.default_rng(0)
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_columns_span_the_leading_left_singular_space(dtype) -> None:
+def test_the_columns_span_the_leading_left_singular_space(dtype, rng) -> None:
     gradient = rng.normal(size=(8, 5)).astype(dtype)
     p = GaLore(3).projection(gradient)
     assert p.dtype == dtype
@@ -23,20 +26,20 @@ def test_the_columns_span_the_leading_left_singular_space(dtype) -> None:
     np.testing.assert_allclose(p @ p.T, leading @ leading.T, atol=1e-5)
 
 
-def test_a_matrix_of_low_rank_is_kept_whole() -> None:
+def test_a_matrix_of_low_rank_is_kept_whole(rng) -> None:
     gradient = rng.normal(size=(8, 2)) @ rng.normal(size=(2, 5))
     p = GaLore(2).projection(gradient)
     np.testing.assert_allclose(p @ (p.T @ gradient), gradient, atol=1e-12)
 
 
-def test_fewer_columns_than_the_rank_leave_columns_of_zeros() -> None:
+def test_fewer_columns_than_the_rank_leave_columns_of_zeros(rng) -> None:
     p = GaLore(3).projection(rng.normal(size=(8, 2)))
     assert p.shape == (8, 3)
     assert (p[:, 2] == 0).all()
     np.testing.assert_allclose(p[:, :2].T @ p[:, :2], np.eye(2), atol=1e-12)
 
 
-def test_a_gradient_that_is_not_finite_has_a_projection() -> None:
+def test_a_gradient_that_is_not_finite_has_a_projection(rng) -> None:
     gradient = rng.normal(size=(4, 4))
     gradient[1, 2] = np.inf
     np.testing.assert_array_equal(GaLore(2).projection(gradient), np.eye(4, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_what_is_no_ledger(tmp_path: Path) -> None:
     refuse(tmp_path / "empty", "is an empty file")
     (tmp_path / "text").write_text("epsilon = 3\n" * 1000)
     refuse(tmp_path / "text", "not even a database")
-    with sqlite3.connect(tmp_path / "other") as other:
+    with closing(sqlite3.connect(tmp_path / "other")) as other:
         other.execute("CREATE TABLE birds (name TEXT)")
     refuse(tmp_path / "other", "database of another program")
     with pytest.raises(DataError, match="there is no folder"):
@@ -73,7 +74,7 @@ def test_what_is_no_ledger(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
-    with sqlite3.connect(ledger.path) as connection:
+    with closing(sqlite3.connect(ledger.path)) as connection:
         connection.execute("PRAGMA user_version = 7")
     refuse(ledger.path, r"has format 7, and dpcore \S+ reads format 1.*update this one")
 
