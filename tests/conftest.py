@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,16 +76,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+# Which fork of the test's process this one is: the number of each ancestor among its parent's, and of those made here.
+_forks = [0]
+
+
+def _note_child() -> None:
+    _forks[:] = [*_forks, 0]
+
+
+def _note_fork() -> None:
+    _forks[-1] += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_note_fork, after_in_child=_note_child)
+
+
 def _entropy(name: str) -> Callable[[int], bytes]:
     """Bytes that no call gets twice, the same ones at every run of the test of this name."""
-    calls, process = itertools.count(), os.getpid()
+    calls = itertools.count()
+    _forks[:] = [0]
 
     def read(size: int) -> bytes:
-        # A forked child must not repeat its parent.
-        child = "" if os.getpid() == process else str(os.getpid())
+        # A forked child must not repeat its parent, nor another child.
+        child = _forks[:-1]
         return hashlib.shake_256(f"{name} {child} {next(calls)}".encode()).digest(size)
 
     return read
+
+
+def _come_again(name: str, patch: pytest.MonkeyPatch) -> None:
+    """Under CI's profile, let keys, forks and names from the operating system follow from a name."""
+    if settings.default is None or not settings.default.derandomize:
+        return
+    read = _entropy(name)
+    patch.setattr(os, "urandom", read)
+    patch.setattr(random, "_urandom", read)  # where `secrets` takes it from
+    if torch := sys.modules.get("torch"):  # whose own generator begins anew in every process
+        torch.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]))
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +122,14 @@ def _keys_that_come_again(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
     As with hypothesis, a change is not to fail by bad luck, and what fails is to fail again. Other profiles draw anew.
     """
-    if settings.default is not None and settings.default.derandomize:
-        read = _entropy(request.node.nodeid)
-        monkeypatch.setattr(os, "urandom", read)
-        monkeypatch.setattr(random, "_urandom", read)  # where `secrets` takes it from
+    _come_again(request.node.nodeid, monkeypatch)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> object:
+    """Fixtures of a whole module are set up before those of a test, for whichever test comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        _come_again(f"{request.node.nodeid} {fixturedef.argname}", patch)
+        return (yield)
