@@ -11,9 +11,12 @@ forks before the batch is drawn; a change after that is refused.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dpcore.errors import BudgetError, PrivacyError
 from dpcore.keys import RunKeys
@@ -97,6 +100,8 @@ class LedgerAccount:
         self._before = self._uncharged = 0
         self._fork_from: int | None = None
         self._last: tuple[list[UpdateSettings], str] | None = None
+        self._saved_state: str | None = None
+        self._granted = 0
 
     def before_draw(self, step: int) -> None:
         """Reserve the row, or fork first where the replay would no longer be one."""
@@ -132,6 +137,7 @@ class LedgerAccount:
             )
         elif logged != known:
             self._fork_from = step + 1
+        self._granted = step + 1
 
     def _of_row(self, step: int) -> str:
         return "" if self._other_start == step else self._row_digest()
@@ -154,12 +160,13 @@ class LedgerAccount:
     def begin(self) -> LedgerRun:
         """Return the ledger's run, begun if it was not."""
         if self.run is None:
-            plan = self.mechanism.plan
+            plan, taken = self.mechanism.plan, self.mechanism.step
             if self._uncharged:
                 event = plan.event_after(0, self._uncharged)
-                self.ledger.charge(event, name=f"{self.name}: steps abandoned before this ledger knew the run")
+                name = f"{self.name}: steps abandoned before this ledger knew the run"
+                self.ledger.charge(event, name=name, left=True)
                 self._uncharged = 0
-            self.run = self.ledger.begin(
+            run = self.ledger.begin(
                 name=self.name,
                 adjacency=plan.event.adjacency,
                 steps=plan.steps,
@@ -168,7 +175,11 @@ class LedgerAccount:
                 digest=self._run_digest(),
                 key_digest=self.mechanism.keys.digest,
                 dataset=self.dataset,
+                left=taken > 0,
             )
+            if taken:  # before the ledger knew the run, and so before any other is granted a row
+                run.reserve(taken - 1)
+            self.run = run
         return self.run
 
     def _fork(self, row: int) -> LedgerRun:
@@ -197,7 +208,23 @@ class LedgerAccount:
             "run": run.run_id,
             "branch": run.branch_id,
             "abandoned_before": self._before,
+            **({} if self._parameters_digest is None else {"state": self._state()}),  # what is gone on from
         }
+
+    def _state(self) -> str:
+        """Return an HMAC, by the noise key, of all that the next steps rest on beside the parameters.
+
+        A saved state whose moments were reset, say, replays its first row and makes another sum of the second.
+        """
+        state = self.mechanism.state_dict()
+        public = {name: value for name, value in state["public"].items() if name not in ("run", "releases", "arrays")}
+        keys = {name: value for name, value in state["secret"].items() if name != "arrays"}
+        total = hmac.new(keys["noise_key"], f"{digest(plain(public))} {sorted(keys.items())}".encode(), "sha256")
+        for part in ("public", "secret"):
+            for name, array in sorted(state[part]["arrays"].items()):
+                total.update(f"{name} {array.shape} {array.dtype}\0".encode())
+                total.update(np.ascontiguousarray(array).tobytes())
+        return total.hexdigest()
 
     @property
     def branches(self) -> int | None:
@@ -253,6 +280,7 @@ class LedgerAccount:
         )
         if fork is False and found.kind == "fork":
             raise PrivacyError(f"fork=False: {found.reason}; leave fork out, and the further steps are charged")
+        self._saved_state = saved.get("state")
         before = int(saved.get("abandoned_before", 0))
         return Decision(found.kind, found.run, found.number, found.reason, before)
 
@@ -275,6 +303,7 @@ class LedgerAccount:
         self._before, self._uncharged = decision.before, 0
         self.run, self._fork_from, self._expected_parameters = decision.run, None, None
         self._drawn = self._other_start = None
+        self._granted = 0
         if decision.kind == "fork":
             number = decision.number
             keys = keys.fork(keep_sampling=mechanism.plan.sampler.keeps_order, row=row, number=number)
@@ -289,8 +318,11 @@ class LedgerAccount:
         mechanism.replay_end = self.run.mark if decision.kind == "replay" else row
         mechanism.releases = mechanism.replay_end + self.run.releases - self.run.mark + self._before
         self._expected_parameters = parameters
+        if self._state() != self._saved_state:
+            self._other_start = row
 
     def close(self) -> None:
         """Give back what was reserved and not released."""
         if self.run is not None:
-            self.run.close(max(self.mechanism.step, self.mechanism.replay_end))
+            # A row that was granted may be on its way out, in another thread or below a signal's handler.
+            self.run.close(max(self.mechanism.step, self.mechanism.replay_end, self._granted))

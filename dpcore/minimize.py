@@ -188,6 +188,11 @@ def minimize(
         raise ArgumentError(
             f"public_gradient={public_gradient!r}: must be given for second_moment='public', and for no other"
         )
+    if noise is not None and ledger is not None:
+        raise ArgumentError(
+            "noise with a ledger: noise of the caller's hides nothing, and the ledger counts a private run; leave out "
+            "one of them"
+        )
     normals = _normals(noise, plan, x)
     keys = RunKeys.new(key, exact_key=exact_key)
     device_x = backend.from_numpy(x)

@@ -242,6 +242,7 @@ class Ledger:
         digest: str,
         key_digest: str,
         dataset: str = "",
+        left: bool = False,
     ) -> LedgerRun:
         """Write down a new run before it releases anything.
 
@@ -264,6 +265,9 @@ class Ledger:
             Of the noise key, never the key; empty if unknown.
         dataset : str
             Fingerprint of the data.
+        left : bool
+            Whether rows of it left before this ledger knew of the run: the others may have been chosen by their
+            results, and none of them is fixed beforehand any more.
 
         Raises
         ------
@@ -302,6 +306,8 @@ class Ledger:
             )
             token = draft.lease(branch_id)
             run = self._book.state.runs[run_id]
+            if left and self._book.state.fixed is None:
+                self._rows.fix(draft, run, alone=True)
         return LedgerRun(self._rows, run, run.branches[branch_id], token, event_after, 0, 0)
 
     def resume(
@@ -363,7 +369,7 @@ class Ledger:
         until = branch.mark if kind == "replay" else row
         return Resumption(kind, LedgerRun(self._rows, run, branch, token, event_after, row, until), number, reason)
 
-    def charge(self, event: Event, *, name: str, description: Any = None) -> str:
+    def charge(self, event: Event, *, name: str, description: Any = None, left: bool = False) -> str:
         """Charge a release that was not made by a run of dpcore: a published count, a salvaged entry.
 
         Parameters
@@ -372,6 +378,8 @@ class Ledger:
         name : str
         description : object
             JSON values.
+        left : bool
+            Whether it was released already; see `begin`.
 
         Returns
         -------
@@ -397,6 +405,7 @@ class Ledger:
             description=description,
             digest="",
             key_digest="",
+            left=left,
         )
         run.reserve(0)
         run.close(1)

@@ -81,8 +81,10 @@ class Reservations:
             run, branch = draft.held(held.run_id, held.branch_id, held.token)
             if row >= run.steps:
                 raise PrivacyError(f"row={row}: the run was planned for {run.steps} rows, and its guarantee ends there")
+            if row < branch.mark:  # an interruption came after the commit and before the holder knew of it
+                return branch.mark
             if self._book.state.fixed is None:
-                self._fix(draft, run)
+                self.fix(draft, run, alone=row > 0)
             most = max(row + 1, min(row + size, run.steps))
             if self._fits(draft, run, held.event_after, branch, most):
                 mark = most
@@ -102,11 +104,16 @@ class Reservations:
                 draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=mark, digest=digest)
         return mark
 
-    def _fix(self, draft: Draft, first: Run) -> None:
-        """Write which runs are fixed beforehand, and the order: nothing has been reserved, and `first` asks to."""
+    def fix(self, draft: Draft, first: Run, *, alone: bool = False) -> None:
+        """Write which runs are fixed beforehand, and the order: nothing has been reserved, and `first` asks to.
+
+        With `alone`, rows of `first` left before this ledger knew of it. Its plan was fixed before them; whether those
+        of the others were, nobody knows.
+        """
         plan, runs = Event.from_dict(first.planned), []
         if self.budget is not None:
-            others = [run for run in self._book.state.runs.values() if run is not first and draft.alive(run)]
+            known = [] if alone else self._book.state.runs.values()
+            others = [run for run in known if run is not first and draft.alive(run)]
             runs = choose(
                 (first.run_id, plan), [(run.run_id, Event.from_dict(run.planned)) for run in others], self.budget
             )

@@ -10,24 +10,38 @@ import dis
 import enum
 import functools
 import hashlib
+import itertools
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from dpcore.torch.checksum import checksum
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.memory_format)
+
+# Containers that are nothing but their items.
+_CONTAINERS = (dict, OrderedDict, MappingProxyType, list, tuple, torch.Size, range, set, frozenset, bytearray)
+
+# By these a function reads what its code does not show.
+_UNSEEN = ("eval", "exec", "globals", "open", "input", "__import__")
+
+# An instance of this size holds what is in its `__dict__`, and nothing that only C can see.
+_PLAIN_SIZE = object.__basicsize__ + 16
 
 
 class NotDescribed(Exception):
     """Something of which cannot be told what it computes."""
 
 
-def digest_of(*values: Any, states: bool = True) -> str:
+def digest_of(*values: Any, states: bool = True, quick: bool = False) -> str:
     """Return the SHA-256 of what the values are and do; empty where that is not known.
 
     Parameters
@@ -36,155 +50,254 @@ def digest_of(*values: Any, states: bool = True) -> str:
         Modules, functions, or anything that they are made of.
     states : bool
         Whether the values of modules' parameters and buffers count, or only their shapes.
+    quick : bool
+        Tensors and arrays by a checksum instead of a SHA-256: for every step, where nobody looks for collisions.
     """
-    describer = _Describer(states)
     try:
-        lines = "\n".join(line for value in values for line in describer.of(value))
+        lines = _Describer(states, quick).lines(*values)
     except (NotDescribed, RecursionError):
         return ""
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class _Describer:
-    def __init__(self, states: bool) -> None:
-        self._states = states
+    def __init__(self, states: bool, quick: bool = False) -> None:
+        self._states, self._quick = states, quick
         self._known: dict[int, int] = {}
+        self._lines: list[str] = []
         self._kept: list[Any] = []  # so that no other object gets the id of one that was known
 
-    def of(self, value: Any) -> Iterator[str]:
+    def lines(self, *values: Any) -> str:
+        for value in values:
+            self.of(value)
+        return "\n".join(self._lines)
+
+    def of(self, value: Any) -> None:
         if isinstance(value, (*_PLAIN, enum.Enum)):
-            yield repr(value)
+            self._lines.append(repr(value))
+            if type(value) not in _PLAIN and not isinstance(value, enum.Enum):
+                self.of(type(value))
             return
         if id(value) in self._known:
-            yield f"known {self._known[id(value)]}"
+            self._lines.append(f"known {self._known[id(value)]}")
             return
         self._known[id(value)] = len(self._known)
         self._kept.append(value)
-        yield f"({type(value).__qualname__}"
-        yield from self._new(value)
-        yield ")"
+        self._lines.append(f"({type(value).__qualname__}")
+        self._new(value)
+        self._lines.append(")")
 
-    def _new(self, value: Any) -> Iterator[str]:
+    def _new(self, value: Any) -> None:
         if isinstance(value, nn.Module):
-            yield from self._module(value)
+            self._module(value)
         elif isinstance(value, torch.Tensor):
-            yield from _bytes_of(value.detach().contiguous().cpu())
+            self._tensor(value)
         elif isinstance(value, np.ndarray):
-            if value.dtype.hasobject:
+            if value.dtype.hasobject or type(value) not in (np.ndarray, np.memmap):
                 raise NotDescribed
-            yield f"{value.shape} {value.dtype} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
+            content = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy())
+            self._lines.append(f"{value.shape} {value.dtype}")
+            self._tensor(content)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                yield from (*self.of(key), *self.of(item))
+                self.of(key)
+                self.of(item)
+            self._more(value)
         elif isinstance(value, Set):  # the order of a set changes from process to process
-            yield from sorted("\n".join(_Describer(self._states).of(item)) for item in value)
+            self._lines += sorted(_Describer(self._states, self._quick).lines(item) for item in value)
+            self._more(value)
         elif isinstance(value, Sequence):
             for item in value:
-                yield from self.of(item)
+                self.of(item)
+            self._more(value)
         elif isinstance(value, functools.partial):
-            yield from (*self.of(value.func), *self.of(value.args), *self.of(value.keywords))
+            self.of((value.func, value.args, value.keywords, vars(value)))
         elif isinstance(value, MethodType):
-            yield from (*self.of(value.__func__), *self.of(value.__self__))
+            self.of((value.__func__, value.__self__))
         elif isinstance(value, ModuleType):
-            yield from _python_module(value)
+            self._python_module(value)
         elif isinstance(value, (FunctionType, BuiltinFunctionType, type)):
-            library = _library(getattr(value, "__module__", None) or "builtins")
+            library = _library(_origin(value))
             if library is not None:
-                yield f"{library} {value.__qualname__}"
+                self._lines.append(f"{library} {value.__qualname__}")
+                if isinstance(value, FunctionType):  # made by the library, perhaps of values of the caller
+                    self._held(value)
+                elif isinstance(value, BuiltinFunctionType) and not isinstance(
+                    value.__self__, (type(None), ModuleType)
+                ):
+                    self.of(value.__self__)
             elif isinstance(value, FunctionType):
-                yield from self._function(value)
+                self._function(value)
             elif isinstance(value, type):
-                yield from self._class(value)
+                self._class(value)
             else:
                 raise NotDescribed
         else:
-            yield from self._object(value)
+            self._object(value)
 
-    def _module(self, module: nn.Module) -> Iterator[str]:
-        yield from self.of(type(module))
+    def _module(self, module: nn.Module) -> None:
+        self.of(type(module))
+        _demand_no_slots(module)
         for name, value in sorted(vars(module).items()):
-            if name == "training":  # changes from step to step
+            if name == "training" or (isinstance(value, dict) and not value):  # the first changes from step to step
                 continue
-            yield name
+            self._lines.append(name)
             if name in ("_parameters", "_buffers") and not self._states:
                 for key, tensor in value.items():
                     known = "None" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
-                    yield f"{key} {known}"
+                    self._lines.append(f"{key} {known}")
             elif isinstance(value, dict) and "hooks" in name:  # by number, and numbers change from process to process
                 for item in value.values():
-                    yield from self.of(item)
+                    self.of(item)
             else:
-                yield from self.of(value)
+                self.of(value)
 
-    def _function(self, function: FunctionType) -> Iterator[str]:
-        yield f"{function.__module__}.{function.__qualname__}"
-        yield from self.of((function.__defaults__, function.__kwdefaults__))
+    def _function(self, function: FunctionType) -> None:
+        self._lines.append(f"{function.__module__}.{function.__qualname__}")
+        self._held(function)
+        self._code(function.__code__, function.__globals__)
+
+    def _held(self, function: FunctionType) -> None:
+        """What a function was made with: defaults, attributes, and the variables around it."""
+        self.of((function.__defaults__, function.__kwdefaults__, vars(function)))
         for cell in function.__closure__ or ():
             try:
                 content = cell.cell_contents
             except ValueError:  # empty so far
                 continue
-            yield from self.of(content)
-        yield from self._code(function.__code__, function.__globals__)
+            self.of(content)
 
-    def _code(self, code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
-        yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames}"
+    def _code(self, code: CodeType, names: Mapping[str, Any]) -> None:
+        self._lines.append(f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {code.co_names} {code.co_varnames}")
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
-                yield from self._code(constant, names)
+                self._code(constant, names)
             else:
-                yield from self.of(constant)
-        for name in sorted({one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}):
-            if name in names:
-                yield name
-                yield from self.of(names[name])
+                self.of(constant)
+        for name, *attributes in _reads(code):
+            if name not in names:
+                if name in _UNSEEN:
+                    raise NotDescribed
+                continue
+            self._lines.append(name)
+            value = names[name]
+            for attribute in attributes:  # `settings.rate`: not all of the module
+                if not _is_own_module(value):
+                    break
+                if not hasattr(value, attribute):
+                    raise NotDescribed
+                self._lines.append(attribute)
+                value = getattr(value, attribute)
+            self.of(value)
 
-    def _class(self, kind: type) -> Iterator[str]:
+    def _python_module(self, module: ModuleType) -> None:
+        library = _library(module.__name__)
+        if library is not None:
+            self._lines.append(library)
+            return
+        path = getattr(module, "__file__", None)
+        if path is None:
+            raise NotDescribed
+        self._lines.append(f"{module.__name__} {_file_digest(path)}")
+        for name, value in sorted(vars(module).items()):  # what it imported, and what was set since
+            if not name.startswith("__"):
+                self._lines.append(name)
+                self.of(value)
+
+    def _class(self, kind: type) -> None:
         for base in kind.__mro__:
             library = _library(base.__module__)
-            yield f"{library or base.__module__} {base.__qualname__}"
+            self._lines.append(f"{library or base.__module__} {base.__qualname__}")
             if library is not None:
                 continue
             for name, value in sorted(vars(base).items()):
                 if name.startswith("__") and not isinstance(value, FunctionType):
                     continue  # __doc__, __dict__, __weakref__, ...
-                yield name
-                yield from self._member(value)
+                self._lines.append(name)
+                self._member(value)
 
-    def _member(self, value: Any) -> Iterator[str]:
+    def _member(self, value: Any) -> None:
         if isinstance(value, (staticmethod, classmethod)):
-            yield from self.of(value.__func__)
+            self.of(value.__func__)
         elif isinstance(value, property):
-            yield from self.of((value.fget,))
+            self.of((value.fget,))
         elif isinstance(value, functools.cached_property):
-            yield from self.of(value.func)
+            self.of(value.func)
         elif type(value).__name__ in ("member_descriptor", "getset_descriptor", "_abc_data"):
-            yield type(value).__name__
+            self._lines.append(type(value).__name__)
         else:
-            yield from self.of(value)
+            self.of(value)
 
-    def _object(self, value: Any) -> Iterator[str]:
+    def _object(self, value: Any) -> None:
         """An instance of some class: what it can do, and all that it holds."""
-        if not hasattr(value, "__dict__"):
+        if not hasattr(value, "__dict__") or type(value).__basicsize__ > _PLAIN_SIZE:
             raise NotDescribed
-        yield from self.of(type(value))
-        yield from self.of(vars(value))
+        _demand_no_slots(value)
+        self.of(type(value))
+        self.of(vars(value))
+
+    def _more(self, container: Any) -> None:
+        """What a container of the caller's own has beside its items."""
+        if type(container) in _CONTAINERS:
+            return
+        _demand_no_slots(container)
+        self.of(type(container))
+        self.of(getattr(container, "__dict__", None))
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        try:
+            if self._quick:
+                self._lines.append(f"{tuple(tensor.shape)} {tensor.dtype} {int(checksum(tensor))}")
+                return
+            whole = tensor.detach().contiguous().cpu().reshape(-1)
+            content = whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+        except (RuntimeError, TypeError, NotImplementedError) as cause:  # sparse, nested, quantized
+            raise NotDescribed from cause
+        self._lines.append(f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(content).hexdigest()}")
 
 
-def _bytes_of(tensor: torch.Tensor) -> Iterator[str]:
-    content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    yield f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(content).hexdigest()}"
+@functools.lru_cache(maxsize=1024)
+def _reads(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Return the global names that the code reads, each with the attributes taken of it at once.
+
+    Raises
+    ------
+    NotDescribed
+        If it imports a module of the caller's: which file that is, and what it imports itself, is not known here.
+    """
+    steps = [(one.opname, one.argval) for one in dis.get_instructions(code)]
+    found: dict[tuple[str, ...], None] = {}
+    for place, (operation, name) in enumerate(steps):
+        if operation == "IMPORT_NAME" and (steps[place - 2][1] or _library(name) is None):
+            raise NotDescribed
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            attributes = itertools.takewhile(lambda step: step[0] in ("LOAD_ATTR", "LOAD_METHOD"), steps[place + 1 :])
+            found[name, *(attribute for _, attribute in attributes)] = None
+    return tuple(found)
 
 
-def _python_module(module: ModuleType) -> Iterator[str]:
-    library = _library(module.__name__)
-    if library is not None:
-        yield library
-        return
-    path = getattr(module, "__file__", None)
-    if path is None:
-        raise NotDescribed
-    yield f"{module.__name__} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+@functools.lru_cache(maxsize=256)
+def _file_digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _origin(value: Any) -> str:
+    """Return the name of the module where something was made; of a function's `__module__` wrappers make another."""
+    if isinstance(value, FunctionType):
+        return str(value.__globals__.get("__name__", "__main__"))
+    return getattr(value, "__module__", None) or "builtins"
+
+
+def _demand_no_slots(value: Any) -> None:
+    """Refuse values beside `__dict__`."""
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        if set([names] if isinstance(names, str) else names) - {"__dict__", "__weakref__"}:
+            raise NotDescribed
+
+
+def _is_own_module(value: Any) -> bool:
+    return isinstance(value, ModuleType) and _library(value.__name__) is None
 
 
 @functools.lru_cache(maxsize=256)
@@ -194,9 +307,12 @@ def _library(name: str) -> str | None:
     dpcore itself counts as one: its code has a digest of its own.
     """
     top = name.partition(".")[0]
-    if top in (*sys.stdlib_module_names, "dpcore") and top != "__main__":
-        return name
     package = sys.modules.get(top)
     version, path = getattr(package, "__version__", None), getattr(package, "__file__", None)
+    if top == "dpcore":
+        return name
+    # A file of the caller's may hide a module of Python's by its name.
+    if top in sys.stdlib_module_names and (path is None or Path(path).is_relative_to(Path(os.__file__).parent)):
+        return name if top != "__main__" else None
     installed = path is not None and any(part in ("site-packages", "dist-packages") for part in Path(path).parts)
     return f"{name} {version}" if version is not None and installed else None

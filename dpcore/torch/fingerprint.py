@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import platform
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,12 @@ from dpcore.torch.data import Data
 from dpcore.torch.describe import digest_of
 from dpcore.torch.engine import Engine
 
-_ENVIRONMENT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DPCORE_NUM_THREADS", "TRITON_INTERPRET")
+_ENVIRONMENT = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "DPCORE_NUM_THREADS", "TRITON_INTERPRET",
+    "MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "NPY_DISABLE_CPU_FEATURES",
+    "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
 
 
 def data_fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:
@@ -53,16 +59,22 @@ def _feed(update: Callable[[bytes], None], tensor: torch.Tensor) -> None:
     update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
 
 
-def run_digest(plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size: int) -> str:
+def run_digest(plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size: int, joins: Any = None) -> str:
     """Return the digest of all that shapes the sums of a run besides its state and its learning rates.
 
     Learning rates and the other numbers of parameter groups are logged by the ledger step by step. Empty where the
-    model or the loss hold something of which cannot be told what it computes.
+    model, the loss, what joins examples (`joins`) or a sampler of the caller's hold something of which cannot be told
+    what it computes, and on a GPU whose sums may be added up in another order each time.
     """
     mechanism, model = engine.mechanism, engine.gradient.model
     # The model's parameters are compared with the checkpoint's; those of the loss are known from here only.
     network, objective = digest_of(model, states=False), digest_of(loss)
-    if not network or not objective:
+    others = digest_of(joins, None if type(plan.sampler).__module__.startswith("dpcore.") else plan.sampler)
+    device = next(model.parameters()).device
+    # Warnings alone, or mode 1, leave sums that are added up in another order each time.
+    if device.type != "cpu" and torch.get_deterministic_debug_mode() < 2:
+        return ""
+    if not network or not objective or not others:
         return ""
     packages = (dpcore, sys.modules[mechanism.backend.__name__])  # type: ignore[attr-defined]
     return digest(
@@ -77,11 +89,13 @@ def run_digest(plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size
             "backend": mechanism.backend.name,
             "model": network,
             "loss": objective,
+            "others": others,
             "microbatch_size": microbatch_size,
             "vectorize": engine.gradient.vectorize,
             "code": fingerprint.code_digest(*map(fingerprint.package_folder, packages)),
             "versions": {**versions(), "torch": torch.__version__},
-            "device": _device(next(model.parameters()).device),
+            "device": _device(device),
+            "built": [torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), *platform.libc_ver()],
             **arithmetic(),
             **fingerprint.machine(),
         }
@@ -98,6 +112,12 @@ def arithmetic() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),
+        "dtype": str(torch.get_default_dtype()),
+        "autocast": [
+            str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "" for kind in ("cpu", "cuda")
+        ],
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "denormals": bool((torch.tensor([2.0**-130]) * 1.0).any()),
         "cudnn": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32],
         "environment": {name: os.environ.get(name, "") for name in _ENVIRONMENT},
     }

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import random  # noqa: TID251 - put back as it was
 import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
 from dpcore.ledger_account import LedgerAccount
+from dpcore.torch import batches
+from dpcore.torch.checksum import checksum
 from dpcore.torch.data import Data
+from dpcore.torch.describe import digest_of
 from dpcore.torch.engine import Engine
 from dpcore.torch.fingerprint import arithmetic, data_fingerprint, parameters_digest, run_digest
 from dpcore.torch.loader import PrivateLoader
-from dpcore.torch.watch import Watch
+from dpcore.torch.watch import Watch, generators
 
 NOT_FINGERPRINTED = (
     "The data set was not fingerprinted: no step of this run is ever replayed for free; make_private(data_id=...) "
@@ -24,6 +30,10 @@ NOT_FINGERPRINTED = (
 NOT_REPEATED = (
     "Reading the data twice gives different examples, by draws that the run's key does not decide: no step of this run "
     "is ever replayed for free."
+)
+DRAWN = (
+    "The model or the loss draw by other means than torch, which the run's key does not decide: no step of this run is "
+    "ever replayed for free."
 )
 PUBLIC_BATCHES = "The public batches are not known to the ledger: no step of this run is ever replayed for free."
 
@@ -65,11 +75,21 @@ def attach(
     caveat = _never_again(engine, source, data)
 
     def digest() -> str:
-        return "" if caveat else run_digest(mechanism.plan, engine, loss, data, engine.microbatch_size)
+        return "" if caveat else run_digest(mechanism.plan, engine, loss, data, engine.microbatch_size, source._collate)
 
-    watch = engine.watch = loader.watch = Watch(model, arithmetic, source.tensors or ())
+    def described() -> str:
+        network, objective = (digest_of(one, states=one is not model, quick=True) for one in (model, loss))
+        return network and objective and network + objective
+
+    watch = engine.watch = loader.watch = Watch(model, arithmetic, described, source.tensors or ())
+
+    def parameters() -> str:
+        watch.note()  # what is compared with the checkpoint now is what the next step must find
+        return parameters_digest(model)
 
     def row_digest() -> str:
+        if caveat:
+            return ""
         # Steps that are recorded run as separate operations, which may round otherwise.
         found = watch.digest()
         return found and f"{found} {engine.recorder is None}"
@@ -80,7 +100,7 @@ def attach(
         name=run_name or f"{type(model).__name__}, {mechanism.plan.method.name}",
         run_digest=digest,
         dataset=data,
-        parameters_digest=lambda: parameters_digest(model),
+        parameters_digest=parameters,
         row_digest=row_digest,
     )
     if caveat:
@@ -97,7 +117,28 @@ def _never_again(engine: Engine, source: Data, data: str) -> str:
         return NOT_FINGERPRINTED
     if engine.mechanism.plan.method.update.second_moment == "public":
         return PUBLIC_BATCHES
-    return "" if source.repeats() else NOT_REPEATED
+    if not source.repeats():
+        return NOT_REPEATED
+    return "" if _gradient_repeats(engine, source) else DRAWN
+
+
+def _gradient_repeats(engine: Engine, source: Data) -> bool:
+    """Whether made-up examples have the same gradients twice, without a draw from Python's or NumPy's generators."""
+    inputs, targets = batches.normalize(source.template())
+    zeros = batches.tree_map(lambda t: t.new_zeros((2, *t.shape[1:])), targets)
+    made = batches.synthetic(inputs, 2)
+    state, legacy = random.getstate(), np.random.get_state()  # noqa: TID251, NPY002
+    before = generators()
+    try:
+        first, second = (
+            engine.gradient(engine.gradient.parameters(), (made, *zeros) if zeros else made, synthetic=True)
+            for _ in range(2)
+        )
+        same = all(int(checksum(a)) == int(checksum(b)) for a, b in zip(first, second, strict=True))
+        return same and generators() == before
+    finally:
+        random.setstate(state)
+        np.random.set_state(legacy)  # noqa: TID251, NPY002
 
 
 def _close(reference: weakref.ref[LedgerAccount]) -> None:

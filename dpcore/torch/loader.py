@@ -58,7 +58,7 @@ class PrivateLoader:
             batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
             self.pending = len(indices)
             if self.watch is not None:
-                self.watch.drew(batch)
+                self.watch.drew(batch, indices)
             yield batch
 
     def __reduce__(self) -> NoReturn:

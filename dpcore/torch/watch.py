@@ -8,15 +8,16 @@ batch. None of that is forbidden, but a step before which it happened cannot be 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import random  # noqa: TID251 - looked at, not drawn from
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpcore.torch.batches import Tree, leaves
-
-# Integers of the same width, to add up bits.
-_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+from dpcore.torch.checksum import checksum, row_hashes
 
 
 class Watch:
@@ -27,42 +28,57 @@ class Watch:
     model : torch.nn.Module
     arithmetic : callable
         Returns torch's switches as JSON values.
+    describe : callable
+        Returns the digest of the model, besides its values, and of the loss as they are now; empty where unknown.
     data : sequence of torch.Tensor
         Whose fingerprint was taken just now.
     """
 
-    def __init__(self, model: torch.nn.Module, arithmetic: Any, data: Sequence[torch.Tensor] = ()) -> None:
-        self._model, self._arithmetic = model, arithmetic
-        self._data = [(tensor, tensor._version) for tensor in data]
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        arithmetic: Any,
+        describe: Callable[[], str],
+        data: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._model, self._arithmetic, self._describe = model, arithmetic, describe
+        # Whoever holds the data as NumPy arrays changes them without a word to torch.
+        self._data = [(tensor, tensor._version, row_hashes(tensor)) for tensor in data]
         self._noted: Any = None
         self._drawn: list[tuple[torch.Tensor, int]] = []
-        self._as_drawn = True
+        self._content: list[int] = []
+        self._as_drawn = self._as_fingerprinted = True
+        self._generators: Any = None
 
     def note(self) -> None:
         """Take the parameters as they are for those that the mechanism left, or that were saved."""
-        self._noted = self._state()
+        self._noted, self._generators = self._state(), None
 
     def note_trained(self) -> None:
         """Take the trained parameters as they are, which were exchanged and put back; the others stay as noted."""
         if self._noted is not None:
             others = {id(p) for p in [*self._model.parameters(), *self._model.buffers()] if not p.requires_grad}
             now = self._state()
-            kept = [known if known[0] in others else new for known, new in zip(self._noted[0], now[0], strict=True)]
-            self._noted = kept, now[1]
+            self._noted = [known if known[0] in others else new for known, new in zip(self._noted, now, strict=True)]
 
     def forget(self) -> None:
         """Begin anew: a state was loaded."""
-        self._noted, self._drawn, self._as_drawn = None, [], True
+        self._noted, self._drawn, self._as_drawn, self._generators = None, [], True, None
 
     @property
     def untouched(self) -> bool:
         """Whether nobody changed parameters or buffers since `note`."""
         return self._noted is None or bool(self._noted == self._state())
 
-    def drew(self, batch: Tree) -> None:
-        """Keep in mind which batch was drawn."""
+    def drew(self, batch: Tree, indices: NDArray[np.int64]) -> None:
+        """Keep in mind which batch was drawn, and note whether its examples are those of the fingerprint."""
         self._drawn = [(tensor, tensor._version) for tensor in leaves(batch)]
-        self._as_drawn = True
+        self._content = [int(checksum(tensor)) for tensor, _ in self._drawn]
+        self._as_drawn, self._generators = True, None
+        self._as_fingerprinted = all(
+            np.array_equal(row_hashes(tensor), known[indices])
+            for (tensor, _), (_, _, known) in zip(self._drawn, self._data, strict=False)
+        )
 
     def took(self, batch: Tree) -> None:
         """Note whether the batch to be stepped is the one drawn, with its values as they were."""
@@ -70,21 +86,29 @@ class Watch:
         self._as_drawn = len(given) == len(self._drawn) and all(
             _same(mine, drawn, version) for mine, (drawn, version) in zip(given, self._drawn, strict=True)
         )
+        # As well: NumPy's view of a batch writes to it without a new version.
+        self._as_drawn = self._as_drawn and [int(checksum(tensor)) for tensor in given] == self._content
+        self._generators = generators()
 
     def digest(self) -> str:
         """Return the digest of modes and switches; empty for a step that cannot be made again for certain."""
-        edited = any(tensor._version != version for tensor, version in self._data)
-        if edited or not self._as_drawn or not self.untouched:
+        edited = any(tensor._version != version for tensor, version, _ in self._data)
+        if edited or not self._as_drawn or not self._as_fingerprinted or not self.untouched:
+            return ""
+        # Python's and NumPy's generators are the caller's: what they gave to a sum is not known another time.
+        described = "" if self._generators not in (None, generators()) else self._describe()
+        if not described:
             return ""
         modes = [module.training for module in self._model.modules()]
-        return hashlib.sha256(repr((modes, self._arithmetic())).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((modes, self._arithmetic(), described)).encode()).hexdigest()[:16]
 
     def _state(self) -> Any:
-        # A write through `.data` changes no version. Of what is trained, the bits are added up as well.
+        # A write through `.data` changes no version.
         tensors = [*self._model.parameters(), *self._model.buffers()]
-        bits = [_sum_of_bits(p) for p in self._model.parameters() if p.requires_grad]
-        total = torch.stack(bits).tolist() if bits else []
-        return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors], total
+        sums = torch.stack([checksum(tensor).to(tensors[0].device) for tensor in tensors]).tolist()
+        return [
+            (id(tensor), tensor.data_ptr(), tensor._version, total) for tensor, total in zip(tensors, sums, strict=True)
+        ]
 
 
 def _same(given: torch.Tensor, drawn: torch.Tensor, version: int) -> bool:
@@ -95,9 +119,10 @@ def _same(given: torch.Tensor, drawn: torch.Tensor, version: int) -> bool:
     return bool(given._version == version)
 
 
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor's bits as integers, modulo 2^64."""
-    size, bits = tensor.element_size(), tensor.detach()
-    if bits.is_contiguous() and bits.numel() * size % 8 == 0 and bits.storage_offset() * size % 8 == 0:
-        return bits.reshape(-1).view(torch.int64).sum()  # as wide as the sum: several times as fast
-    return bits.view(_BITS[size]).sum(dtype=torch.int64)
+def generators() -> Any:
+    """Return the states of Python's and NumPy's global generators."""
+    legacy = np.random.get_state(legacy=False)  # noqa: TID251, NPY002
+    inner = {
+        name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in legacy["state"].items()
+    }
+    return random.getstate(), {**legacy, "state": inner}
