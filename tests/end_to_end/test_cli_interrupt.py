@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,27 @@ from dpcore.report import Statement
 from dpcore.torch import PrivateRun
 
 EPOCHS = 2000
+PATIENCE = 1800  # seconds, on whatever machine; what takes so long hangs
+Start = Callable[..., subprocess.Popen[str]]
 
 
-def start(out: Path, *more: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a run; none is left when the test ends, however it does."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(out: Path, *more: str) -> subprocess.Popen[str]:
+        begun.append(_start(out, *more))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def _start(out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "dpcore.cli", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
     environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.Popen(
@@ -34,7 +53,7 @@ def start(out: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for_metrics(process: subprocess.Popen[str], out: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 2:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -49,12 +68,14 @@ def read(out: Path) -> tuple[Statement, list[dict[str, float]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path: Path) -> None:
+def test_a_signal_ends_the_run_with_a_true_statement(
+    number: signal.Signals, name: str, tmp_path: Path, start: Start
+) -> None:
     out = tmp_path / "run"
     process = start(out, "--json")
     wait_for_metrics(process, out)
     process.send_signal(number)
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     statement, lines = read(out)
@@ -73,12 +94,12 @@ def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, nam
 
 
 @pytest.mark.slow
-def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path) -> None:
+def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path, start: Start) -> None:
     out = tmp_path / "run"
     process = start(out)
     wait_for_metrics(process, out)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     statement, lines = read(out)
     assert statement.steps_taken >= lines[-1]["step"]
     assert "spent at most what is stated" in statement.note

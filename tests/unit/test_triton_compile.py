@@ -186,7 +186,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment["TRITON_CACHE_DIR"] = str(folder)
     out = folder / "measured.json"
     done = subprocess.run(
-        [sys.executable, __file__, out], env=environment, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, __file__, out], env=environment, capture_output=True, text=True, timeout=3600, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     measured: dict[str, Any] = json.loads(out.read_text())

@@ -28,7 +28,7 @@ def message_of(code: str, **environment: str) -> str:
     path = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
     done = subprocess.run(
         [sys.executable, "-c", code], env={**inherited, "PYTHONPATH": path, **environment},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=3600, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr
 
