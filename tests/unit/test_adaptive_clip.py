@@ -14,7 +14,8 @@ from scipy import stats
 import dpcore
 from dpcore import accounting, methods, scales
 from dpcore.clipping import AdaptiveClip, Clip
-from dpcore.clipping.adaptive import REACH, limits
+from dpcore.clipping.adaptive import REACH, limits, twice_the_bits
+from dpcore.clipping.running import RunningNorm
 from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.filters import OptimalFIR
@@ -369,3 +370,19 @@ def test_a_truncated_batch_has_the_event_and_the_noise_of_its_sampler() -> None:
     found = dpcore.minimize(rows_of, np.zeros(3), sampler, ADAPTED, steps=4)
     assert found.event == sampler.event(0.7, 4)
     assert len(set(found.clip_norms)) == 5
+
+
+def test_bits_by_hand() -> None:
+    """At most C is small, the norm itself included; a zero vector has no bit; what is not finite is large."""
+    cases = {1.0: 1, 0.5: 1, np.nextafter(1.0, 2): -1, 0.0: 0, np.inf: -1, np.nan: -1}
+    for norm, bit in cases.items():
+        assert twice_the_bits(np.array([norm]), 1.0) == bit
+    assert twice_the_bits(np.array([*cases]), 1.0) == sum(cases.values())
+
+
+def test_steps_that_were_cut_off_left_the_norm_as_it_was() -> None:
+    running = RunningNorm(AdaptiveClip(), 2.0, 10.0)
+    running.keep(1, 3.0)
+    running.keep(4, 5.0)
+    assert running.norms == [2.0, 3.0, 3.0, 3.0, 5.0]
+    assert running.at(6) == [2.0, 3.0, 3.0, 3.0, 5.0, 5.0, 5.0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpcore.clipping import Clip
+from dpcore.clipping import Clip, Grouping
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
 from dpcore_numpy import clip_factors, row_norms, weighted_sum
@@ -191,6 +191,8 @@ def test_mappings_must_cover_and_be_used() -> None:
         Clip(groups={"conv*": 1.0}).grouping(("conv.weight", "fc.weight"))
     with pytest.raises(ArgumentError, match="matches no tensor"):
         Clip(groups={"*": 1.0, "fc*": 2.0}).grouping(("conv.weight", "fc.weight"))
+    with pytest.raises(ArgumentError, match=r"no pattern matches the tensor 'conv\.weight'"):
+        Grouping.of({"Conv.*": 1.0}, 1.0, ("conv.weight",))  # on every system
 
 
 def test_bad_arrays() -> None:

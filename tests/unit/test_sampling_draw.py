@@ -70,7 +70,7 @@ def test_a_collision_that_matters_throws_the_whole_draw_away() -> None:
     assert draw.subset(words, 3, 2).tolist() == [0, 1]
 
 
-def testsort_keys_use_all_64_bits() -> None:
+def test_sort_keys_use_all_64_bits() -> None:
     # The first word is the high half: (2, 0) < (1, 5) by the low half alone, but not as a whole.
     words = source([2, 1, 0, 5])
     assert draw.subset(words, 2, 1).tolist() == [1]
@@ -114,3 +114,11 @@ def test_refuses_bad_keys_and_steps() -> None:
     with pytest.raises(ArgumentTypeError, match=r"step=0\.5"):
         draw.check_step(0.5)  # type: ignore[arg-type]
     assert draw.check_step(2**32 - 2) == 2**32 - 2
+
+
+def test_every_attempt_has_words_of_its_own() -> None:
+    words = draw.row_words(KEY, 3)
+    keys = draw.sort_keys(words, 5)
+    for attempt in range(3):
+        high, low = words(10 * attempt, 5).astype(np.uint64), words(10 * attempt + 5, 5).astype(np.uint64)
+        assert next(keys).tolist() == ((high << np.uint64(32)) + low).tolist()

@@ -27,9 +27,10 @@ from dpcore.sampling import (
     ShuffledSampler,
     TruncatedPoissonSampler,
     UserSampler,
+    draw,
     shard,
 )
-from dpcore.sampling.users import portions, unit_sums
+from dpcore.sampling.users import _chosen, _kept, portions, unit_sums
 
 KEY = bytes(range(32))
 USERS = np.random.default_rng(0).permutation(np.repeat(np.arange(7), [1, 5, 2, 3, 1, 9, 4]))
@@ -194,3 +195,36 @@ def test_one_user_moves_a_sum_by_at_most_the_clip_norm() -> None:
 
     moved = np.linalg.norm(end(1.0) - end(0.0)) * 7
     assert 0.49 < moved <= 0.5
+
+
+def test_which_examples_of_a_user_take_part_shares_no_word_with_the_users_order(monkeypatch) -> None:
+    """A fixed order has the same row: under one key the first users of an order would keep certain examples."""
+    draw.permutation.cache_clear()
+    _kept.cache_clear()
+    asked = []
+    row_words = draw.row_words
+
+    def watched(key: bytes, row: int) -> draw.Words:
+        asked.append((key, row))
+        return row_words(key, row)
+
+    monkeypatch.setattr(draw, "row_words", watched)
+    key = bytes(range(1, 33))
+    sampler = UserSampler(FixedOrderSampler(dataset_size=5, batch_size=2), [i % 5 for i in range(20)], 2)
+    for step in range(3):
+        sampler.indices(key, step)
+    assert len(asked) == len(set(asked)) == 2
+    assert {row for _, row in asked} == {draw.SHUFFLE_ROW}
+
+
+def test_choices_within_users_are_exactly_uniform_also_where_keys_collide() -> None:
+    """All draws of small keys for users of 3 and 2 examples, of which 1 each takes part."""
+    examples, counts = np.arange(5), np.array([3, 2])
+    found = Counter()
+    for keys in itertools.product(range(3), repeat=5):
+        chosen = _chosen(np.array(keys, np.uint64), examples, counts, 1)
+        assert (chosen is None) == (len(set(keys[:3])) < 3 or keys[3] == keys[4])
+        if chosen is not None:
+            found[tuple(chosen.tolist())] += 1
+    assert set(found) == set(itertools.product(range(3), (3, 4)))
+    assert len(set(found.values())) == 1
