@@ -55,6 +55,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # Concentrated privacy with rho = mu^2/2 gives delta(rho + 2 sqrt(rho log(1/delta))) <= delta: a certain upper end.
     top = 0.5 * mu * mu + mu * math.sqrt(-2.0 * target)
+    if math.isinf(top):
+        return math.inf
     return _least(lambda epsilon: log_delta(mu, epsilon) - target, 0.0, top)
 
 

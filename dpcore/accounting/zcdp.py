@@ -58,7 +58,7 @@ class ZcdpAccountant:
             return 0.0
         if epsilon <= rho:
             return 1.0
-        return math.exp(-((epsilon - rho) ** 2) / (4.0 * rho))
+        return math.exp(-(epsilon - rho) * ((epsilon - rho) / (4.0 * rho)))
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:

@@ -29,6 +29,7 @@ from dpcore.accounting.pld.tilt import plain, tilt_at
 
 _FIRST = 0.085  # standard deviations of a step's loss
 _SCOUT = 0.3
+_WIDEST = 100.0  # step of a grid: e^h has to be a number
 _FINE = 48
 _ROUNDS = 10
 
@@ -140,7 +141,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
 
 def scout(side: Side, read: Callable[[Curve], float]) -> float:
     """Read the upper curve of a sample on a coarse grid; it is a bound where the sample is everything."""
-    side.h, side.fine = max(side.step(_SCOUT), side.spread / 1500.0), 16
+    side.h, side.fine = min(_WIDEST, max(side.step(_SCOUT), side.spread / 1500.0)), 16
     curve, _ = side.curves(side.task.sample)
     return max(0.0, read(curve))
 

@@ -119,7 +119,7 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: 
     tail = np.cumsum(weighted[::-1])[::-1]
     # delta(l_k) - delta(l_(k+1)) = (e^(l_(k+1)) - e^(l_k)) Q(L > l_k): positive terms only.
     with np.errstate(over="ignore", invalid="ignore"):
-        growth = tail[1:] / fall[:-1] * math.expm1(min(h, 700.0))
+        growth = tail[1:] / fall[:-1] * math.expm1(h)
         values = np.append(np.cumsum(growth[::-1])[::-1], 0.0)
     log_peak = _log_peak(theta)
     noise = error * _weight_norm(theta, h, count) * decay

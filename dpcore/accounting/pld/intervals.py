@@ -16,6 +16,7 @@ from dpcore.accounting.pld.problem import problem
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
+_LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid
 _MOST_STEPS = 1 << 40  # the rounding of so many adds half a unit to epsilon; of 2^48, more than float64 holds to delta
 
 
@@ -61,7 +62,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     below about 1e-6 epsilon; rare events with a small epsilon (sample_rate=1.2e-5, noise_multiplier=0.83, steps=20,200,
     delta=2e-11: a gap of 7e-4 at epsilon 0.039); 10^8 steps and more (a gap of 1.5e-2 epsilon was met at 2.6e8); delta
     of 1e-170 and less; noise multipliers below 0.05 (at 0.01 the gap is some 2e-3 epsilon, at 0.001 the lower end is
-    0).
+    0, below 1e-6 the upper end is that without sampling).
 
     References
     ----------
@@ -87,13 +88,19 @@ def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
         return Interval(low, gaussian_epsilon(found.mu, delta * (1.0 - slack)))
     if _variation(found) <= delta:
         return Interval(0.0, 0.0)
+    # Sampling only helps: a bound as if everyone took part in every step.
+    mu = math.hypot(found.mu, math.sqrt(sum(count for _, count in found.steps)) / _least_noise(found))
+    whole = gaussian_epsilon(mu, delta * (1.0 - _gaussian_slack(mu)))
+    if _least_noise(found) < _LEAST_NOISE:
+        return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
     sides = certify.start(problem(found, target), lambda moments: tilt.saddle(moments, target))
 
     def wanted(interval: Interval) -> float:
         return max(1e-3 * interval.lower, 1e-4) if tolerance is None else tolerance
 
-    return certify.refine(sides, lambda curve: curve.epsilon(delta), wanted, retilt=True)
+    interval = certify.refine(sides, lambda curve: curve.epsilon(delta), wanted, retilt=True)
+    return Interval(min(interval.lower, whole), min(interval.upper, whole))
 
 
 def delta_interval(event: Event, epsilon: float, tolerance: float | None = None) -> Interval:
@@ -129,6 +136,8 @@ def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
             return Interval(0.0, 0.0)
         slack, value = _gaussian_slack(found.mu), math.exp(log_delta(found.mu, epsilon))
         return Interval(value * (1.0 - slack), min(1.0, value * (1.0 + slack) + 1e-300))
+    if _least_noise(found) < _LEAST_NOISE:
+        return Interval(0.0, min(1.0, _variation(found)))
     sides = delta_sides(found, epsilon)
 
     def wanted(interval: Interval) -> float:
@@ -137,6 +146,15 @@ def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
     interval = certify.refine(sides, lambda curve: curve.delta(epsilon), wanted, retilt=False)
     upper = min(interval.upper, _variation(found))
     return Interval(min(interval.lower, upper), upper)
+
+
+def _least_noise(found: Phases) -> float:
+    """Return the smallest noise multiplier of a sampled step."""
+    return min(
+        sigma
+        for step, _ in found.steps
+        for *_, sigma in (step.components if isinstance(step, PoissonStep) else ((step.noise_multiplier,),))
+    )
 
 
 def _variation(found: Phases) -> float:
