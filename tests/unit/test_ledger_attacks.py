@@ -20,14 +20,14 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.ledger.reservations import Reservations
 from dpcore.mechanism import Mechanism
-from dpcore.methods import dp_adam, dp_sgd
+from dpcore.methods import dp_adam, dp_sgd, memf
 from dpcore.minimize import minimize
 from dpcore.sampling import PoissonSampler
 from dpcore.torch.checksum import checksum, row_hashes
 from dpcore.torch.describe import digest_of
 from tests.unit import test_torch_replay
 from tests.unit.ledger_tools import begin, full, new
-from tests.unit.test_torch_replay import Problem, Run, Sums, clean, forks, go
+from tests.unit.test_torch_replay import Problem, Run, Sums, augment, clean, forks, go, halve_rate
 from tests.unit.torch_runs import DATA, model, saved, start
 
 problem, sums = test_torch_replay.problem, test_torch_replay.sums
@@ -290,6 +290,45 @@ def test_a_gpu_must_add_up_in_one_order(problem: Problem, monkeypatch: pytest.Mo
         assert fingerprint.run_digest(*arguments)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, seed: int) -> None:
+    """Several objects, their checkpoints and branches in turn, refusals included."""
+    choose = random.Random(seed)
+    options = [{}, {"sampling": "fixed_order", "method": memf(lr=0.3, noise_multiplier=1.0, batch_size=8)}][seed % 2]
+    runs, states = [problem.run(**options)], []
+    for _ in range(14):
+        run = choose.choice(runs)
+        act = choose.choice(["step", "step", "save", "load", "load", "begin", "close", "rate", "change", "look"])
+        try:
+            if act == "step":
+                go(run, choose.randint(1, 3))
+            elif act == "save":
+                states.append(saved(run))
+            elif act == "load" and states:
+                state = choose.choice(states)
+                if choose.random() < 0.8:
+                    run.model.load_state_dict(state["model"])
+                run.optimizer.load_state_dict(state["optimizer"], fork=choose.choice([None, None, True, False]))
+                if choose.random() < 0.3:
+                    run.model.load_state_dict(choose.choice(states)["model"])
+            elif act == "begin":
+                runs.append(problem.run(**options))
+                runs[-1].begin()
+            elif act == "close":
+                run.close()
+            elif act == "rate":
+                halve_rate(run)
+            elif act == "change":
+                go(run, 1, change=augment)
+            else:
+                next(iter(run.loader))
+        except PrivacyError:
+            continue
+    assert clean(sums)
+    assert sum(run.releases for run in problem.ledger.runs()) >= len(sums)
+    assert problem.ledger.verify().valid
 
 
 # What a function, an object or a module is
