@@ -228,7 +228,7 @@ def _draw(out: Path, points: Points, subject: Subject) -> None:
         curve_plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
     elif points.kind == "steps":
         title = f"{subject.words}, delta = {format_number(subject.delta or 0.0)}"
-        curve_plots.steps_curve(out, *arrays, title=title, taken=subject.taken)
+        curve_plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
     else:
         curve_plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
 

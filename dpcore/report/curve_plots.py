@@ -134,6 +134,7 @@ def steps_curve(
     *,
     title: str = "",
     taken: int | None = None,
+    unit: str = "steps",
 ) -> Path:
     """Draw epsilon over the steps of a run.
 
@@ -147,6 +148,8 @@ def steps_curve(
         First line of the picture.
     taken : int, optional
         Steps taken so far, marked.
+    unit : str
+        What is counted: steps, or epochs.
 
     Returns
     -------
@@ -167,7 +170,7 @@ def steps_curve(
     with _figure(path, (6.4, 4.0)) as figure:
         axes = figure.subplots()
         _band(axes, x[shown], low[shown], high[shown])
-        axes.set_xlabel("steps")
+        axes.set_xlabel(unit)
         axes.set_xlim(left=0)
         axes.set_ylabel("epsilon")
         axes.set_title(title, fontsize=9.5, x=0.0, wrap=True)
