@@ -22,6 +22,7 @@ from dpcore.sampling import (
     PoissonSampler,
     ShuffledSampler,
     TruncatedPoissonSampler,
+    UserSampler,
 )
 
 KEY = bytes(range(32))
@@ -31,6 +32,8 @@ SAMPLERS: dict[str, Any] = {
     "poisson": PoissonSampler(dataset_size=300, batch_size=30),
     "everybody": PoissonSampler(dataset_size=100, sample_rate=1.0),
     "truncated": TruncatedPoissonSampler(dataset_size=300, batch_size=30, max_batch_size=36),
+    "cut in every second step": TruncatedPoissonSampler(dataset_size=300, batch_size=30, max_batch_size=30),
+    "users": UserSampler(PoissonSampler(dataset_size=150, batch_size=15), [i % 150 for i in range(400)], 2),
     "fixed size": FixedSizeSampler(dataset_size=300, batch_size=30),
     "cyclic": CyclicPoissonSampler(dataset_size=300, batch_size=30, groups=3),
     "shuffled": ShuffledSampler(dataset_size=160, batch_size=40),
@@ -100,7 +103,9 @@ def test_every_clip(clipping: str, groups: Any) -> None:
 
 
 def test_an_adaptive_clip_and_a_subspace() -> None:
-    passes(methods.dp_sgd(lr=0.1, noise_multiplier=2.0, adaptive_clip=AdaptiveClip()), ORDER)
+    adaptive = methods.dp_sgd(lr=0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip(bit_noise_std=1.5))
+    for sampler in (ORDER, SAMPLERS["users"], SAMPLERS["fixed size"]):
+        passes(adaptive, sampler, runs=8)
     passes(methods.doppler(lr=0.1, noise_multiplier=2.0, base="adam", galore=GaLore(1, every=2)), ORDER)
 
 
