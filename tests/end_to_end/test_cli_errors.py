@@ -118,7 +118,8 @@ def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkey
     )
 
 
-def test_help_shows_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_brackets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # a narrow terminal cuts help
     assert main(["compare", "--help"]) == 0
     assert "[contestants.NAME]" in capsys.readouterr().out
 
