@@ -73,7 +73,8 @@ def assumptions(
     if origin == EXACT:
         said.append(EXACT_KEY)
     if forks:
-        others = "are counted by the ledger." if ledger else "are further releases, and are not counted here."
+        counted = "are counted as far as the ledger knows of them."
+        others = counted if ledger else "are further releases, and are not counted here."
         said.append(
             f"The run was resumed {forks} time(s) from a checkpoint, under fresh noise; steps that another process "
             f"took after such a checkpoint {others}"

@@ -49,6 +49,8 @@ class Decision:
         One sentence.
     before : int
         Steps that the run had abandoned before a ledger knew it, as far as its checkpoints say.
+    caveats : tuple of str
+        Of the run, from before the checkpoint.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Decision:
     number: int | None
     reason: str
     before: int = 0
+    caveats: tuple[str, ...] = ()
 
 
 class LedgerAccount:
@@ -208,6 +211,7 @@ class LedgerAccount:
             "run": run.run_id,
             "branch": run.branch_id,
             "abandoned_before": self._before,
+            "caveats": list(self.caveats),
             **({} if self._parameters_digest is None else {"state": self._state()}),  # what is gone on from
         }
 
@@ -276,13 +280,11 @@ class LedgerAccount:
         if not known and fork is not False:  # an older copy of the ledger was put back, from before the run
             return Decision("fork", None, None, NO_LEDGER)
         found = self.ledger.resume(
-            saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, force_fork=bool(fork)
+            saved["run"], saved["branch"], row, digest=own, event_after=plan.event_after, fork=fork
         )
-        if fork is False and found.kind == "fork":
-            raise PrivacyError(f"fork=False: {found.reason}; leave fork out, and the further steps are charged")
         self._saved_state = saved.get("state")
         before = int(saved.get("abandoned_before", 0))
-        return Decision(found.kind, found.run, found.number, found.reason, before)
+        return Decision(found.kind, found.run, found.number, found.reason, before, tuple(saved.get("caveats", ())))
 
     def resume(self, decision: Decision, keys: RunKeys, row: int, parameters: str | None, releases: int = 0) -> None:
         """Go on as decided, once the mechanism has taken over the saved state with its `keys`.
@@ -300,7 +302,7 @@ class LedgerAccount:
             Those that it knows of.
         """
         mechanism = self.mechanism
-        self._before, self._uncharged = decision.before, 0
+        self._before, self._uncharged, self.caveats = decision.before, 0, decision.caveats
         self.run, self._fork_from, self._expected_parameters = decision.run, None, None
         self._drawn = self._other_start = None
         self._granted = 0
@@ -308,7 +310,7 @@ class LedgerAccount:
             number = decision.number
             keys = keys.fork(keep_sampling=mechanism.plan.sampler.keeps_order, row=row, number=number)
             if self.run is None:
-                self.caveats = (*self.caveats, NO_LEDGER)
+                self.caveats = (NO_LEDGER,)
                 self._before = self._uncharged = max(0, releases - row)
             mechanism.branch(keys, self._before + (row if self.run is None else self.run.releases))
             if self.run is not None:

@@ -221,43 +221,45 @@ def minimize(
         return [backend.from_numpy(chosen[: x.size].astype(x.dtype))]
 
     stopped = ""
-    for _ in range(plan.steps):
-        try:
-            indices = mechanism.draw()
-        except BudgetError as end:
-            if mechanism.step == 0:
-                raise
-            stopped = str(end)
-            break
-        rows: NDArray[Any] | None = None
-        for point in mechanism.points():
-            (at,) = mechanism.at([device_x], point)
-            gradient = _gradient(per_example_gradient, backend.to_numpy(at), indices)
-            # A sum of two points is formed before it is clipped: its sensitivity is then one clip norm.
-            with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-                weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
-                rows = weighted if rows is None else rows + weighted
-        assert rows is not None
-        if isinstance(sampler, UserSampler):  # the sum over a user's examples is what is clipped
-            rows = unit_sums(rows, sampler.units(mechanism.keys.sampling, mechanism.step))
-        mechanism.add([backend.from_numpy(rows)])
-        if private_diagnostics:
-            clipped.append(mechanism.clipped_mean_norm())
-        public = None
-        if public_gradient is not None:
-            public = [backend.from_numpy(_public(public_gradient, backend.to_numpy(device_x)))]
-        mechanism.release(
-            [device_x],
-            normals=None if normals is None else drawn,
-            public=public,
-            observe=observe if record_gradients else None,
-        )
-        if record_gradients:
-            negative.append(mechanism.negative_share())
-        if path is not None:
-            path.append(backend.to_numpy(device_x))
-    if account is not None:
-        account.close()
+    try:
+        for _ in range(plan.steps):
+            try:
+                indices = mechanism.draw()
+            except BudgetError as end:
+                if mechanism.step == 0:
+                    raise
+                stopped = str(end)
+                break
+            rows: NDArray[Any] | None = None
+            for point in mechanism.points():
+                (at,) = mechanism.at([device_x], point)
+                gradient = _gradient(per_example_gradient, backend.to_numpy(at), indices)
+                # A sum of two points is formed before it is clipped: its sensitivity is then one clip norm.
+                with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+                    weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
+                    rows = weighted if rows is None else rows + weighted
+            assert rows is not None
+            if isinstance(sampler, UserSampler):  # the sum over a user's examples is what is clipped
+                rows = unit_sums(rows, sampler.units(mechanism.keys.sampling, mechanism.step))
+            mechanism.add([backend.from_numpy(rows)])
+            if private_diagnostics:
+                clipped.append(mechanism.clipped_mean_norm())
+            public = None
+            if public_gradient is not None:
+                public = [backend.from_numpy(_public(public_gradient, backend.to_numpy(device_x)))]
+            mechanism.release(
+                [device_x],
+                normals=None if normals is None else drawn,
+                public=public,
+                observe=observe if record_gradients else None,
+            )
+            if record_gradients:
+                negative.append(mechanism.negative_share())
+            if path is not None:
+                path.append(backend.to_numpy(device_x))
+    finally:  # also where the caller's function fails: what no step took is given back
+        if account is not None:
+            account.close()
     return MinimizeResult(
         x=backend.to_numpy(mechanism.output([device_x])[0]).copy(),
         path=None if path is None else np.stack(path),

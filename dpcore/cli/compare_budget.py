@@ -78,8 +78,6 @@ def whole_runs(ledger: Ledger, events: Sequence[Event]) -> int:
         if chosen.charge(fixed) > limit:
             return 1
         spent = chosen.charge(left.plans)
-    elif ledger.total().alone:
-        return 0
     for count, event in enumerate(events):
         spent += chosen.charge(event)
         if spent > limit:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpcore import validate
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import checks
 from dpcore.ledger.book import Book, now
 from dpcore.ledger.decision import decide
@@ -319,7 +319,7 @@ class Ledger:
         digest: str,
         event_after: EventAfter,
         steps: int | None = None,
-        force_fork: bool = False,
+        fork: bool | None = None,
     ) -> Resumption:
         """Decide how a run goes on from a checkpoint, and take its branch.
 
@@ -338,15 +338,15 @@ class Ledger:
             As in `begin`; it must describe the same plan.
         steps : int, optional
             If more rows are planned now than at first.
-        force_fork : bool
-            Fork in any case.
+        fork : bool, optional
+            True forks in any case; False refuses to, and then no branch is made.
 
         Raises
         ------
         DataError
             If this ledger has no such run or branch: it cannot know then what was released, so it is another run.
         PrivacyError
-            If the plan is not the one the run began with.
+            If the plan is not the one the run began with; with fork=False, where a fork is due.
         """
         row = validate.integer(row=row, minimum=0)
         with self._book.writing() as draft:
@@ -355,17 +355,20 @@ class Ledger:
                 raise ArgumentError(f"row={row!r}: the branch {branch_id} begins at row {branch.first}")
             steps = run.steps if steps is None else validate.integer(steps=steps, minimum=run.steps)
             checks.check_plan(run, event_after)
-            kind, reason = decide(branch, row, digest, draft.owner(branch_id), force_fork)
-            number = None
+            kind, reason = decide(branch, row, digest, draft.owner(branch_id), bool(fork))
+            number, refused = None, fork is False and kind == "fork"
             if row > branch.mark:
                 # An older copy of the ledger was put back: these rows have left, whatever the budget says.
                 self._rows.append_reservation(draft, run, branch, row, event_after)
-            if kind == "fork":
-                branch, number = self._rows.branch_off(draft, run, branch, row, digest)
-            draft.append(
-                "resume", run=run_id, branch=branch.branch_id, row=row, digest=str(digest), steps=steps, decision=kind
-            )
-            token = draft.lease(branch.branch_id)
+            if not refused:
+                if kind == "fork":
+                    branch, number = self._rows.branch_off(draft, run, branch, row, digest)
+                draft.append(
+                    "resume", run=run_id, branch=branch.branch_id, row=row, digest=digest, steps=steps, decision=kind
+                )
+                token = draft.lease(branch.branch_id)
+        if refused:
+            raise PrivacyError(f"fork=False: {reason} Leave fork out, and the further steps are charged")
         until = branch.mark if kind == "replay" else row
         return Resumption(kind, LedgerRun(self._rows, run, branch, token, event_after, row, until), number, reason)
 
@@ -484,7 +487,8 @@ class Ledger:
             assert limit is not None
             plans = [Event.from_dict(run.planned) for run in state.runs.values() if draft.alive(run)]
             first = None if state.fixed is not None else Composed(tuple(plans))
-            return Remaining(self._rows.filter, self._rows.counted(draft), limit, self.budget, first)
+            kept = state.fixed is not None and state.fixed.alone
+            return Remaining(self._rows.filter, limit if kept else self._rows.counted(draft), limit, self.budget, first)
 
     def verify(self, *, seal: str | None = None) -> Verification:
         """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.

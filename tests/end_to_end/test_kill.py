@@ -313,6 +313,37 @@ def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
     assert "does not know" in " ".join(private.statement().caveats)
 
 
+def test_what_a_ledger_never_knew_is_said_after_the_next_checkpoint_too(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    Ledger.create(ledger)
+    before = ledger.read_bytes()
+    model, private = build(ledger)
+    step_on(private, 4)
+    save(tmp_path / "checkpoint.pt", model, private)
+    step_on(private, 5)
+    private.close()
+    ledger.write_bytes(before)
+    model, private = build(ledger)
+    load(tmp_path / "checkpoint.pt", model, private)
+    step_on(private, 2)
+    save(tmp_path / "checkpoint.pt", model, private)
+    private.close()
+    model, private = build(ledger)
+    load(tmp_path / "checkpoint.pt", model, private)
+    caveats = " ".join(private.statement().caveats)
+    assert "does not know" in caveats
+    assert "are counted as far as the ledger knows of them" in caveats
+
+
+def test_a_fork_that_is_refused_leaves_no_branch(tmp_path: Path) -> None:
+    ledger = after(tmp_path / "run", 4)
+    model, private = build(ledger, data=other_data())
+    with pytest.raises(dpcore.errors.PrivacyError, match=r"fork=False: .* has changed since\. Leave fork out"):
+        load(tmp_path / "run" / "checkpoint.pt", model, private, fork=False)
+    (run,) = Ledger.open(ledger).runs()
+    assert (run.forks, run.releases) == (0, 9)
+
+
 def test_a_block_lost_under_correlated_noise_costs_one_run_more_and_not_one_a_row(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     Ledger.create(ledger)

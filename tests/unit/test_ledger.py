@@ -187,7 +187,7 @@ def test_forks_have_numbers_of_their_own(tmp_path: Path) -> None:
     run.reserve(0)
     numbers = set()
     for _ in range(20):
-        found = ledger.resume(run.run_id, run.branch_id, 0, digest="", event_after=poisson, force_fork=True)
+        found = ledger.resume(run.run_id, run.branch_id, 0, digest="", event_after=poisson, fork=True)
         assert found.number is not None
         assert 0 <= found.number < 2**63
         numbers.add(found.number)

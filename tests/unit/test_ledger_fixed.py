@@ -67,6 +67,15 @@ def test_the_rest_of_a_plan_that_ends_early_is_not_given_to_others(tmp_path: Pat
     released(run, STEPS, 20)
 
 
+def test_nothing_is_said_to_be_left_where_nothing_is_granted(tmp_path: Path) -> None:
+    ledger, run = alone(tmp_path)
+    run.close(20)
+    left = ledger.remaining()
+    assert (left.left, left.fits(Gaussian(1e4))) == (0.0, False)
+    with pytest.raises(BudgetError):
+        ledger.charge(Gaussian(1e4), name="next to nothing")
+
+
 def test_a_smaller_first_run_leaves_room_and_the_second_stops_in_time(tmp_path: Path) -> None:
     ledger = new(tmp_path, budget=BUDGET)
     first = begin(ledger, third, steps=STEPS)

@@ -82,7 +82,7 @@ class LedgerMachine(RuleBasedStateMachine):
         row = self.first[branch] + round(share * (reached - self.first[branch]))
         mark = Ledger.open(self.ledger.path).runs()[0].marks[branch]
         found = self.ledger.resume(
-            self.run.run_id, branch, row, digest=digest, event_after=event_after, force_fork=force == 0
+            self.run.run_id, branch, row, digest=digest, event_after=event_after, fork=force == 0 or None
         )
         later = {self.shaped[key] for key in self.left if key[0] == branch and key[1] >= row}
         if force == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dpcore import methods, sampling
 from dpcore.accounting import Gaussian, NonPrivate
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.keys import RunKeys
+from dpcore.ledger import Ledger
 from dpcore.spec.ops import NoiseRow
 
 METHOD = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
@@ -121,6 +123,22 @@ def test_non_finite_gradients_are_ordinary_steps() -> None:
     result = dpcore.minimize(broken, np.zeros(3), [[0, 1]], METHOD, key=bytes(32), exact_key=True)
     empty = dpcore.minimize(gradient, np.zeros(3), [[], [0, 1]], METHOD, key=bytes(32), exact_key=True, record=True)
     assert result.x.tobytes() == empty.path[1].tobytes()
+
+
+def test_a_gradient_that_fails_gives_back_what_no_step_took(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "l.db", budget=(1e3, 1e-5))
+    calls = []
+
+    def failing(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        calls.append(x)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return gradient(x, indices)
+
+    with pytest.raises(KeyboardInterrupt):
+        dpcore.minimize(failing, np.zeros(2), SAMPLER, METHOD, steps=400, ledger=ledger)
+    (run,) = ledger.runs()
+    assert run.releases == 3
 
 
 def test_batches_by_name_are_told_what_to_be() -> None:
