@@ -68,8 +68,11 @@ def test_the_rest_of_a_plan_that_ends_early_is_not_given_to_others(tmp_path: Pat
 
 
 def test_nothing_is_said_to_be_left_where_nothing_is_granted(tmp_path: Path) -> None:
-    ledger, run = alone(tmp_path)
-    run.close(20)
+    ledger = new(tmp_path, budget=(epsilon(little(STEPS, 0), 1e-5), 1e-5))
+    run = begin(ledger, little, steps=STEPS)
+    run.reserve(0)
+    run.close(1)
+    assert ledger.total().spent < ledger.total().limit
     left = ledger.remaining()
     assert (left.left, left.fits(Gaussian(1e4))) == (0.0, False)
     with pytest.raises(BudgetError):
