@@ -14,7 +14,7 @@ from dpcore.errors import BudgetError, DataError
 from dpcore.ledger import Ledger, LedgerRun
 from dpcore.ledger.entries import START, seal, write
 from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
-from tests.unit.ledger_tools import begin, full, new
+from tests.unit.ledger_tools import begin, full, new, poisson
 
 BUDGET = (1.0, 1e-5)
 STEPS = 40
@@ -68,10 +68,11 @@ def test_the_rest_of_a_plan_that_ends_early_is_not_given_to_others(tmp_path: Pat
 
 
 def test_nothing_is_said_to_be_left_where_nothing_is_granted(tmp_path: Path) -> None:
-    ledger = new(tmp_path, budget=(epsilon(little(STEPS, 0), 1e-5), 1e-5))
-    run = begin(ledger, little, steps=STEPS)
+    ledger = new(tmp_path, budget=(epsilon(poisson(1000, 0), 1e-5), 1e-5))
+    run = begin(ledger, poisson, steps=1000)
     run.reserve(0)
     run.close(1)
+    assert ledger.total().alone
     assert ledger.total().spent < ledger.total().limit
     left = ledger.remaining()
     assert (left.left, left.fits(Gaussian(1e4))) == (0.0, False)
