@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -364,6 +365,35 @@ def test_curve_agrees_with_single_deltas() -> None:
         assert lower[k] <= single.upper
         assert upper[k] >= single.lower
         assert upper[k] - lower[k] <= 0.02 * upper[k]
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(1e-5, 0.6, 10_000), (1e-6, 0.8, 100_000), (1e-5, 1.0, 10_000)])
+def test_the_attacker_of_many_rare_events_takes_few_looks(q: float, sigma: float, steps: int) -> None:
+    """Rounding keeps the ends of delta apart there; a look at each epsilon of the curve took minutes."""
+    event = PoissonSampledGaussian(q, sigma, steps)
+    with counted() as work:
+        found = trade_off(event, [1e-3, 1e-2])
+    assert len(work.transforms) <= 30
+    assert found.advantage.gap <= 0.011 * found.advantage.upper
+    assert np.all(found.upper - found.lower <= 0.1 * found.upper)
+    single = delta_interval(event, 0.0)
+    assert found.advantage.lower <= single.upper
+    assert found.advantage.upper >= single.lower
+    for k in range(1, len(found.epsilons), 17):
+        single = delta_interval(event, float(found.epsilons[k]))
+        assert found.delta_lower[k] <= single.upper
+        assert found.delta_upper[k] >= single.lower
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.5, 0.3, 1000), (0.1, 0.4, 6000)])
+def test_an_attacker_who_is_always_right(q: float, sigma: float, steps: int) -> None:
+    """Epsilon is above 700: ratios of likelihoods that no float64 holds, and none needs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = trade_off(PoissonSampledGaussian(q, sigma, steps))
+    assert np.all(found.lower > 1.0 - 1e-9)
+    assert np.all(np.isfinite(found.delta_upper))
+    assert len(np.unique(np.exp(found.epsilons))) == len(found.epsilons)
 
 
 def test_nothing_and_everything() -> None:

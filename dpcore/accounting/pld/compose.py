@@ -110,7 +110,8 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: 
     begin = min(int(np.searchsorted(losses, reference - min(behind, 600.0 / (1.0 + theta)))), count - 2)
     end = max(int(np.searchsorted(losses, reference + 300.0 / (1.0 + 0.5 * theta))), begin + 2)
     with np.errstate(under="ignore"):
-        beyond = float(summed[end:] @ np.exp(-theta * (losses[end:] - reference)))
+        far = np.exp(-theta * (losses[end:] - reference))
+        beyond = float(summed[end:] @ far)
     losses, summed = losses[begin:end], summed[begin:end]
     decay, fall = np.exp(-theta * (losses - reference)), np.exp(reference - losses)
     weighted = summed * decay * fall
@@ -125,6 +126,7 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: 
     noise = error * _weight_norm(theta, h, count) * decay
     if upper:
         top = shifts + (first + count) * h
+        beyond += error * float(np.linalg.norm(far))
         slack = noise + beyond + outside * math.exp(max(-700.0, -theta * (top - reference)))
     else:
         slack = noise + 2.0 * outside * math.exp(log_peak) * decay
@@ -254,7 +256,8 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
         product[silent] = 0.0
     summed: Array = irfft(product, n=count)
     error += (growth + 4.0 * _UNIT * steps) * float(np.linalg.norm(summed))
-    return summed, 1.01 * error, start
+    # What is of second order: up to `each`, which is 0.026 at 2^40 steps.
+    return summed, 1.04 * error, start
 
 
 def transform_error(count: int) -> float:

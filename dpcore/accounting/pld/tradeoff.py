@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from dpcore import validate
 from dpcore.accounting.events import Event
@@ -33,6 +34,7 @@ from dpcore.accounting.pld.loss import Array
 from dpcore.errors import ArgumentError
 
 _CLOSE = 1e-2  # relative
+_LOOKS = 12  # at single epsilons, where all else leaves the bounds apart
 _RATES = tuple(10.0 ** (-6.0 + 0.25 * k) for k in range(24))
 
 
@@ -74,10 +76,15 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     Returns
     -------
     tuple of (n,) float64
-        Lower and upper bounds, within 1e-2 of each other (relative) unless rounding or the first grid does not allow
-        it.
+        Lower and upper bounds, within 1e-2 of each other (relative) unless rounding does not allow it: with rare, far
+        losses and a small epsilon some are several hundredths apart.
     """
     wanted = np.array([validate.non_negative(epsilons=epsilon) for epsilon in epsilons], dtype=np.float64)
+    return _curve(event, wanted, 0.0)
+
+
+def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
+    """Return what `curve` does; but at epsilon 0, a gap of `enough` is near enough."""
     found = taken_apart(event)
     lower, upper = np.zeros_like(wanted), np.ones_like(wanted)
     if math.isinf(found.mu):
@@ -87,33 +94,52 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
         values = [delta_interval(event, epsilon) for epsilon in wanted.tolist()]
         return np.array([value.lower for value in values]), np.array([value.upper for value in values])
     sides = delta_sides(found, float(wanted.max(initial=0.0)))
+
+    def far_apart() -> npt.NDArray[np.bool_]:
+        gap = upper - lower
+        apart: npt.NDArray[np.bool_] = (gap > _CLOSE * upper) & (upper > 1e-280) & ((gap > enough) | (wanted == 0.0))
+        return apart
+
     left = np.unique(wanted)
+    stride = math.ceil(len(left) / _LOOKS)
     while len(left):
-        first = float(left[0])
-        open_ends = np.isin(wanted, left)
-        _narrow(sides, wanted, lower, upper, np.flatnonzero(open_ends))
-        open_ends &= (upper - lower > _CLOSE * upper) & (upper > 1e-280)
-        left = np.unique(wanted[open_ends])
-        if len(left) and left[0] == first:
-            value = delta_interval(event, first)
+        first, begin = left[0], left
+        for ahead, share in ((4.0, 0.5), (0.0, 0.1)):
+            _narrow(sides, wanted, lower, upper, np.flatnonzero(np.isin(wanted, left)), ahead, share)
+            left = np.unique(wanted[np.isin(wanted, left) & far_apart()])
+            if not len(left) or left[0] > first:
+                break
+        else:
             here = wanted == first
+            value = delta_interval(event, float(first), 0.5 * _CLOSE * float(upper[here][0]))
             lower[here], upper[here] = np.maximum(lower[here], value.lower), np.minimum(upper[here], value.upper)
-            left = left[1:]
+            # Where rounding keeps the bounds apart it does so all around.
+            left = left[left >= begin[min(stride, len(begin) - 1)]]
+            left = left[left > first]
     return np.minimum(lower, upper), upper
 
 
-def _narrow(sides: Sequence[certify.Side], epsilons: Array, lower: Array, upper: Array, these: Integers) -> None:
+def _narrow(
+    sides: Sequence[certify.Side],
+    epsilons: Array,
+    lower: Array,
+    upper: Array,
+    these: Integers,
+    ahead: float,
+    share: float,
+) -> None:
     """Narrow the bounds at some of the epsilons, from the least of them on, by one composition for each bound.
 
-    The tilt is set some standard deviations above the least. What comes out is certified wherever it is, and sharp for
-    as long as the tilted masses are more than their rounding error.
+    The tilt is set some standard deviations `ahead` of the least, the grid for a share of the gap. What comes out is
+    certified wherever it is, and sharp for as long as the tilted masses are more than their rounding error.
     """
     first, last = float(epsilons[these].min()), float(epsilons[these].max())
     ends, later = np.zeros(len(these)), []
     for side in sides:
         side.aim(tilt.tilt_at(side.rough, first))
-        side.aim(tilt.tilt_at(side.rough, min(last, first + 4.0 * side.spread)))
-        side.settle(0.5 * _CLOSE, tilt.tilt_at(side.rough, min(last, max(first, side.reference) + 3.0 * side.spread)))
+        side.aim(tilt.tilt_at(side.rough, min(last, first + ahead * side.spread)))
+        beyond = max(first, side.reference) + 0.75 * ahead * side.spread
+        side.settle(share * _CLOSE, tilt.tilt_at(side.rough, min(last, beyond)))
         curve, below = side.curves(behind=side.reference - first + 4.0 * side.h)
         found = np.array([max(0.0, curve.delta(float(epsilon))) for epsilon in epsilons[these]])
         ends = np.maximum(ends, found)
@@ -139,8 +165,8 @@ def trade_off(
     false_positive_rates : float or sequence of float, optional
         Each strictly between 0 and 1; the default is 24 from 1e-6 to 0.56, evenly spaced in the logarithm.
     points : int
-        Number of epsilons of the curve, evenly spaced from 0 to where delta is a tenth of the smallest rate. More of
-        them bring the bounds closer.
+        Number of epsilons of the curve, evenly spaced from 0 to where delta is a tenth of the smallest rate, or larger
+        ones tell nothing about the rates. More of them bring the bounds closer.
 
     Returns
     -------
@@ -152,14 +178,18 @@ def trade_off(
     if not len(rates):
         raise ArgumentError("false_positive_rates=(): must hold at least one rate between 0 and 1")
     points = validate.integer(points=points, minimum=4)
-    end = expected_epsilon(event, 0.1 * min(float(rates[0]), 1.0 - float(rates[-1])))
+    smallest = min(float(rates[0]), 1.0 - float(rates[-1]))
+    end = expected_epsilon(event, 0.1 * smallest)
+    # Farther out a x is above 1, and 1 - a is 1 in float64.
+    end = end if math.isinf(end) else min(end, 40.0 - math.log(smallest))
     if math.isinf(end):
         ones, grid = np.ones_like(rates), np.linspace(0.0, 1.0, points)
         return TradeOff(rates, ones, ones, Interval(1.0, 1.0), grid, np.ones(points), np.ones(points))
     epsilons = np.linspace(0.0, max(end, 1e-6), points)
-    low, high = curve(event, epsilons)
+    # A gap of so much is one of 1e-2 of the rates, and of what is missing to 1.
+    low, high = _curve(event, epsilons, _CLOSE * smallest)
     advantage = Interval(float(low[0]), float(high[0]))
-    ratios = np.exp(np.minimum(epsilons, 700.0))
+    ratios = np.exp(epsilons)
     both = np.concatenate([1.0 / ratios[:0:-1], ratios])
     # D(a) = 1 - a + a D(1/a), for a < 1.
     all_low = np.concatenate([1.0 - (1.0 - low[:0:-1]) / ratios[:0:-1], low])
