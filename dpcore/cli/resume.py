@@ -108,7 +108,7 @@ def _why_not(stated: Mapping[str, Any], checkpoint: Path) -> str:
         return "is complete"
     if not stated.get("ledger"):
         return "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
-    return f"its checkpoint, {checkpoint}, is missing; put it back"
+    return f"its checkpoint, {checkpoint}, is missing; put it back (it lies beside the folder, and moves with it)"
 
 
 def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, Any], folder: RunFolder) -> None:

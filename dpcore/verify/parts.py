@@ -17,12 +17,10 @@ def by_parts(label: str, event: Event, statement: Statement, steps: int) -> Find
     parts = list(_parts(event, 1))
     if steps and not parts:
         return Finding(label, FAILED, f"releases nothing, and {steps:,} steps were taken or planned")
-    for index, (part, times) in enumerate(parts):
-        problem = _common(part, statement)
-        if problem is None and index == 0:
-            problem = _first(part, times, statement, steps)
-        if problem is not None:
-            return Finding(label, FAILED, problem)
+    problems = [_common(part, statement) for part, _ in parts] + [_steps(parts, statement, steps)]
+    problem = next((problem for problem in problems if problem is not None), None)
+    if problem is not None:
+        return Finding(label, FAILED, problem)
     return Finding(label, TRUSTED, f"with noise and steps as stated, that this is what happens: {_briefly(parts)}")
 
 
@@ -42,20 +40,27 @@ def _common(part: Event, statement: Statement) -> str | None:
     return None if part.adjacency == statement.adjacency else f"is of another adjacency, {part.adjacency}, in part"
 
 
-def _first(part: Event, times: int, statement: Statement, steps: int) -> str | None:
-    """What is wrong with the part that is the run itself; the others are branches that it left."""
-    stated = getattr(part, "steps", steps) * times
-    if stated != steps:
-        return f"has {stated!r} steps, and {steps!r} were taken or planned"
-    if isinstance(part, MatrixGaussian):
+def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> str | None:
+    """What is wrong with how many steps the parts have, and with how often or how far an example moves them."""
+    if not parts:
+        return None
+    first, times = parts[0]
+    most = steps + statement.steps_abandoned  # where every step draws anew, abandoned ones are steps like the others
+    if isinstance(first, MatrixGaussian):  # the others are branches, each a whole run
+        parts, most = parts[:1], steps
+    counted = sum(part.steps * count for part, count in parts if hasattr(part, "steps"))
+    uncounted = any(not hasattr(part, "steps") for part, _ in parts)
+    if counted not in (steps, most) and not (uncounted and counted <= most):
+        return f"has {counted!r} steps, and {steps!r} were taken or planned"
+    if isinstance(first, MatrixGaussian):
         whole = statement.noise["sensitivity_of_run"]
         least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0
-        if not least <= part.sensitivity <= whole * (1 + SAME):
-            return f"has the sensitivity {part.sensitivity!r}, and that of the whole run is {whole!r}"
-    if isinstance(part, Gaussian) and statement.sampler.get("sampler") == LISTED:
+        if not least <= first.sensitivity <= whole * (1 + SAME):
+            return f"has the sensitivity {first.sensitivity!r}, and that of the whole run is {whole!r}"
+    if isinstance(first, Gaussian) and statement.sampler.get("sampler") == LISTED:
         # An example of a batch that is not empty takes part once in every cycle, and once in a step at most.
-        possible = steps // statement.sampler["steps_per_epoch"] <= part.count * times <= steps
-        return None if possible else f"counts an example {part.count * times} time(s) in {steps:,} steps"
+        possible = steps // statement.sampler["steps_per_epoch"] <= first.count * times <= steps
+        return None if possible else f"counts an example {first.count * times} time(s) in {steps:,} steps"
     return None
 
 

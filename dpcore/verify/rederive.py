@@ -145,14 +145,15 @@ class DigestPlan(Plan):
 
 @dataclass(frozen=True)
 class _Digest(Identity):
-    """Stands for a matrix that is not known, under the name that a statement gives it."""
+    """Stands for a matrix that is not known, under the name that a statement's event gives it."""
 
     description: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     def describe(self) -> dict[str, Any]:
-        # In the order of the library's own, whatever the order in which the statement was written down.
-        first = [name for name in ("kind", "bands", "steps", "sha256") if name in self.description]
-        return dict.fromkeys(first) | dict(self.description)
+        # In the order in which the name has them, whatever the order in which the statement was written down.
+        settings = ", " + self.name.partition("(")[2]
+        return dict(sorted(self.description.items(), key=lambda item: settings.find(f", {item[0]}=")))
 
 
 def _made(kinds: tuple[type, ...], description: Mapping[str, Any], what: str) -> Any:
@@ -187,7 +188,8 @@ def plan_of(statement: Statement) -> Plan | None:
     known = None if strategy is None else strategy_of(strategy)
     stage: Any = IndependentGaussian(sigma)
     if strategy is not None:
-        stage = CorrelatedGaussian(sigma, _Digest(strategy) if known is None else known)
+        named = str(_first(statement.event_planned).get("strategy", ""))
+        stage = CorrelatedGaussian(sigma, _Digest(strategy, named) if known is None else known)
     if method["batch_size"] is None:
         raise DataError("the method does not state what its averages are divided by")
     try:
@@ -204,7 +206,7 @@ def plan_of(statement: Statement) -> Plan | None:
         moved = _moved(statement)
         if moved is None:
             return None
-        wide = min(int(strategy.get("bands", 2)), getattr(sampler, "groups", 2))
+        wide = min(int(strategy.get("bands", 2)), getattr(sampler, "groups", 2), statement.steps_planned)
         return DigestPlan(made, sampler, statement.steps_planned, moved=moved, wide=wide)
     except (DpcoreError, TypeError) as cause:
         raise DataError(f"no such run is possible: {cause}") from cause
@@ -224,11 +226,17 @@ def _scaled(description: Mapping[str, Any]) -> Query:
     return Preconditioned(**{name: value for name, value in description.items() if name not in ("kind", "query")})
 
 
+def _first(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run's own part of an event; the others are branches that it left."""
+    found: Mapping[str, Any] = event["events"][0] if "events" in event else event
+    return found
+
+
 def _moved(statement: Statement) -> dict[int, float] | None:
     """Return how far an example moves C times the sums, as the two events state it; None where nothing is private."""
     found = {}
     for event, steps in ((statement.event, statement.steps_taken), (statement.event_planned, statement.steps_planned)):
-        first = event["events"][0] if "events" in event else event
+        first = _first(event)
         if first["event"] == "NonPrivate":
             return None
         found[steps] = float(first["sensitivity"])

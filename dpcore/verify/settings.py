@@ -17,7 +17,7 @@ from dpcore.report.statement import Statement
 from dpcore.report.text import format_epsilon
 from dpcore.sampling import FixedBatches
 from dpcore.stating import NO_KEY, adaptive_noise, adaptive_norms
-from dpcore.updates import SGD
+from dpcore.updates import SGD, Update
 from dpcore.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
 from dpcore.verify.parts import LISTED
 from dpcore.verify.rederive import USERS, adaptive_of, clip_of, sampler_of, stand_in, strategy_of, update_of
@@ -154,7 +154,9 @@ def check_noise(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         multiplier = derived["multiplier_on_sum"]
     derived[name] = scales.gradient_noise(update, multiplier, contribution)
     if update.second_moment in ("independent", "joint") and sigma > 0:
-        most = statement.sampler["expected_batch_size"] if plan is None else plan.sampler.max_batch_size
+        most = _largest_batch(statement, update) if plan is None else plan.sampler.max_batch_size
+        if plan is None and most is not None:
+            yield Finding("noise", TRUSTED, f"that no batch has more than {most:,} examples")
         square = scales.square_noise(update, sigma, contribution, method["batch_size"], most)
         derived["standard_deviation_on_square"] = square
         if update.second_moment == "joint":
@@ -178,6 +180,17 @@ def check_noise(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
     stated_scale = noise.get(name, math.nan)
     words = f"standard deviation {stated_scale:.6g} = multiplier {multiplier:.6g} x sensitivity {contribution:.6g}"
     yield _finding("noise", difference(stated, derived), words)
+
+
+def _largest_batch(statement: Statement, update: Update) -> int | None:
+    """Return B_max under a sampler that cannot be built: as it says, or as the noise on the square has it."""
+    if update.second_moment != "independent" or "max_batch_size" in statement.sampler:
+        said: int | None = statement.sampler.get("max_batch_size")
+        return said
+    settings = statement.noise["noise_multiplier"], statement.clip["sensitivity"], statement.method["batch_size"]
+    one, two = (scales.square_noise(update, *settings, most) for most in (1, 2))
+    beyond: float = (statement.noise["standard_deviation_on_square"] - one) / (two - one)
+    return 1 + max(round(beyond), 0)
 
 
 def _stage(stated: Mapping[str, Any], strategy: Any, sigma: float) -> Iterator[Finding]:

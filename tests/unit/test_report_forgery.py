@@ -34,6 +34,7 @@ from dpcore.sampling import (
     ShuffledSampler,
     UserSampler,
 )
+from dpcore.strategies import Dense
 from dpcore.updates import SGD
 from dpcore.verify import holds, verify
 
@@ -49,6 +50,43 @@ class MySampler(FixedSizeSampler):
         return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "replace-one"}
 
 
+class Coins(PoissonSampler):
+    """Draws anew at every step, so that abandoned steps are steps like the others."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "coins", "adjacency": "add-remove"}
+
+
+class TwoRates(Coins):
+    """The even steps at one rate, the odd ones at another."""
+
+    def event(self, noise_multiplier: float, steps: int) -> Any:
+        rates = (self.sample_rate, (steps + 1) // 2), (0.05, steps // 2)
+        return Composed(tuple(PoissonSampledGaussian(rate, noise_multiplier, count) for rate, count in rates))
+
+
+class OftenWhole(Coins):
+    """The even steps with all examples, whose event has no number of steps; the odd ones by coins."""
+
+    def event(self, noise_multiplier: float, steps: int) -> Any:
+        coins = PoissonSampledGaussian(self.sample_rate, noise_multiplier, steps // 2)
+        return Composed((Gaussian(noise_multiplier, (steps + 1) // 2, self.adjacency), coins))
+
+
+class Ordered(FixedOrderSampler):
+    """Does not say how many examples a batch has."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "ordered", "adjacency": "zero-out"}
+
+
+class TakenBack(Dense):
+    """A strategy of the caller's, whose settings stand in an order of its own."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "taken back", "steps": self.steps, "decay": 0.5}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MySGD(SGD):
     """Not of the library."""
@@ -57,6 +95,16 @@ class MySGD(SGD):
 @dataclass(frozen=True)
 class MyClip(Clip):
     """Not of the library."""
+
+
+class Bound:
+    """Has what a clip must have, and says nothing of itself."""
+
+    def grouping(self, tensors: tuple[str, ...]) -> Any:
+        return Clip().grouping(tensors)
+
+    def sensitivity(self, grouping: Any) -> Any:
+        return Clip().sensitivity(grouping)
 
 
 @dataclass(frozen=True)
@@ -81,6 +129,10 @@ def joint(sampler: Any, **said: Any) -> Statement:
     return state(methods.dp_adam(variant="joint_moments", **COMMON, **said), sampler)
 
 
+def moments(sampler: Any) -> Statement:
+    return state(methods.dp_adam(variant="independent_moments", **COMMON), sampler)
+
+
 SGD_METHOD = methods.dp_sgd(**COMMON)
 HONEST: dict[str, Callable[[], Statement]] = {
     "matrix by digest": lambda: correlated(DENSE, abandoned=5, branches=2),
@@ -93,11 +145,21 @@ HONEST: dict[str, Callable[[], Statement]] = {
     "matrix, not private": lambda: state(
         methods.dp_adam(variant="noiseless_preconditioner", allow_nonprivate=True, strategy=DENSE, **COMMON), ORDER
     ),
+    "separate moments, list": lambda: moments(FixedBatches([[0, 1], [2]], batch_size=1.5)),
     "joint, list": lambda: joint(FixedBatches([[0], [1]])),
     "joint, matrix": lambda: joint(FixedOrderSampler(dataset_size=11, batch_size=1), strategy=DENSE),
     "own sampler": lambda: plain(MySampler(**SIZES)),
+    "own sampler, forked": lambda: plain(Coins(**SIZES), abandoned=3),
+    "own sampler, two rates": lambda: plain(TwoRates(**SIZES), abandoned=2),
+    "own sampler, often whole": lambda: plain(OftenWhole(**SIZES), abandoned=2),
+    "own sampler, separate moments": lambda: moments(Ordered(**SIZES)),
+    "own strategy": lambda: correlated(TakenBack(BANDED), abandoned=1),
+    "own strategy, one cyclic step": lambda: Plan(
+        methods.memf(strategy=TakenBack(np.eye(1)), **COMMON), CyclicPoissonSampler(groups=4, **SIZES), 1
+    ).statement(1e-5, steps_taken=1, keys=Provenance(), backend="numpy", abandoned=2),
     "own update": lambda: state(replace(SGD_METHOD, update=MySGD(lr=0.1)), POISSON),
     "own clip": lambda: state(replace(SGD_METHOD, clip=MyClip()), POISSON),
+    "own clip without groups": lambda: state(replace(SGD_METHOD, clip=Bound()), POISSON),
     "own noise": lambda: state(replace(SGD_METHOD, noise=MyNoise(1.2)), POISSON),
     "users, list": lambda: plain(UserSampler(FixedBatches([[0, 1], [2, 3]]), [0, 1, 2, 3, 3], 2), abandoned=3),
     "list, nothing yet": lambda: plain(FixedBatches([[], [], [2, 3]]), steps_taken=1),
@@ -170,6 +232,21 @@ def test_parts_are_compared_however_deep_they_are() -> None:
     assert any("another noise multiplier" in words for words in failed(forged(plain(), deep, **renamed)))
     twice = SelfComposed(PoissonSampledGaussian(rate, 1.2, 11), 2)
     assert any("has 22 steps, and 11" in words for words in failed(forged(plain(), twice, **renamed)))
+
+
+def test_abandoned_steps_of_an_own_sampler_are_counted_whole_or_not_at_all() -> None:
+    statement = plain(Coins(**SIZES), abandoned=3)
+    for steps in (10, 12, 13, 15):
+        event = PoissonSampledGaussian(POISSON.sample_rate, 1.2, steps)
+        assert any(f"has {steps} steps, and 11" in words for words in failed(forged(statement, event)))
+
+
+def test_how_many_examples_an_own_sampler_draws_is_said_to_be_on_trust() -> None:
+    statement = moments(Ordered(**SIZES))
+    assert "that no batch has more than 10 examples" in [finding.words for finding in verify(statement)]
+    name = "standard_deviation_on_square"
+    less = {f"noise.{name}": 0.99 * statement.noise[name]}
+    assert any(name in words for words in failed(forged(statement, **less)))
 
 
 def test_a_list_of_batches_counts_every_cycle_and_is_not_sampled() -> None:
