@@ -169,5 +169,5 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:
-            raise DataError(f"out={str(path)!r}: another command is at work in it; wait for its end") from cause
+            raise DataError(f"run folder {path}: another command is at work in it; wait for its end") from cause
         yield
