@@ -33,6 +33,14 @@ NO_LEDGER = (
 )
 
 
+OTHER_START = "The parameters, moments or noise states are not those of the checkpoint that was saved."
+OTHER_NUMBERS = "The step before it was made with other learning rates, or other numbers of the parameter groups."
+OTHER_ROW = (
+    "Something that shapes the step is not what it was, or cannot be known: modes, hooks or attributes of the model, "
+    "the loss, switches of torch, values that were changed between steps, draws by Python's or NumPy's generators."
+)
+
+
 @dataclass(frozen=True)
 class Decision:
     """How a run goes on from a saved state.
@@ -96,12 +104,14 @@ class LedgerAccount:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
         self.run: LedgerRun | None = None
         self.caveats: tuple[str, ...] = ()
+        self.resumed = ""
         self._run_digest, self._parameters_digest, self._row_digest = run_digest, parameters_digest, row_digest
         self._expected_parameters: str | None = None
         self._drawn: int | None = None
         self._other_start: int | None = None
         self._before = self._uncharged = 0
         self._fork_from: int | None = None
+        self._why = ""
         self._last: tuple[list[UpdateSettings], str] | None = None
         self._saved_state: str | None = None
         self._granted = 0
@@ -118,6 +128,7 @@ class LedgerAccount:
             logged = run.settings_at(step)
             if self._other_start == step or (logged is not None and not self._repeats(step, logged)):
                 self._fork_from = step
+                self._why = OTHER_START if self._other_start == step else OTHER_ROW
         run = self._branch_if_due(step)
         run.reserve(step)
         self._drawn = step
@@ -140,6 +151,7 @@ class LedgerAccount:
             )
         elif logged != known:
             self._fork_from = step + 1
+            self._why = OTHER_NUMBERS
         self._granted = step + 1
 
     def _of_row(self, step: int) -> str:
@@ -191,6 +203,7 @@ class LedgerAccount:
         keys = self.mechanism.keys.fork(keep_sampling=self.mechanism.plan.sampler.keeps_order, row=row, number=number)
         self.mechanism.branch(keys, self.run.releases + self._before)
         self._fork_from = None
+        self.resumed = f"fork at step {row + 1}: {self._why}"
         self.run.use_key(keys.digest)  # last: if it cannot be written, the keys are other ones all the same
         return self.run
 
@@ -306,6 +319,7 @@ class LedgerAccount:
         self.run, self._fork_from, self._expected_parameters = decision.run, None, None
         self._drawn = self._other_start = None
         self._granted = 0
+        self.resumed = f"{decision.kind}: {decision.reason}"
         if decision.kind == "fork":
             number = decision.number
             keys = keys.fork(keep_sampling=mechanism.plan.sampler.keeps_order, row=row, number=number)

@@ -279,7 +279,7 @@ MUTATIONS = [
     Mutation(
         "replay on other data",
         "dpcore/torch/fingerprint.py",
-        '            "data": data,\n',
+        '        "data": data,\n',
         "",
         "tests/end_to_end/test_kill.py",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from dpcore.ledger.owner import lives, this_process
@@ -28,4 +28,16 @@ def decide(branch: Branch, row: int, digest: str, owner: Mapping[str, Any] | Non
         return "fork", f"{rows}, and what shaped them is not known."
     if branch.digests_between(row, branch.mark) == {digest}:
         return "replay", f"{rows}, and are made once more, the very same."
-    return "fork", f"{rows}, and something that shapes them has changed since."
+    return "fork", f"{rows}, and {_changed(branch.digests_between(row, branch.mark), digest)}."
+
+
+def _changed(before: Set[str], now: str) -> str:
+    """Say what differs between digests that are made of parts, "name:digest", as those of a torch run are."""
+    if "" in before:
+        return "what shaped them is not known"
+    if not all(":" in one for one in (*before, now)):
+        return "something that shapes them has changed since"
+    parts = [dict(item.split(":", 1) for item in one.split()) for one in (*before, now)]
+    every = dict.fromkeys(name for one in parts for name in one)
+    names = [name for name in every if len({one.get(name) for one in parts}) > 1]
+    return f"what shapes them ({', '.join(name.replace('-', ' ') for name in names)}) has changed since"

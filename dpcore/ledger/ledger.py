@@ -364,7 +364,14 @@ class Ledger:
                 if kind == "fork":
                     branch, number = self._rows.branch_off(draft, run, branch, row, digest)
                 draft.append(
-                    "resume", run=run_id, branch=branch.branch_id, row=row, digest=digest, steps=steps, decision=kind
+                    "resume",
+                    run=run_id,
+                    branch=branch.branch_id,
+                    row=row,
+                    digest=digest,
+                    steps=steps,
+                    decision=kind,
+                    reason=reason,
                 )
                 token = draft.lease(branch.branch_id)
         if refused:

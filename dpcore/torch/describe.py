@@ -11,12 +11,13 @@ import enum
 import functools
 import hashlib
 import itertools
+import logging
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,36 @@ from torch import nn
 
 from dpcore.torch.checksum import checksum
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.memory_format)
+# Of exactly these kinds: a subclass may have values and methods of its own.
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.memory_format,
+    PosixPath, PurePosixPath, WindowsPath, PureWindowsPath,
+)  # fmt: skip
 
 # Containers that are nothing but their items.
 _CONTAINERS = (dict, OrderedDict, MappingProxyType, list, tuple, torch.Size, range, set, frozenset, bytearray)
 
+# What Python keeps of enumerations, and adds to as combinations of flags are made.
+_OF_ENUMERATIONS = (
+    "_member_map_", "_value2member_map_", "_hashable_values_", "_unhashable_values_", "_unhashable_values_map_",
+    "_inverted_", "__objclass__", "_value_repr_",
+)  # fmt: skip
+
 # By these a function reads what its code does not show.
 _UNSEEN = ("eval", "exec", "globals", "open", "input", "__import__")
+
+# Built in, and nothing but a `__dict__`.
+_DICT_ONLY = (object, SimpleNamespace)
+
+# Py_TPFLAGS_HEAPTYPE: of all classes that Python code makes, and of no type that is built in, such as float.
+_HEAP_TYPE = 1 << 9
 
 # An instance of this size holds what is in its `__dict__`, and nothing that only C can see.
 _PLAIN_SIZE = object.__basicsize__ + 16
 
 
 class NotDescribed(Exception):
-    """Something of which cannot be told what it computes."""
+    """Something of which cannot be told what it computes; its argument is what kind of thing."""
 
 
 def digest_of(*values: Any, states: bool = True, quick: bool = False) -> str:
@@ -60,6 +77,17 @@ def digest_of(*values: Any, states: bool = True, quick: bool = False) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def undescribed(*values: Any) -> str:
+    """Return the kind of the first thing for which `digest_of` the values is empty; empty if there is none."""
+    try:
+        _Describer(states=False, quick=True).lines(*values)
+    except NotDescribed as found:
+        return str(found)
+    except RecursionError:
+        return "structure nested too deeply"
+    return ""
+
+
 class _Describer:
     def __init__(self, states: bool, quick: bool = False) -> None:
         self._states, self._quick = states, quick
@@ -73,10 +101,9 @@ class _Describer:
         return "\n".join(self._lines)
 
     def of(self, value: Any) -> None:
-        if isinstance(value, (*_PLAIN, enum.Enum)):
-            self._lines.append(repr(value))
-            if type(value) not in _PLAIN and not isinstance(value, enum.Enum):
-                self.of(type(value))
+        number = isinstance(value, (np.number, np.bool_)) or (isinstance(value, np.dtype) and not value.hasobject)
+        if type(value) in _PLAIN or number:
+            self._lines.append(f"{type(value).__name__} {value!r}")
             return
         if id(value) in self._known:
             self._lines.append(f"known {self._known[id(value)]}")
@@ -84,7 +111,11 @@ class _Describer:
         self._known[id(value)] = len(self._known)
         self._kept.append(value)
         self._lines.append(f"({type(value).__qualname__}")
-        self._new(value)
+        try:
+            self._new(value)
+        except NotDescribed as cause:
+            named = value if isinstance(value, (FunctionType, type)) else type(value)
+            raise NotDescribed(*(cause.args or [named.__qualname__])) from None
         self._lines.append(")")
 
     def _new(self, value: Any) -> None:
@@ -110,6 +141,11 @@ class _Describer:
             for item in value:
                 self.of(item)
             self._more(value)
+        elif isinstance(value, enum.Enum):
+            self.of(type(value))
+            self.of({name: item for name, item in vars(value).items() if name not in _OF_ENUMERATIONS})
+        elif type(value) in (logging.Logger, logging.RootLogger):  # what it writes shapes no sum
+            self._lines.append(value.name)
         elif isinstance(value, functools.partial):
             self.of((value.func, value.args, value.keywords, vars(value)))
         elif isinstance(value, MethodType):
@@ -213,8 +249,12 @@ class _Describer:
             for name, value in sorted(vars(base).items()):
                 if name.startswith("__") and not isinstance(value, FunctionType):
                     continue  # __doc__, __dict__, __weakref__, ...
+                if issubclass(base, enum.Enum) and (name in base.__members__ or name in _OF_ENUMERATIONS):
+                    continue  # the members follow below
                 self._lines.append(name)
                 self._member(value)
+            if issubclass(base, enum.Enum):
+                self.of(list(base.__members__.items()))
 
     def _member(self, value: Any) -> None:
         if isinstance(value, (staticmethod, classmethod)):
@@ -223,14 +263,15 @@ class _Describer:
             self.of((value.fget,))
         elif isinstance(value, functools.cached_property):
             self.of(value.func)
-        elif type(value).__name__ in ("member_descriptor", "getset_descriptor", "_abc_data"):
+        elif type(value).__name__ in ("member_descriptor", "getset_descriptor", "_abc_data", "_tuplegetter"):
             self._lines.append(type(value).__name__)
         else:
             self.of(value)
 
     def _object(self, value: Any) -> None:
         """An instance of some class: what it can do, and all that it holds."""
-        if not hasattr(value, "__dict__") or type(value).__basicsize__ > _PLAIN_SIZE:
+        built_in = any(not kind.__flags__ & _HEAP_TYPE for kind in type(value).__mro__ if kind not in _DICT_ONLY)
+        if built_in or not hasattr(value, "__dict__") or type(value).__basicsize__ > _PLAIN_SIZE:
             raise NotDescribed
         _demand_no_slots(value)
         self.of(type(value))

@@ -59,8 +59,13 @@ def _feed(update: Callable[[bytes], None], tensor: torch.Tensor) -> None:
     update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
 
 
-def run_digest(plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size: int, joins: Any = None) -> str:
-    """Return the digest of all that shapes the sums of a run besides its state and its learning rates.
+def run_digest(
+    plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size: int, joins: Any = None, salt: bytes = b""
+) -> str:
+    """Return digests, by name, of all that shapes the sums of a run besides its state and its learning rates.
+
+    By parts, so that a ledger can say which of them changed; each an HMAC by the ledger's salt, since the weights of a
+    loss, say, may come from the data, and a bare digest of them alone would let anybody test a guess.
 
     Learning rates and the other numbers of parameter groups are logged by the ledger step by step. Empty where the
     model, the loss, what joins examples (`joins`) or a sampler of the caller's hold something of which cannot be told
@@ -77,9 +82,12 @@ def run_digest(plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size
     if not network or not objective or not others:
         return ""
     packages = (dpcore, sys.modules[mechanism.backend.__name__])  # type: ignore[attr-defined]
-    return digest(
-        {
-            "data": data,
+    parts: dict[str, Any] = {
+        "data": data,
+        "model": network,
+        "loss": objective,
+        "collate_fn-or-sampler": others,
+        "settings": {
             "method": plan.method.describe(),
             "noise_multiplier": plan.noise_multiplier,
             "sampler": plan.sampler.describe(),
@@ -87,19 +95,22 @@ def run_digest(plan: Plan, engine: Engine, loss: Any, data: str, microbatch_size
             "layout": mechanism.layout.digest(),
             "rng": mechanism.rng,
             "backend": mechanism.backend.name,
-            "model": network,
-            "loss": objective,
-            "others": others,
             "microbatch_size": microbatch_size,
             "vectorize": engine.gradient.vectorize,
+        },
+        "libraries": {
             "code": fingerprint.code_digest(*map(fingerprint.package_folder, packages)),
             "versions": {**versions(), "torch": torch.__version__},
-            "device": _device(device),
             "built": [torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), *platform.libc_ver()],
-            **arithmetic(),
-            **fingerprint.machine(),
-        }
-    )
+        },
+        "machine": {"device": _device(device), **fingerprint.machine()},
+        "switches-of-torch": arithmetic(),
+    }
+    return " ".join(f"{name}:{_keyed(salt, digest(part))}" for name, part in parts.items())
+
+
+def _keyed(salt: bytes, text: str) -> str:
+    return hmac.new(salt, f"part {text}".encode(), "sha256").hexdigest()[:32]
 
 
 def _device(device: torch.device) -> str:

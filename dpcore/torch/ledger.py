@@ -17,7 +17,7 @@ from dpcore.ledger_account import LedgerAccount
 from dpcore.torch import batches
 from dpcore.torch.checksum import checksum
 from dpcore.torch.data import Data
-from dpcore.torch.describe import digest_of
+from dpcore.torch.describe import digest_of, undescribed
 from dpcore.torch.engine import Engine
 from dpcore.torch.fingerprint import arithmetic, data_fingerprint, parameters_digest, run_digest
 from dpcore.torch.loader import PrivateLoader
@@ -34,6 +34,9 @@ NOT_REPEATED = (
 DRAWN = (
     "The model or the loss draw by other means than torch, which the run's key does not decide: no step of this run is "
     "ever replayed for free."
+)
+NOT_DESCRIBED = (
+    "What the {name} computes cannot be told for certain ({kind}): no step of this run is ever replayed for free."
 )
 PUBLIC_BATCHES = "The public batches are not known to the ledger: no step of this run is ever replayed for free."
 
@@ -72,10 +75,13 @@ def attach(
             raise ArgumentError(f"{name}={value!r}: must be {wanted}")
     mechanism, model = engine.mechanism, engine.gradient.model
     data = data_fingerprint(source, ledger.salt, data_id)
-    caveat = _never_again(engine, source, data)
+    caveat = _never_again(engine, source, data, loss)
 
     def digest() -> str:
-        return "" if caveat else run_digest(mechanism.plan, engine, loss, data, engine.microbatch_size, source._collate)
+        if caveat:
+            return ""
+        size, joins = engine.microbatch_size, source._collate
+        return run_digest(mechanism.plan, engine, loss, data, size, joins, ledger.salt)
 
     def described() -> str:
         network, objective = (digest_of(one, states=one is not model, quick=True) for one in (model, loss))
@@ -111,12 +117,16 @@ def attach(
     return account
 
 
-def _never_again(engine: Engine, source: Data, data: str) -> str:
+def _never_again(engine: Engine, source: Data, data: str, loss: Any) -> str:
     """Return why no step could be made a second time, or an empty string."""
     if not data:
         return NOT_FINGERPRINTED
     if engine.mechanism.plan.method.update.second_moment == "public":
         return PUBLIC_BATCHES
+    for name, value in (("model", engine.gradient.model), ("loss", loss), ("collate_fn", source._collate)):
+        kind = undescribed(value)
+        if kind:
+            return NOT_DESCRIBED.format(name=name, kind=kind)
     if not source.repeats():
         return NOT_REPEATED
     return "" if _gradient_repeats(engine, source) else DRAWN

@@ -22,8 +22,6 @@ class PrivateLoader:
 
     Attributes
     ----------
-    pending : int or None
-        Number of examples of the batch that was drawn and not stepped yet. Secret, as all realized batch sizes are.
     watch : Watch or None
         Told of every batch, for a ledger.
     """
@@ -31,7 +29,7 @@ class PrivateLoader:
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
         self._data = data
         self._mechanism = mechanism
-        self.pending: int | None = None
+        self._pending: int | None = None  # examples of the batch drawn and not stepped yet: secret
         self.watch: Watch | None = None
 
     def __len__(self) -> int:
@@ -40,7 +38,7 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Tree]:
         """Yield batches on the model's device, to the end of the epoch or of the plan, whichever comes first."""
-        self.pending = None
+        self._pending = None
         start = self._mechanism.step
         if start >= self._mechanism.plan.steps:
             raise PrivacyError(
@@ -56,7 +54,7 @@ class PrivateLoader:
                 )
             indices = self._mechanism.draw()
             batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
-            self.pending = len(indices)
+            self._pending = len(indices)
             if self.watch is not None:
                 self.watch.drew(batch, indices)
             yield batch
@@ -64,6 +62,10 @@ class PrivateLoader:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what draws the batches holds the run's keys."""
         raise PrivacyError("a private loader is not pickled or copied: save private.optimizer.state_dict() instead")
+
+    def forget(self) -> None:
+        """Expect no step on the batch drawn last: it was stepped, or a state was loaded."""
+        self._pending = None
 
     def consume(self, batch: Tree) -> None:
         """Check that this is the batch that was drawn, by its number of examples.
@@ -73,7 +75,7 @@ class PrivateLoader:
         PrivacyError
             If no batch is waiting for a step, or it has another number of examples.
         """
-        if self.pending is None:
+        if self._pending is None:
             raise PrivacyError(
                 "no drawn batch is waiting for a step: take each batch from private.loader and step it exactly once"
             )
@@ -83,7 +85,7 @@ class PrivateLoader:
             raise PrivacyError(
                 "the batch is not the one that was drawn: its tensors disagree about the number of examples"
             ) from cause
-        if count != self.pending:
+        if count != self._pending:
             raise PrivacyError(
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
                 "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"

@@ -100,7 +100,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         finally:
             self._ready = False
             if self._engine.mechanism.step > number:  # released, even if what came after it failed
-                self._loader.pending = None
+                self._loader.forget()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""
@@ -164,4 +164,4 @@ class PrivateOptimizer(torch.optim.Optimizer):
             super().load_state_dict(before)
             raise
         self._ready = False
-        self._loader.pending = None
+        self._loader.forget()

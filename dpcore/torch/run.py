@@ -213,6 +213,15 @@ class PrivateRun:
         )
         return replace(statement, date=datetime.now(UTC).date().isoformat())
 
+    @property
+    def resumed(self) -> str:
+        """How the run went on from the last state that was loaded, as its ledger decided, and why: "fork: ...".
+
+        Begins with "continue", "replay" or "fork"; empty where no state was loaded, or there is no ledger.
+        """
+        account = self._engine.mechanism.account
+        return account.resumed if isinstance(account, LedgerAccount) else ""
+
     def begin(self) -> None:
         """Begin the run in its ledger now, and not at the first batch; without a ledger there is nothing to begin.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import logging
 import random
 import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from dpcore.methods import dp_adam, dp_sgd, memf
 from dpcore.minimize import minimize
 from dpcore.sampling import PoissonSampler
 from dpcore.torch.checksum import checksum, row_hashes
-from dpcore.torch.describe import digest_of
+from dpcore.torch.describe import digest_of, undescribed
 from tests.unit import test_torch_replay
 from tests.unit.ledger_tools import begin, full, new
 from tests.unit.test_torch_replay import Problem, Run, Sums, augment, clean, forks, go, halve_rate
@@ -394,6 +396,36 @@ def of_a_library(weight: float) -> Any:
     return torch.optim.swa_utils.get_ema_multi_avg_fn(weight)
 
 
+class Doubling(enum.Enum):
+    ON = 1
+
+    def __call__(self, x: float) -> float:
+        return 2 * x
+
+
+class Tripling(enum.Enum):
+    ON = 1
+
+    def __call__(self, x: float) -> float:
+        return 3 * x
+
+
+Tripling.__qualname__ = "Doubling"  # as if the code had been edited
+
+
+class Side(enum.Flag):
+    LEFT = enum.auto()
+    RIGHT = enum.auto()
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class Named(NamedTuple):
+    rate: float
+
+
 VALUES: dict[str, Callable[[float], Any]] = {
     "a function's attribute": attribute,
     "a slot": Slotted,
@@ -404,6 +436,10 @@ VALUES: dict[str, Callable[[float], Any]] = {
     "a module's number": of_a_module,
     "a library's closure": of_a_library,
     "another's name": wrapped,
+    "a number with methods of its own": lambda x: (Half if x < 0.2 else Third)(x),
+    "a number of a class of one's own": Half,
+    "what a member of an enumeration does": lambda x: (Doubling if x < 0.2 else Tripling).ON,
+    "a tuple with names": Named,
     "a bound method": lambda x: np.random.default_rng(int(8 * x)).random,
 }
 
@@ -429,11 +465,37 @@ def test_what_is_common_has_a_digest() -> None:
     described = [
         F.cross_entropy, nn.CrossEntropyLoss(weight=torch.ones(3)), Weighted(), attribute(0.5), dropping(),
         nn.TransformerEncoderLayer(8, 2), torch.utils.data.default_collate, {"a": np.zeros((0, 3))},
+        np.float32(0.5), np.dtype("int8"), Path("data"), Named(0.5), Doubling.ON, Side.LEFT, Color.RED,
+        types.SimpleNamespace(rate=0.5), logging.getLogger("own"),
     ]  # fmt: skip
     for value in described:
         assert digest_of(value)
         assert digest_of(value, quick=True)
     assert not digest_of(torch.eye(2).to_sparse())
+    assert undescribed(described) == ""
+    assert undescribed({"a": [np.random.default_rng(0)]}) == "Generator"
+    before = digest_of(Side)
+    assert Side.LEFT | Side.RIGHT
+    assert digest_of(Side) == before
+
+
+def test_a_fork_says_which_part_changed(problem: Problem) -> None:
+    state = problem.crashed(problem.run())
+    same = problem.resumed(problem.run(), state)
+    assert same.resumed.startswith("replay: Rows 3 to ")
+    same.close()
+    other = problem.resumed(problem.run(loss=nn.CrossEntropyLoss(label_smoothing=0.1)), state)
+    assert other.resumed.startswith("fork: ")
+    assert other.resumed.endswith("what shapes them (loss) has changed since.")
+    entries = problem.ledger.export()["entries"]
+    assert any(entry.get("reason", "").endswith("(loss) has changed since.") for entry in entries)
+
+
+def test_a_model_that_cannot_be_described_is_named_beforehand(problem: Problem) -> None:
+    net = model()
+    net.generator = np.random.default_rng(0)
+    caveats = problem.run(net).statement().caveats
+    assert any("model computes cannot be told for certain (Generator)" in caveat for caveat in caveats)
 
 
 def test_a_file_that_hides_a_module_of_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
