@@ -139,7 +139,9 @@ def _recurrence(strategy: Strategy, seeds: Matrix) -> Matrix:
 def identify(strategy: Strategy) -> str:
     """Return one line that names the strategy in an event: its kind with its settings."""
     described = strategy.describe()
-    settings = ", ".join(f"{name}={value}" for name, value in described.items() if name != "kind")
+    # A list is a tuple that was written as JSON.
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+    settings = ", ".join(f"{name}={value}" for name, value in values.items() if name != "kind")
     return f"{described['kind']}({settings})"
 
 

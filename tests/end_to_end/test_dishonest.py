@@ -75,7 +75,7 @@ def test_a_weighted_loader_is_refused() -> None:
 
 
 def test_a_torch_sampler_is_no_sampler_of_ours() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"must be a sampler from dpcore\.sampling"):
+    with pytest.raises(ArgumentTypeError, match=r"must be a name, such as 'poisson', or a sampler of dpcore\.sampling"):
         make(sampling=WeightedRandomSampler(torch.ones(N).tolist(), N))
 
 

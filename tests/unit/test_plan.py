@@ -312,6 +312,7 @@ def test_a_branch_of_correlated_noise_is_one_whole_run_however_long() -> None:
     assert whole.event_after(7, 5, 1) == Composed((whole.event_after(7), whole.event))
     assert whole.event_after(7, 5, 2) == Composed((whole.event_after(7), whole.event, whole.event))
     assert whole.event_after(7, 2, 9) == whole.event_after(7, 2)
+    assert whole.event_after(7, 5, 0) == whole.event_after(7, 5, 1)  # abandoned steps lie on a branch
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=4))
