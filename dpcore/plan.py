@@ -268,9 +268,8 @@ class Plan:
         return self._event(self.noise_multiplier, steps, abandoned, branches)
 
     def _event(self, sigma: float, steps: int, abandoned: int = 0, branches: int | None = None) -> Event:
-        apart = (
-            abandoned if branches is None else min(abandoned, max(1, branches))
-        )  # abandoned steps lie on one at least
+        # Abandoned steps lie on one branch at least.
+        apart = abandoned if branches is None else min(abandoned, max(1, branches))
         moment = self.method.update.second_moment
         if moment == "noiseless":
             return NonPrivate("the second moment is made of clipped gradients without noise")
