@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,11 @@ def _single(values: dict[str, Any]) -> tuple[str, Any]:
     return name, value
 
 
+def _too_large(name: str) -> str:
+    """Return a sentence without the value, whose digits would fill the screen and may be more than Python prints."""
+    return f"{name}: must be at most {sys.float_info.max:.4g} in size, the largest number that float64 holds"
+
+
 def number(**values: Any) -> float:
     """Return the value as a finite float."""
     name, value = _single(values)
@@ -26,6 +32,8 @@ def number(**values: Any) -> float:
         raise ArgumentTypeError(f"{name}={value!r}: must be a real number")
     try:
         result = float(value)
+    except OverflowError as cause:
+        raise ArgumentError(_too_large(name)) from cause
     except (TypeError, ValueError) as cause:
         raise ArgumentTypeError(f"{name}={value!r}: must be a single real number") from cause
     if not math.isfinite(result):
@@ -103,6 +111,10 @@ def integer(minimum: int | None = None, **values: Any) -> int:
         result = operator.index(value)
     except TypeError as cause:
         raise ArgumentTypeError(f"{name}={value!r}: must be an integer") from cause
+    try:
+        float(result)
+    except OverflowError as cause:
+        raise ArgumentError(_too_large(name)) from cause
     if minimum is not None and result < minimum:
         raise ArgumentError(f"{name}={value!r}: must be an integer of at least {minimum}")
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ from dpcore.accounting import (
     MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
+    SelfComposed,
 )
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
@@ -140,3 +142,29 @@ def test_refuses_damaged_dicts() -> None:
     for damaged in ({}, None, [], "Gaussian"):
         with pytest.raises(ArgumentTypeError, match="must be a mapping"):
             Event.from_dict(damaged)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nested", [lambda event: Composed((event,)), lambda event: SelfComposed(event, 1)])
+def test_events_nested_too_deep_are_refused(nested: Callable[[Event], Event]) -> None:
+    event: Event = PoissonSampledGaussian(0.1, 1.0, 1)
+    for _ in range(100):
+        event = nested(event)
+    assert Event.from_dict(event.to_dict()) == event
+    with pytest.raises(ArgumentError, match="100 deep"):
+        nested(event)
+    data = nested(PoissonSampledGaussian(0.1, 1.0, 1)).to_dict()
+    for _ in range(3000):
+        data = {**data, "events": [data]} if "events" in data else {**data, "repeated": data}
+    with pytest.raises(ArgumentError, match="deep"):
+        Event.from_dict(data)
+
+
+@pytest.mark.parametrize("digits", [400, 6000])  # Python prints no more than 4300
+def test_numbers_beyond_float64_are_refused(digits: int) -> None:
+    for make in (
+        lambda: PoissonSampledGaussian(0.1, 1.0, 10**digits),
+        lambda: PoissonSampledGaussian(0.1, 10**digits, 1),
+        lambda: SelfComposed(PoissonSampledGaussian(0.1, 1.0, 1), 10**digits),
+    ):
+        with pytest.raises(ArgumentError, match=r"must be at most 1\.798e\+308"):
+            make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -200,3 +201,106 @@ def test_what_lies_above_the_window_is_added_to_an_upper_bound(monkeypatch: pyte
     for exact, loose in zip(known, found, strict=True):
         assert loose.upper >= exact.lower
         assert loose.lower <= exact.upper
+
+
+def rare(phases: int, steps: int) -> Moments:
+    """Return what `phases` distinct steps, each so many times, are on a grid."""
+    parts = [accounting.PoissonSampledGaussian(0.01 + 1e-4 * k, 1.0, steps) for k in range(phases)]
+    task = problem(intervals.taken_apart(accounting.Composed(tuple(parts))), math.log(1e-8))
+    grids = task.grids("remove", 1e-3, 48)
+    return Moments([discretize.upper(family, "remove", 1e-3, offsets, grid) for family, offsets, grid in grids])
+
+
+@pytest.mark.parametrize(("steps", "least_shared"), [((3, 40), 3), ((4000, 50_000), 4000), ((1, 1), 1)])
+def test_the_bound_of_a_convolution_leaves_out_no_term(steps: tuple[int, int], least_shared: int) -> None:
+    """Its formula again, from the text: what is met is far too small to miss a term."""
+    count, theta = 50_000, 2.0
+    parts = [rare(1, times).parts[0] for times in steps]
+    moments = Moments(parts)
+    summed, bound, _ = compose._convolve(moments, theta, count)
+    growth, spread, each, product = transform_error(count), 0.0, 0.0, 1.0
+    for ((tilted,), _), part, times in zip(moments.tilted(theta), parts, steps, strict=True):
+        folded = np.zeros(count)
+        np.add.at(folded, (part.points - int(part.points[np.argmax(tilted)])) % count, tilted)
+        product = product * np.abs(np.fft.rfft(folded)) ** times  # each frequency but the outer ones stands for two
+        folded[0] = 0.0
+        assert folded.sum() > 0.06
+        spread += times * (growth * np.linalg.norm(folded) + 2 * UNIT)
+        each += times * (growth * folded.sum() + 2 * UNIT)
+    rare_bound = each * (8 / 7 * np.linalg.norm(product) * math.sqrt(2 / count) + 0.9 ** (least_shared - 1))
+    ways = (growth + 4 * sum(steps) * UNIT) * np.linalg.norm(summed)
+    assert bound == pytest.approx(1.04 * (min(spread, rare_bound) + ways), rel=1e-6, abs=0.0)
+
+
+def test_an_error_of_a_convolution_in_the_worst_direction_breaks_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as it is said to be, and where it moves delta at the point of interest most."""
+    event = accounting.PoissonSampledGaussian(0.01, 1.0, 1000)
+    known = accounting.epsilon_interval(event, 1e-5, 1e-5)
+    convolve, norm = compose._convolve, compose._weight_norm
+    signs = [0.0]
+
+    def spoiled(moments: Moments, theta: float, count: int) -> Any:
+        summed, bound, start = convolve(moments, theta, count)
+        h, (_, mean, _) = moments.parts[0].h, moments(theta)
+        shifts = sum(float(part.counts @ part.offsets[:, 0]) for part in moments.parts)
+        x = np.arange(1, count // 2) * h
+        weights = np.exp(-theta * x) * -np.expm1(-x)
+        at = (round((mean - shifts) / h) - start + np.arange(1, count // 2)) % count
+        size = 0.02 * float(np.linalg.norm(summed))
+        summed = summed.copy()
+        summed[at] += signs[-1] * size * weights / np.linalg.norm(weights)
+        return summed, bound + size, start
+
+    monkeypatch.setattr(compose, "_convolve", spoiled)
+    for sign in (-1.0, 1.0):
+        signs.append(sign)
+        intervals._epsilon.cache_clear()
+        found = accounting.epsilon_interval(event, 1e-5)
+        assert found.lower <= known.upper
+        assert found.upper >= known.lower
+        assert found.gap > 2 * known.gap
+    intervals._epsilon.cache_clear()
+    x = 1e-3 * np.arange(1, 1001)
+    assert norm(2.0, 1e-3, 1000) >= np.linalg.norm(np.exp(-2.0 * x) * -np.expm1(-x))
+
+
+def test_masses_as_wrong_as_eta_allows_break_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P too small by e^-eta, and with it all losses by eta, in an upper bound; too large in a lower one."""
+    event = accounting.PoissonSampledGaussian(0.01, 1.0, 100)
+    known = accounting.epsilon_interval(event, 1e-5, 1e-5)
+    eta = 2e-4
+
+    def wrong(on_grid: Any, sign: float) -> Any:
+        def moved(*given: Any) -> discretize.Masses:
+            masses = on_grid(*given)
+            return replace(masses, p=masses.p * math.exp(sign * eta), offsets=masses.offsets + sign * eta)
+
+        return moved
+
+    monkeypatch.setattr(type(problem(intervals.taken_apart(event), -10.0)), "eta", property(lambda task: eta))
+    upper, lower = discretize.upper, discretize.lower
+    for sign in (-1.0, 1.0):
+        intervals._epsilon.cache_clear()
+        monkeypatch.setattr(discretize, "upper", wrong(upper, sign))
+        monkeypatch.setattr(discretize, "lower", wrong(lower, sign))
+        found = accounting.epsilon_interval(event, 1e-5)
+        if sign < 0:
+            assert found.upper >= known.lower
+        else:
+            assert found.lower <= known.upper
+    intervals._epsilon.cache_clear()
+
+
+def test_what_float64_loses_in_a_composition_is_added() -> None:
+    """The scale of a curve, and where its losses lie, against K(theta) and the formula in `compose`."""
+    moments, theta, eta = rare(3, 100), 2.0, 1e-9
+    value, mean, _ = moments(theta)
+    steps, largest = 300, max(float(np.abs(part.losses).max()) for part in moments.parts)
+    for upper, sign in ((True, 1.0), (False, -1.0)):
+        found = compose.compose(moments, theta, upper=upper, eta=eta)
+        shift = steps * (eta + 4 * largest * UNIT)
+        spare = (4 * found.size + 8 * theta * abs(mean) + (64 + 8 * theta * largest) * steps) * UNIT
+        assert sign * (found.log_scale - (value - theta * mean)) == pytest.approx(shift + spare, abs=0.02 * spare)
+        infinite = sum(float(part.counts @ part.infinite) for part in moments.parts)
+        assert found.infinite >= infinite * upper
+        assert found.chernoff >= value + compose._log_peak(theta) + spare + (1 + theta) * shift * (1 - 1e-9)

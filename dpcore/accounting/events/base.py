@@ -69,7 +69,10 @@ class Event:
         for name in data:
             if name != "event":
                 validate.choice(known, field=name)
-        arguments = kind._decode({name: data[name] for name in known if name in data})
+        try:
+            arguments = kind._decode({name: data[name] for name in known if name in data})
+        except RecursionError as cause:
+            raise ArgumentError("data: events are nested too deep") from cause
         try:
             return kind(**arguments)
         except TypeError as cause:
