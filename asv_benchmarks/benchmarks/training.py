@@ -1,8 +1,10 @@
-"""One private training step of the papers' CNN through the PyTorch edge."""
+"""Private training steps through the PyTorch edge: the papers' CNN, and what a ledger adds."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dpcore
@@ -11,6 +13,12 @@ from .common import BACKENDS, require, require_torch, synchronize, values
 
 METHODS = ("dp_sgd", "disk")
 EXAMPLES, BATCH, STEPS = 512, 64, 1_000
+
+
+def endless(run: Any) -> Iterator[Any]:
+    """Yield batches, epoch after epoch."""
+    while True:
+        yield from run.loader
 
 
 class CnnStep:
@@ -35,12 +43,8 @@ class CnnStep:
         with dpcore.use_backend(backend):
             # A fixed order: every step then has the same number of examples.
             self.run = make_private(model, data, chosen, steps=STEPS, sampling="fixed_order")
-        self.batches = self.endless()
+        self.batches = endless(self.run)
         self.time_step(backend, method)
-
-    def endless(self) -> Iterator[Any]:
-        while True:
-            yield from self.run.loader
 
     def time_step(self, backend: str, method: str) -> None:
         self.run.step(next(self.batches))
@@ -51,3 +55,32 @@ class CnnStep:
 
     def peakmem_reference(self, backend: str, method: str) -> None:
         pass
+
+
+class LedgerStep:
+    """64 examples of 64 numbers through logistic regression: a step so short that the ledger's share shows."""
+
+    params = ("without", "with")
+    param_names = ("ledger",)
+
+    def setup(self, ledger: str) -> None:
+        torch = require_torch()
+        from dpcore.ledger import Ledger
+        from dpcore.torch import make_private
+
+        torch.manual_seed(0)
+        self.folder = tempfile.TemporaryDirectory()
+        paid = Ledger.create(Path(self.folder.name) / "ledger.db") if ledger == "with" else None
+        data = (torch.from_numpy(values((EXAMPLES, 64))), torch.arange(EXAMPLES) % 10)
+        chosen = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=BATCH)
+        options = {"steps": 1_000_000, "sampling": "fixed_order", "ledger": paid}
+        self.run = make_private(torch.nn.Linear(64, 10), data, chosen, **options)
+        self.batches = endless(self.run)
+        self.time_step(ledger)
+
+    def teardown(self, ledger: str) -> None:
+        self.run.close()
+        self.folder.cleanup()
+
+    def time_step(self, ledger: str) -> None:
+        self.run.step(next(self.batches))
