@@ -76,7 +76,8 @@ class LedgerStep:
         options = {"steps": 1_000_000, "sampling": "fixed_order", "ledger": paid}
         self.run = make_private(torch.nn.Linear(64, 10), data, chosen, **options)
         self.batches = endless(self.run)
-        self.time_step(ledger)
+        for _ in range(300):  # until rows are reserved in blocks of their full length
+            self.time_step(ledger)
 
     def teardown(self, ledger: str) -> None:
         self.run.close()
