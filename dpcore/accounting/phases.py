@@ -36,6 +36,7 @@ from dataclasses import dataclass
 
 from scipy.special import bdtr, bdtrc, gammaln, xlog1py, xlogy
 
+from dpcore import validate
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
@@ -116,7 +117,7 @@ def phases(event: Event) -> Phases | None:
         if mu > 0.0 and count > 0:
             squares.append(math.sqrt(count) * mu)
         if step is not None and times * count > 0:
-            steps[step] += times * count
+            steps[step] = validate.integer(steps=steps[step] + times * count)
     return Phases(math.hypot(*squares), tuple(steps.items()))
 
 
@@ -133,7 +134,7 @@ def _parts(event: Event, count: int) -> Iterator[tuple[Event, int]]:
         for part in event.events:
             yield from _parts(part, count)
     elif isinstance(event, SelfComposed):
-        yield from _parts(event.repeated, count * event.count)
+        yield from _parts(event.repeated, validate.integer(count=count * event.count))
     else:
         yield event, count
 

@@ -19,6 +19,7 @@ from dpcore.accounting import (
     NonPrivate,
     PoissonSampledGaussian,
     SelfComposed,
+    epsilon,
 )
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
@@ -168,3 +169,12 @@ def test_numbers_beyond_float64_are_refused(digits: int) -> None:
     ):
         with pytest.raises(ArgumentError, match=r"must be at most 1\.798e\+308"):
             make()
+
+
+@pytest.mark.parametrize("part", [GAUSSIAN, POISSON])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_counts_that_multiply_beyond_float64_are_refused(part: Event, accountant: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^count: must be at most 1\.798e\+308 in size"):
+        epsilon(SelfComposed(SelfComposed(part, 10**200), 10**200), 1e-5, accountant)
+    with pytest.raises(ArgumentError, match="must be at most"):
+        epsilon(SelfComposed(POISSON, 10**307), 1e-5, accountant)
