@@ -77,7 +77,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     -------
     tuple of (n,) float64
         Lower and upper bounds, within 1e-2 of each other (relative) unless rounding does not allow it: with rare, far
-        losses and a small epsilon some are several hundredths apart.
+        losses they may be far apart, at worst 0 and 1.
     """
     wanted = np.array([validate.non_negative(epsilons=epsilon) for epsilon in epsilons], dtype=np.float64)
     return _curve(event, wanted, 0.0)
