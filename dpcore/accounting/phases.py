@@ -108,7 +108,7 @@ def phases(event: Event) -> Phases | None:
     """Return what the event comes down to; None if some part of it is of a kind unknown here."""
     squares: list[float] = []
     steps: Counter[Step] = Counter()
-    for part, count in _parts(event, 1):
+    for part, count in parts_of(event):
         found = _part(part)
         if found is None:
             return None
@@ -129,12 +129,19 @@ def demand_phases(event: Event) -> Phases:
     return found
 
 
-def _parts(event: Event, count: int) -> Iterator[tuple[Event, int]]:
+def parts_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
+    """Yield every part of an event that is not composed, and how often it occurs, if the event does so `count` times.
+
+    Raises
+    ------
+    ArgumentError
+        If counts multiply beyond float64.
+    """
     if isinstance(event, Composed):
         for part in event.events:
-            yield from _parts(part, count)
+            yield from parts_of(part, count)
     elif isinstance(event, SelfComposed):
-        yield from _parts(event.repeated, validate.integer(count=count * event.count))
+        yield from parts_of(event.repeated, validate.integer(count=count * event.count))
     else:
         yield event, count
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate, SelfComposed
+from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.accounting.phases import parts_of
 from dpcore.report.statement import Statement
 from dpcore.verify.finding import FAILED, SAME, TRUSTED, Finding, same
 
@@ -14,7 +13,7 @@ LISTED = "fixed batches"
 
 def by_parts(label: str, event: Event, statement: Statement, steps: int) -> Finding:
     """Compare every part of an event with the settings; how often an example takes part remains to be trusted."""
-    parts = list(_parts(event, 1))
+    parts = [(part, times) for part, times in parts_of(event) if times]
     if steps and not parts:
         return Finding(label, FAILED, f"releases nothing, and {steps:,} steps were taken or planned")
     problems = [_common(part, statement) for part, _ in parts] + [_steps(parts, statement, steps)]
@@ -62,17 +61,6 @@ def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> 
         possible = steps // statement.sampler["steps_per_epoch"] <= first.count * times <= steps
         return None if possible else f"counts an example {first.count * times} time(s) in {steps:,} steps"
     return None
-
-
-def _parts(event: Event, times: int) -> Iterator[tuple[Event, int]]:
-    """Yield every event that is not composed, and how often it occurs."""
-    if isinstance(event, Composed):
-        for part in event.events:
-            yield from _parts(part, times)
-    elif isinstance(event, SelfComposed):
-        yield from _parts(event.repeated, times * event.count)
-    elif times:
-        yield event, times
 
 
 def _briefly(parts: list[tuple[Event, int]]) -> str:

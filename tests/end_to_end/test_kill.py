@@ -295,40 +295,36 @@ def test_a_step_is_paid_for_before_its_batch_is_drawn(tmp_path: Path, monkeypatc
     assert [mark > step for step, mark in enumerate(known)] == [True] * 3
 
 
-def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.db"
+def on_a_ledger_from_before(folder: Path) -> tuple[nn.Module, Any]:
+    """A run that went on for two steps from a checkpoint after four, beside a ledger from before the first."""
+    ledger = folder / "ledger.db"
     Ledger.create(ledger)
     before = ledger.read_bytes()
     model, private = build(ledger)
     step_on(private, 4)
-    save(tmp_path / "checkpoint.pt", model, private)
+    save(folder / "checkpoint.pt", model, private)
+    step_on(private, 5)
     private.close()
     ledger.write_bytes(before)
     model, private = build(ledger)
-    load(tmp_path / "checkpoint.pt", model, private)
+    load(folder / "checkpoint.pt", model, private)
     step_on(private, 2)
+    return model, private
+
+
+def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
+    model, private = on_a_ledger_from_before(tmp_path)
     private.close()
-    (run,) = Ledger.open(ledger).runs()
+    (run,) = Ledger.open(tmp_path / "ledger.db").runs()
     assert run.releases == 6
     assert "does not know" in " ".join(private.statement().caveats)
 
 
 def test_what_a_ledger_never_knew_is_said_after_the_next_checkpoint_too(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.db"
-    Ledger.create(ledger)
-    before = ledger.read_bytes()
-    model, private = build(ledger)
-    step_on(private, 4)
-    save(tmp_path / "checkpoint.pt", model, private)
-    step_on(private, 5)
-    private.close()
-    ledger.write_bytes(before)
-    model, private = build(ledger)
-    load(tmp_path / "checkpoint.pt", model, private)
-    step_on(private, 2)
+    model, private = on_a_ledger_from_before(tmp_path)
     save(tmp_path / "checkpoint.pt", model, private)
     private.close()
-    model, private = build(ledger)
+    model, private = build(tmp_path / "ledger.db")
     load(tmp_path / "checkpoint.pt", model, private)
     caveats = " ".join(private.statement().caveats)
     assert "does not know" in caveats
