@@ -313,7 +313,7 @@ def on_a_ledger_from_before(folder: Path) -> tuple[nn.Module, Any]:
 
 
 def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
-    model, private = on_a_ledger_from_before(tmp_path)
+    _, private = on_a_ledger_from_before(tmp_path)
     private.close()
     (run,) = Ledger.open(tmp_path / "ledger.db").runs()
     assert run.releases == 6
