@@ -33,7 +33,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     """Return one step of the NumPy backend: `Backend.step` without a filter, a new row of noise each time."""
     import numpy as np
 
-    from dpcore.config import load_backend
+    from dpcore.spec.backends import load_backend
     from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 
     ops = load_backend("numpy")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpcore.report import plots
+from dpcore.statement import plots
 
 HERE = Path(__file__).parent
 

@@ -1,13 +1,15 @@
 """dpcore: train models with differential privacy, at as little loss of accuracy and time as the mathematics permits."""
 
-from dpcore import accounting, averaging, filters, methods, noise, queries, sampling, schedules, strategies, updates
-from dpcore.clipping import Clip
-from dpcore.config import available_backends, get_backend, set_backend, use_backend
-from dpcore.galore import GaLore
-from dpcore.method import Method
-from dpcore.minimize import MinimizeResult, minimize
-from dpcore.plan import Plan
-from dpcore.version import __version__
+from dpcore import accounting, methods, sampling
+from dpcore.mechanism.minimize import MinimizeResult, minimize
+from dpcore.plan.plan import Plan
+from dpcore.spec.backends import available_backends, get_backend, set_backend, use_backend
+from dpcore.spec.version import __version__
+from dpcore.stages import filters, noise, queries, strategies, updates
+from dpcore.stages.clipping import Clip
+from dpcore.stages.method import Method
+from dpcore.stages.updates import averaging, schedules
+from dpcore.stages.updates.galore import GaLore
 
 __all__ = [
     "Clip",

@@ -33,7 +33,7 @@ def require(backend: str) -> None:
 def load(backend: str) -> Any:
     """Return the backend, or skip the benchmark."""
     require(backend)
-    from dpcore.config import load_backend
+    from dpcore.spec.backends import load_backend
 
     return load_backend(backend)
 

@@ -70,10 +70,10 @@ class State:
         self.x0 = np.zeros(1_000_000, np.float32)
 
     def track_state_vectors(self, method: str) -> float:
-        from dpcore.config import load_backend
-        from dpcore.keys import RunKeys
-        from dpcore.mechanism import Mechanism
-        from dpcore.plan import Plan
+        from dpcore.mechanism.mechanism import Mechanism
+        from dpcore.plan.plan import Plan
+        from dpcore.spec.backends import load_backend
+        from dpcore.spec.keys import RunKeys
         from dpcore.spec.layout import Layout
 
         plan, backend = Plan(self.method, self.sampler, STEPS), load_backend("numpy")

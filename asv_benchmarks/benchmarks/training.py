@@ -30,7 +30,8 @@ class CnnStep:
     def setup(self, backend: str, method: str) -> None:
         require(backend)
         torch = require_torch()
-        from dpcore.torch import make_private, models
+        from dpcore.torch import make_private
+        from dpcore.torch.model import models
 
         torch.manual_seed(0)
         device = "cuda" if backend == "triton" else "cpu"

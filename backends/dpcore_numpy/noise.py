@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.stream import TILE
-from dpcore.validate import choice
+from dpcore.spec.validate import choice
 from dpcore_numpy.stream import Words, tile_blocks
 
 Floats = NDArray[Any]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpcore.spec.check import check_step, order_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
-from dpcore.validate import integer
+from dpcore.spec.validate import integer
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.noise import normal
 from dpcore_numpy.update import update

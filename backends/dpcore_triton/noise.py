@@ -2,7 +2,7 @@
 
 The functions are written out here, in float32, because those of the device are too coarse: its fast logarithm loses all
 digits next to 1, where |z| is small. The polynomials were fitted for the least relative error (Lawson's iteration in
-float64, tests/unit/test_triton_noise.py measures them), each well under the rounding of float32:
+float64, tests/unit/backends/test_noise.py measures them), each well under the rounding of float32:
 
 - ``ln(1 + t) = t - t^2/2 + t^3 P(t)`` for 1 + t in [sqrt(1/2), sqrt(2)]: 0.10 units of 2^-24;
 - ``sin a = a + a^3 S(a^2)`` and ``cos a = 1 - a^2/2 + a^4 C(a^2)`` for |a| <= pi/4: 0.06 and 0.002 units.
@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from dpcore.errors import ArgumentError
-from dpcore.validate import choice
+from dpcore.spec.validate import choice
 from dpcore_triton.launch import BLOCKS, default_device, jit, kernel, launch, table
 from dpcore_triton.stream import (
     CIPHER,

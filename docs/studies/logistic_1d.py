@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dpcore.method import Method
 from numpy.typing import NDArray
 from study import COLORS, generator, out_folder, picture, rounded, save
 
 import dpcore
-from dpcore.method import Method
-from dpcore.report.intervals import mean_interval
+from dpcore.cli.reports.intervals import mean_interval
 from dpcore.sampling import FixedOrderSampler
 
 Floats = NDArray[np.float64]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpcore import validate
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant
 from dpcore.accounting.calibrate import (
@@ -35,9 +34,10 @@ from dpcore.accounting.events import (
 from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
-from dpcore.accounting.rdp import RdpAccountant
 from dpcore.accounting.remarks import delta_remark, known_dataset_size
+from dpcore.accounting.renyi.rdp import RdpAccountant
 from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, closed_form_noise_multiplier
+from dpcore.spec import validate
 
 __all__ = [
     "Accountant",

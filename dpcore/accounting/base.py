@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.pld import PldAccountant
-from dpcore.accounting.rdp import RdpAccountant
+from dpcore.accounting.renyi.rdp import RdpAccountant
 from dpcore.accounting.zcdp import ZcdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.spec import validate
 
 
 class Accountant(Protocol):

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from dpcore import validate
 from dpcore.accounting import base
 from dpcore.accounting.estimate import estimated_epsilon
 from dpcore.accounting.events import Composed, Event
 from dpcore.accounting.search import greatest_meeting, least_meeting
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
 
 LARGEST = 1e7
 SMALLEST = 1e-4

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 from scipy.special import erfcx, ndtr
 
-from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.phases import demand_phases, phases
 from dpcore.errors import PrivacyError
+from dpcore.spec import validate
 
 
 def log_delta(mu: float, epsilon: float) -> float:

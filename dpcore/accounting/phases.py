@@ -36,7 +36,6 @@ from dataclasses import dataclass
 
 from scipy.special import bdtr, bdtrc, gammaln, xlog1py, xlogy
 
-from dpcore import validate
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
@@ -51,6 +50,7 @@ from dpcore.accounting.events import (
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.errors import PrivacyError
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True)

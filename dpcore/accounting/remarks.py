@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dpcore import validate
 from dpcore.accounting.events import Composed, Event, SelfComposed
+from dpcore.spec import validate
 
 
 def delta_remark(delta: float, dataset_size: int | None) -> str | None:

@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import event_mu
 from dpcore.accounting.phases import phases
 from dpcore.errors import ArgumentError
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True)

@@ -47,15 +47,15 @@ from dpcore.audit.canaries import MORE, UNSEEN, CanaryRun, MakeMechanism, Step, 
 from dpcore.audit.exposure import secret_batches
 from dpcore.audit.records import Records, joined
 from dpcore.audit.result import AuditResult
-from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.method import Method
-from dpcore.plan import Plan
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.stream import Stream, check_key, derive_key, new_key
-from dpcore.validate import choice, integer, open_unit
+from dpcore.spec.validate import choice, integer, open_unit
+from dpcore.stages.method import Method
 
 FLAT = ("first.weight", "second.weight")
 GROUPED = ("first.weight", "first.bias", "second.weight", "second.bias")
@@ -110,7 +110,7 @@ def audit(
     dtype : str
         "float64" or "float32", of the parameters.
     make_mechanism : callable
-        Called as `dpcore.mechanism.Mechanism` is: what is audited.
+        Called as `dpcore.mechanism.mechanism.Mechanism` is: what is audited.
     step : callable
         Called as `private_step` is: the training loop that is audited.
 

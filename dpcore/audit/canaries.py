@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 
 from dpcore.audit.exposure import direction, most_exposed, secret_batches
 from dpcore.audit.records import Records
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.plan import Plan
-from dpcore.queries import Point
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
 from dpcore.sampling import UserSampler
 from dpcore.sampling.users import unit_sums
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import SECOND_MOMENT, Backend
 from dpcore.spec.stream import Stream
+from dpcore.stages.queries import Point
 
 Floats = NDArray[np.float64]
 Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], list[NDArray[Any]]]

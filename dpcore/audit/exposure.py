@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting.phases import phases
-from dpcore.clipping import Grouping
-from dpcore.plan import Plan
+from dpcore.plan.plan import Plan
+from dpcore.stages.clipping import Grouping
 
 Floats = NDArray[np.float64]
 

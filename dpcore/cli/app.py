@@ -11,21 +11,21 @@ from typing import Annotated
 
 import typer
 
-from dpcore.cli.audit import audit
-from dpcore.cli.calibrate import calibrate
-from dpcore.cli.compare import compare
-from dpcore.cli.curve import curve
-from dpcore.cli.delta import delta
-from dpcore.cli.demo import demo
-from dpcore.cli.epsilon import epsilon
-from dpcore.cli.inspect import inspect
-from dpcore.cli.interrupt import Stopped
-from dpcore.cli.ledger import ledger
-from dpcore.cli.statement import statement
-from dpcore.cli.train import train
-from dpcore.cli.verify import verify
+from dpcore.cli.accounting.calibrate import calibrate
+from dpcore.cli.accounting.curve import curve
+from dpcore.cli.accounting.delta import delta
+from dpcore.cli.accounting.epsilon import epsilon
+from dpcore.cli.accounting.ledger import ledger
+from dpcore.cli.compare.compare import compare
+from dpcore.cli.compare.demo import demo
+from dpcore.cli.reports.audit import audit
+from dpcore.cli.reports.inspect import inspect
+from dpcore.cli.reports.statement import statement
+from dpcore.cli.reports.verify import verify
+from dpcore.cli.train.interrupt import Stopped
+from dpcore.cli.train.train import train
 from dpcore.errors import DpcoreError
-from dpcore.version import __version__
+from dpcore.spec.version import __version__
 
 app = typer.Typer(
     name="dpcore",

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, Composed, Event
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import checks
@@ -26,7 +25,8 @@ from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.state import FORMAT
 from dpcore.ledger.storage import Storage
-from dpcore.version import __version__
+from dpcore.spec import validate
+from dpcore.spec.version import __version__
 
 
 class Ledger:

@@ -11,7 +11,7 @@ factor exp((alpha-1) rho_t) at each step, and the sum of the rho_t never exceeds
 over its steps, for each pair of neighbors: steps with fresh noise add up one by one, and those of a matrix mechanism
 are rows of C S + Z, whose squared moves add up to at most the squared sensitivity. So runs may also be interleaved.
 
-The limit is the R that converts to the budget exactly, by the improved bound of dpcore.accounting.conversion at this
+The limit is the R that converts to the budget exactly, by the improved bound of dpcore.accounting.renyi.conversion at this
 one order:
 
     R = epsilon - log(1 - 1/alpha) + (log delta + log alpha) / (alpha - 1).
@@ -49,13 +49,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore import validate
 from dpcore.accounting import Event, RdpAccountant, analytic_noise_multiplier
-from dpcore.accounting.conversion import epsilon_from_rdp
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import phases
-from dpcore.accounting.rdp import DEFAULT_ORDERS
+from dpcore.accounting.renyi.conversion import epsilon_from_rdp
+from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
 from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.spec import validate
 
 # That for budgets about (3, 1e-5), for ledgers that have none.
 DEFAULT_ORDER = 6.0

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpcore import validate
 from dpcore.accounting import Composed, Event
 from dpcore.errors import BudgetError
 from dpcore.ledger.entries import number_out
 from dpcore.ledger.fixed import affords, smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter
+from dpcore.spec import validate
 
 if TYPE_CHECKING:
     from dpcore.ledger.run import LedgerRun

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from dpcore import validate
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger.blocks import Blocks
 from dpcore.ledger.event_after import EventAfter
 from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.state import Branch, Run
+from dpcore.spec import validate
 
 # (ledger, branch) -> token of the one object of this process that may reserve on it: the one made last.
 _holders: dict[tuple[str, str], str] = {}

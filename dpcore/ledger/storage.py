@@ -23,7 +23,7 @@ from dpcore.errors import DataError
 from dpcore.ledger.entries import Entry
 from dpcore.ledger.salvage import salvage
 from dpcore.ledger.state import FORMAT
-from dpcore.version import __version__
+from dpcore.spec.version import __version__
 
 if TYPE_CHECKING:
     import sqlite3

@@ -6,12 +6,12 @@ Every method takes the keywords of `Common` (or of `Shared`, where its update is
 from collections.abc import Callable
 from typing import Final
 
-from dpcore.method import Method
 from dpcore.methods.adaptive import VARIANTS, dp_adagrad, dp_adam
 from dpcore.methods.common import BASES, Common, Shared
 from dpcore.methods.filtered import disk, doppler, dp_sgd
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
 from dpcore.methods.windows import inner_outer, pmlf
+from dpcore.stages.method import Method
 
 METHODS: Final[dict[str, Callable[..., Method]]] = {
     "dp_sgd": dp_sgd,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, Unpack
 
 from dpcore.errors import ArgumentError
-from dpcore.method import Method
 from dpcore.methods.common import Shared, assemble, learning_rate
-from dpcore.queries import Plain, Preconditioned, Query
-from dpcore.updates import AdaGrad, Adam
-from dpcore.validate import choice
+from dpcore.spec.validate import choice
+from dpcore.stages.method import Method
+from dpcore.stages.queries import Plain, Preconditioned, Query
+from dpcore.stages.updates import AdaGrad, Adam
 
 VARIANTS: Final = (
     "post_processing",
@@ -66,7 +66,7 @@ def dp_adam(
     weight_decay : float
         L2 penalty.
     scale_eps, max_scaled_norm, unscaled_steps, scaled_steps
-        Of the scaled variants: see `dpcore.queries.Preconditioned`.
+        Of the scaled variants: see `dpcore.stages.queries.Preconditioned`.
     joint_scale : float, optional
         Of "joint_moments".
     allow_nonprivate : bool
@@ -131,7 +131,7 @@ def dp_adagrad(
 
 
 def _second_moment(variant: str, joint_scale: float | None, allow_nonprivate: bool, *, floored: bool) -> dict[str, Any]:
-    """Return a variant's `dpcore.updates.SecondMoment` settings."""
+    """Return a variant's `dpcore.stages.updates.SecondMoment` settings."""
     choice(VARIANTS, variant=variant)
     _only("joint_moments", variant == "joint_moments", variant, joint_scale=joint_scale)
     return {

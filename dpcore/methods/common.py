@@ -8,18 +8,18 @@ from typing import Any, Final, TypedDict
 
 import numpy as np
 
-from dpcore.averaging import Averaging
-from dpcore.clipping import AdaptiveClip, Clip
 from dpcore.errors import ArgumentError
-from dpcore.filters import Filter, Identity, LowPass, named_filter
-from dpcore.galore import GaLore
-from dpcore.method import Method
-from dpcore.noise import CorrelatedGaussian, IndependentGaussian, Noise
-from dpcore.queries import Plain, Query
-from dpcore.schedules import Schedule
-from dpcore.strategies import NamedStrategy, from_matrix
-from dpcore.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Update
-from dpcore.validate import choice
+from dpcore.spec.validate import choice
+from dpcore.stages.clipping import AdaptiveClip, Clip
+from dpcore.stages.filters import Filter, Identity, LowPass, named_filter
+from dpcore.stages.method import Method
+from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian, Noise
+from dpcore.stages.queries import Plain, Query
+from dpcore.stages.strategies import NamedStrategy, from_matrix
+from dpcore.stages.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Update
+from dpcore.stages.updates.averaging import Averaging
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import Schedule
 
 BASES: Final[dict[str, Callable[..., Update]]] = {
     "sgd": SGD,
@@ -47,23 +47,23 @@ class Shared(TypedDict, total=False):
     max_grad_norm : float
         Clip norm C, 1 by default.
     clipping : str
-        Clip rule, see `dpcore.clipping.Clip`.
+        Clip rule, see `dpcore.stages.clipping.Clip`.
     clipping_groups : str or mapping of str to float
         "flat", "per_layer", "per_tensor", or clip norms by name pattern.
     adaptive_clip : AdaptiveClip or None
-        Lets the clip norm follow a private quantile, from `max_grad_norm` on: `dpcore.clipping.AdaptiveClip`.
+        Lets the clip norm follow a private quantile, from `max_grad_norm` on: `dpcore.stages.clipping.AdaptiveClip`.
     noise_multiplier : float or None
         sigma; None to have it calibrated.
     batch_size : float or None
         Expected batch size; None takes the sampler's.
     strategy : str, array, NamedStrategy, Strategy or None
-        Correlates the noise (`dpcore.strategies`); needs a fixed order of batches. None is independent noise.
+        Correlates the noise (`dpcore.stages.strategies`); needs a fixed order of batches. None is independent noise.
     schedule : Schedule
-        Of the learning rate, `dpcore.schedules`.
+        Of the learning rate, `dpcore.stages.updates.schedules`.
     averaging : Averaging
-        Of the parameters over time, `dpcore.averaging`.
+        Of the parameters over time, `dpcore.stages.updates.averaging`.
     galore : GaLore
-        Filter and update in subspaces, `dpcore.galore`.
+        Filter and update in subspaces, `dpcore.stages.updates.galore`.
     radius : float
         Of the ball around 0 that the parameters are projected onto.
     """
@@ -88,7 +88,7 @@ class Common(Shared, total=False):
     Attributes
     ----------
     base : str or Update
-        "sgd", "momentum", "adam", "adamw", "adagrad", or an update from `dpcore.updates`.
+        "sgd", "momentum", "adam", "adamw", "adagrad", or an update from `dpcore.stages.updates`.
     weight_decay, momentum, betas, eps
         Settings of a base that is given by name.
     """

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Final, Unpack
 
-from dpcore.filters import Accumulation
-from dpcore.method import Method
 from dpcore.methods.common import Common, Shared, assemble, learning_rate
-from dpcore.queries import AcceleratedDifference, RecursiveDifference
-from dpcore.strategies import NamedStrategy
-from dpcore.updates import Accelerated
+from dpcore.stages.filters import Accumulation
+from dpcore.stages.method import Method
+from dpcore.stages.queries import AcceleratedDifference, RecursiveDifference
+from dpcore.stages.strategies import NamedStrategy
+from dpcore.stages.updates import Accelerated
 
 # Near the square root in error, and better after many epochs (docs/strategies.md). It streams with 15 state vectors;
 # the square root draws every earlier row of noise again at every step.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from dpcore.filters import Filter
-from dpcore.method import Method
 from dpcore.methods.common import Common, Shared, assemble, learning_rate, low_pass_of
-from dpcore.queries import ParameterWindow
-from dpcore.updates import Momentum
-from dpcore.validate import decay
+from dpcore.spec.validate import decay
+from dpcore.stages.filters import Filter
+from dpcore.stages.method import Method
+from dpcore.stages.queries import ParameterWindow
+from dpcore.stages.updates import Momentum
 
 
 def pmlf(

@@ -39,12 +39,12 @@ from typing import Any
 
 import numpy as np
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, Composed, CyclicPoissonSampledGaussian, Event, Gaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
 from dpcore.sampling.poisson import WORDS
+from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 
 # Known to everybody: the partition is a public setting, and outlives the run's keys.

@@ -18,10 +18,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpcore import validate
-from dpcore.config import load_backend
 from dpcore.errors import ArgumentError
 from dpcore.sampling.base import Indices
+from dpcore.spec import validate
+from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import MAX_ROW, Stream, check_key
 
 SHUFFLE_ROW = MAX_ROW

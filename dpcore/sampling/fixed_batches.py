@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True, init=False, eq=False)

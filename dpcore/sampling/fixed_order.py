@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True, kw_only=True)

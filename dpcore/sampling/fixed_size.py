@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True, kw_only=True)

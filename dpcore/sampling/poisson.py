@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, PoissonSampledGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.spec import validate
 
 WORDS = 1 << 32
 

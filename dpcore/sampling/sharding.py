@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore import validate
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling.base import Indices, Sampler
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True)

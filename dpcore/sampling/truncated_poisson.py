@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from scipy.special import bdtrc
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
 from dpcore.sampling.poisson import WORDS, coin
+from dpcore.spec import validate
 
 OVERFLOW: Final = 1e-6
 """The default maximum is passed, and the batch cut, with a smaller probability than this a step."""

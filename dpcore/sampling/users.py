@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore import validate
 from dpcore.accounting import Adjacency, Event
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices, Sampler
+from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 
 

@@ -20,7 +20,7 @@ from dpcore.spec.ops import (
     UpdateSettings,
 )
 from dpcore.spec.stream import check_key
-from dpcore.validate import choice, integer, non_negative, positive
+from dpcore.spec.validate import choice, integer, non_negative, positive
 
 FLOATS = ("float32", "float64")
 

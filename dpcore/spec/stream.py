@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Final
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.validate import choice, integer
+from dpcore.spec.validate import choice, integer
 
 TILE: Final = 4096
 LANES: Final = 256

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from dpcore.errors import ArgumentError
-from dpcore.validate import non_negative
+from dpcore.spec.validate import non_negative
 
 
 class Variances(NamedTuple):

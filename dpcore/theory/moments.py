@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from dpcore.validate import decay, integer, non_negative, positive
+from dpcore.spec.validate import decay, integer, non_negative, positive
 
 
 class Regime(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpcore.validate import decay, integer, positive
+from dpcore.spec.validate import decay, integer, positive
 
 
 class VarianceFactor(NamedTuple):

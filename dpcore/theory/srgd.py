@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpcore.errors import ArgumentError
-from dpcore.validate import integer, open_unit, positive
+from dpcore.spec.validate import integer, open_unit, positive
 
 
 class AcceleratedParameters(NamedTuple):

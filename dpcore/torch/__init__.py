@@ -1,9 +1,9 @@
 """The PyTorch edge: per-example gradients, batches and a private optimizer for a torch model."""
 
-from dpcore.torch.checkpoint import public_state
 from dpcore.torch.export import export
 from dpcore.torch.make_private import make_private
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.run import PrivateRun
+from dpcore.torch.state.checkpoint import public_state
 
 __all__ = ["PrivateOptimizer", "PrivateRun", "export", "make_private", "public_state"]

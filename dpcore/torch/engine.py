@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism import Mechanism
+from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import UserSampler
 from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
-from dpcore.torch import batches
-from dpcore.torch.batches import Tree
-from dpcore.torch.per_example import PerExampleGradient
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.per_example import PerExampleGradient
+from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import step_seed
 from dpcore.torch.recorder import Recorder
 from dpcore.torch.watch import Watch
-from dpcore.torch.working import Working
 
 
 class Engine:

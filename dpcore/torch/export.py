@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from dpcore.errors import DataError
-from dpcore.report.card import model_card
-from dpcore.report.safetensors import encode
-from dpcore.report.statement import Statement
+from dpcore.statement.card import model_card
+from dpcore.statement.statement import Statement
 from dpcore.torch.run import PrivateRun
+from dpcore.torch.state.safetensors import encode
 
 WRITTEN = ("model.safetensors", "statement.json", "statement.txt", "README.md")
 """The files of an export, the card last: where it stands, the others are complete."""

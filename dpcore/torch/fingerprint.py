@@ -15,9 +15,9 @@ from torch import nn
 
 import dpcore
 from dpcore import fingerprint
-from dpcore.plan import Plan, versions
-from dpcore.report.canonical import digest
-from dpcore.torch.data import Data
+from dpcore.plan.plan import Plan, versions
+from dpcore.spec.canonical import digest
+from dpcore.torch.data.data import Data
 from dpcore.torch.describe import digest_of
 from dpcore.torch.engine import Engine
 

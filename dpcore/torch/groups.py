@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpcore import validate
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.spec import validate
 from dpcore.spec.ops import UpdateSettings
-from dpcore.updates import Update
+from dpcore.stages.updates import Update
 
 PRIVACY_SETTINGS = frozenset(
     {

@@ -13,14 +13,14 @@ import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
-from dpcore.ledger_account import LedgerAccount
-from dpcore.torch import batches
+from dpcore.mechanism.account import LedgerAccount
 from dpcore.torch.checksum import checksum
-from dpcore.torch.data import Data
+from dpcore.torch.data import batches
+from dpcore.torch.data.data import Data
+from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.describe import digest_of, undescribed
 from dpcore.torch.engine import Engine
 from dpcore.torch.fingerprint import arithmetic, data_fingerprint, parameters_digest, run_digest
-from dpcore.torch.loader import PrivateLoader
 from dpcore.torch.watch import Watch, generators
 
 NOT_FINGERPRINTED = (

@@ -9,13 +9,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from dpcore import accounting, validate
-from dpcore.config import load_backend
+from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, PrivacyError
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.method import Method
-from dpcore.plan import Plan
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
@@ -26,21 +23,25 @@ from dpcore.sampling import (
     TruncatedPoissonSampler,
     UserSampler,
 )
+from dpcore.spec import validate
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
-from dpcore.torch import batches
-from dpcore.torch.batches import Tree
-from dpcore.torch.check_module import check_module
-from dpcore.torch.data import Data
+from dpcore.stages.method import Method
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.data import Data
+from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
-from dpcore.torch.loader import PrivateLoader
-from dpcore.torch.microbatch import DEFAULT_MAX_MEMORY, activation_bytes
-from dpcore.torch.microbatch import microbatch_size as fitting_microbatch_size
+from dpcore.torch.model.check_module import check_module
+from dpcore.torch.model.microbatch import DEFAULT_MAX_MEMORY, activation_bytes
+from dpcore.torch.model.microbatch import microbatch_size as fitting_microbatch_size
+from dpcore.torch.model.per_example import Loss, PerExampleGradient
+from dpcore.torch.model.probe import probe
 from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.per_example import Loss, PerExampleGradient
-from dpcore.torch.probe import probe
+from dpcore.torch.parameter_views import Working, check_place
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateRun
-from dpcore.torch.working import Working, check_place
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "poisson": PoissonSampler,
@@ -123,7 +124,7 @@ def make_private(
     num_workers : int
         Threads that read examples of a dataset.
     key : bytes, optional
-        32 secret bytes; by default from the operating system. See `dpcore.keys.RunKeys.new`, also for `exact_key`.
+        32 secret bytes; by default from the operating system. See `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
     private_diagnostics : bool
         Keep the norm of each step's clipped average, in memory and in the secret part of the state. It is **private**:
         the statement says that publishing it voids the guarantee.

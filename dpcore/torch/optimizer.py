@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 import torch
 
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
-from dpcore.torch import checkpoint, groups
-from dpcore.torch.check_state import check
+from dpcore.torch import groups
+from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
-from dpcore.torch.loader import PrivateLoader
+from dpcore.torch.state import checkpoint
+from dpcore.torch.state.check_state import check
 
 
 class PrivateOptimizer(torch.optim.Optimizer):

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpcore.keys import RunKeys
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.stream import derive_key
 
 TRIAL = bytes(32)

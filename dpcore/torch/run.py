@@ -15,17 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dpcore import accounting, validate
+from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.ledger_account import LedgerAccount
-from dpcore.minimize import PRIVATE_DIAGNOSTICS
-from dpcore.plan import Plan
-from dpcore.report.statement import Statement
-from dpcore.torch.batches import Tree
-from dpcore.torch.check_module import check_still_frozen
+from dpcore.mechanism.account import LedgerAccount
+from dpcore.mechanism.minimize import PRIVATE_DIAGNOSTICS
+from dpcore.plan.plan import Plan
+from dpcore.spec import validate
+from dpcore.statement.statement import Statement
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
-from dpcore.torch.loader import PrivateLoader
+from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.recorder import Recorder
 
@@ -160,7 +161,7 @@ class PrivateRun:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What was recorded, as keywords of `dpcore.report.gradients.save_gradients`.
+        """What was recorded, as keywords of `dpcore.cli.reports.gradients.save_gradients`.
 
         Released averages and filter outputs, (T, m) float32; the negative share of the second moments, (T,); the number
         of parameters; the standard deviation of the seed noise on the average; and whether the noise is that in every

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpcore.torch.batches import Tree, leaves
 from dpcore.torch.checksum import checksum, row_hashes
+from dpcore.torch.data.batches import Tree, leaves
 
 
 class Watch:

@@ -1,4 +1,4 @@
-"""Clipping at 10 million coordinates under Triton; `tests/unit/test_clip.py` has the reference and torch's contrast."""
+"""Clipping at 10 million coordinates under Triton; `tests/unit/stages/test_clip.py` has the reference and torch's contrast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from dpcore.config import load_backend
+from dpcore.spec.backends import load_backend
 
 pytest.importorskip("triton")
 

@@ -11,20 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpcore
-from dpcore import methods, queries, sampling
-from dpcore.averaging import ExponentialAverage, UniformAverage
-from dpcore.config import load_backend
-from dpcore.filters import NAMED_FILTERS, OptimalFIR, ScalarKalman
-from dpcore.galore import GaLore
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.noise import CorrelatedGaussian, IndependentGaussian
-from dpcore.plan import Plan
-from dpcore.schedules import WarmupCosine
+from dpcore import methods, sampling
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.strategies import BLT, NamedStrategy, from_matrix
-from dpcore.updates import Adam, Momentum
+from dpcore.stages import queries
+from dpcore.stages.filters import NAMED_FILTERS, OptimalFIR, ScalarKalman
+from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
+from dpcore.stages.strategies import BLT, NamedStrategy, from_matrix
+from dpcore.stages.updates import Adam, Momentum
+from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import WarmupCosine
 
 pytest.importorskip("triton")
 
@@ -72,7 +73,7 @@ def free(query, update, strategy, lr, max_grad_norm, clipping, noise_multiplier,
         if not hasattr(strategy, "describe"):
             strategy = NamedStrategy(strategy) if isinstance(strategy, str) else from_matrix(strategy)
         noise = CorrelatedGaussian(noise_multiplier, strategy)
-    clip = dpcore.clipping.Clip(max_grad_norm, clipping)
+    clip = dpcore.stages.clipping.Clip(max_grad_norm, clipping)
     return dpcore.Method(query=query, update=update(lr), clip=clip, noise=noise, **rest)
 
 
@@ -97,7 +98,7 @@ METHODS = {
     "dp_sgd, adaptive clip": st.builds(
         lambda rest, **own: methods.dp_sgd(**{**rest, **own}),
         shared, clipping=pick(["standard", "normalized"]), base=bases,
-        adaptive_clip=st.builds(dpcore.clipping.AdaptiveClip, pick([0.2, 0.7]), pick([0.2, 3.0]), pick([1.1, 6.0])),
+        adaptive_clip=st.builds(dpcore.stages.clipping.AdaptiveClip, pick([0.2, 0.7]), pick([0.2, 3.0]), pick([1.1, 6.0])),
     ),
     "doppler": build(methods.doppler, filter=pick(sorted(NAMED_FILTERS)), base=pick(["sgd", "momentum", "adagrad"])),
     "doppler with adam": build(
@@ -142,7 +143,7 @@ METHODS = {
     ),
     "differences of a window": build(
         partial(free, queries.RecursiveDifference(0.5, queries.ParameterWindow(2, 0.5)),
-                filter=dpcore.filters.Accumulation(0.5)),
+                filter=dpcore.stages.filters.Accumulation(0.5)),
         update=st.just(Momentum), strategy=st.one_of(st.none(), correlations),
     ),
 }  # fmt: skip

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from strategies import assert_agree, few, floats, poisoned_memory, seeds, small_sizes, writable
 
 import dpcore_numpy as reference
-from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import CLIP_RULES
 
 pytest.importorskip("triton")

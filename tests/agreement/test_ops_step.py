@@ -30,8 +30,8 @@ from strategies import (
 )
 
 import dpcore_numpy as reference
-from dpcore.config import load_backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.backends import load_backend
 from dpcore.spec.check import order_of
 from dpcore.spec.ops import SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 

@@ -21,8 +21,8 @@ from strategies import (
 )
 
 import dpcore_numpy as reference
-from dpcore.config import load_backend
 from dpcore.errors import ArgumentError
+from dpcore.spec.backends import load_backend
 
 pytest.importorskip("triton")
 

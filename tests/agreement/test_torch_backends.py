@@ -11,9 +11,9 @@ from torch import nn
 
 import dpcore
 import dpcore.torch
-from dpcore.averaging import ExponentialAverage
 from dpcore.errors import BackendError
-from dpcore.strategies import NamedStrategy
+from dpcore.stages.strategies import NamedStrategy
+from dpcore.stages.updates.averaging import ExponentialAverage
 
 pytest.importorskip("triton")
 

@@ -17,12 +17,10 @@ from unittest import mock
 import numpy as np
 
 from dpcore import methods
-from dpcore import plan as plan_module
 from dpcore.audit import audit, canaries
-from dpcore.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
-from dpcore.clipping import running as running_module
-from dpcore.composition import Composition
-from dpcore.mechanism import Mechanism
+from dpcore.mechanism.composed_step import Composition
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan import plan as plan_module
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
@@ -32,6 +30,8 @@ from dpcore.sampling import (
     draw,
 )
 from dpcore.spec.stream import Stream
+from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
+from dpcore.stages.clipping import running as running_module
 
 
 class Wrapped:

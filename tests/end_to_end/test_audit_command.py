@@ -12,7 +12,7 @@ from dpcore import accounting, audit
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.audit import auditing
 from dpcore.cli import main
-from dpcore.mechanism import Mechanism
+from dpcore.mechanism.mechanism import Mechanism
 
 SMALL = ["--dataset-size", "100", "--batch-size", "25", "--steps", "4", "--runs", "4"]
 

@@ -10,9 +10,6 @@ import pytest
 
 from dpcore import methods
 from dpcore.audit import audit
-from dpcore.clipping import AdaptiveClip
-from dpcore.galore import GaLore
-from dpcore.method import Method
 from dpcore.methods import METHODS, VARIANTS
 from dpcore.sampling import (
     CyclicPoissonSampler,
@@ -24,6 +21,9 @@ from dpcore.sampling import (
     TruncatedPoissonSampler,
     UserSampler,
 )
+from dpcore.stages.clipping import AdaptiveClip
+from dpcore.stages.method import Method
+from dpcore.stages.updates.galore import GaLore
 
 KEY = bytes(range(32))
 ORDER = FixedOrderSampler(dataset_size=160, batch_size=40)
@@ -111,7 +111,7 @@ def test_an_adaptive_clip_and_a_subspace() -> None:
 
 def test_the_triton_backend() -> None:
     pytest.importorskip("triton")
-    from dpcore.config import use_backend
+    from dpcore.spec.backends import use_backend
 
     method = methods.disk(lr=0.1, noise_multiplier=1.0)
     with use_backend("triton"):

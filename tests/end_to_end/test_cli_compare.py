@@ -16,12 +16,13 @@ pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore import accounting
-from dpcore.cli import compare_runs, main
-from dpcore.cli.compare_budget import whole_runs
-from dpcore.cli.comparison import FINAL, SEARCH
+from dpcore.cli import main
+from dpcore.cli.compare import runs as compare_runs
+from dpcore.cli.compare.budget import whole_runs
+from dpcore.cli.compare.comparison import FINAL, SEARCH
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
-from dpcore.report import Statement
+from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
 
 FILES = {

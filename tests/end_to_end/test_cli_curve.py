@@ -15,9 +15,9 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting, methods
 from dpcore.accounting import Event, PoissonSampledGaussian
 from dpcore.cli import main
-from dpcore.keys import Provenance
-from dpcore.plan import Plan
+from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler
+from dpcore.spec.keys import Provenance
 
 PLAN = ["--sample-rate", "0.05", "--noise-multiplier", "1.1", "--steps", "30"]
 EVENT = PoissonSampledGaussian(0.05, 1.1, 30)

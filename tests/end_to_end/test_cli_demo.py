@@ -14,8 +14,9 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-from dpcore.cli import demo, main
-from dpcore.report import Statement
+from dpcore.cli import main
+from dpcore.cli.compare import demo
+from dpcore.statement import Statement
 
 
 @pytest.fixture(autouse=True)

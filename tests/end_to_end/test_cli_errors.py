@@ -106,7 +106,7 @@ def test_debug_shows_the_traceback_and_json_the_sentence(capsys: pytest.CaptureF
 
 
 def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpcore.cli import calibrate
+    from dpcore.cli.accounting import calibrate
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("first line\nsecond line")

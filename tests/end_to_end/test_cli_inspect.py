@@ -15,8 +15,8 @@ import scipy.signal
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.cli import main
-from dpcore.filters import NAMED_FILTERS
-from dpcore.report.gradients import save_gradients
+from dpcore.cli.reports.gradients import save_gradients
+from dpcore.stages.filters import NAMED_FILTERS
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

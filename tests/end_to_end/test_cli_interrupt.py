@@ -17,10 +17,10 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-from dpcore import accounting, datasets
-from dpcore.cli import main
-from dpcore.cli.callbacks import JsonLines
-from dpcore.report import Statement
+from dpcore import accounting
+from dpcore.cli import datasets, main
+from dpcore.cli.train.callbacks import JsonLines
+from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
 
 EPOCHS = 2000

@@ -27,12 +27,14 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 import torch
 
-from dpcore import accounting, fingerprint, keys, verify
-from dpcore.cli import checkpoint, main
+from dpcore import accounting, fingerprint
+from dpcore.cli import main
+from dpcore.cli.reports.gradients import load_gradients
+from dpcore.cli.train import checkpoint
 from dpcore.ledger import Ledger
-from dpcore.report import Statement
-from dpcore.report.gradients import load_gradients
-from dpcore.report.text import format_epsilon
+from dpcore.spec import keys
+from dpcore.statement import Statement, verify
+from dpcore.statement.text import format_epsilon
 from dpcore.torch import PrivateRun
 
 KEY = bytes(range(32))

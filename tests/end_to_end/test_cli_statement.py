@@ -12,8 +12,8 @@ pytest.importorskip("typer")
 pytest.importorskip("torch")
 from dpcore.cli import main
 from dpcore.ledger import Ledger
-from dpcore.report import Statement
-from dpcore.verify import holds, verify
+from dpcore.statement import Statement
+from dpcore.statement.verify import holds, verify
 
 
 @pytest.fixture(scope="module")

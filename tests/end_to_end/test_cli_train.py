@@ -17,10 +17,10 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
-from dpcore.datasets import load
-from dpcore.keys import RunKeys
-from dpcore.report import Statement
-from dpcore.report.gradients import load_gradients
+from dpcore.cli.datasets import load
+from dpcore.cli.reports.gradients import load_gradients
+from dpcore.spec.keys import RunKeys
+from dpcore.statement import Statement
 
 FILES = {
     "README.md",

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 import dpcore
+import dpcore.statement.verify
 import dpcore.torch
-import dpcore.verify
 from dpcore.ledger import Ledger
 
 KEY = bytes(range(32))
@@ -363,4 +363,4 @@ def test_a_block_lost_under_correlated_noise_costs_one_run_more_and_not_one_a_ro
     assert (statement.steps_abandoned, statement.branches_abandoned) == (12, 1)
     assert Ledger.open(ledger).runs()[0].event == expected
     assert private.epsilon() < 0.5 * dpcore.accounting.epsilon(plan.event_after(6, 12), 1e-5)
-    assert dpcore.verify.holds(dpcore.verify.verify(statement))
+    assert dpcore.statement.verify.holds(dpcore.statement.verify.verify(statement))

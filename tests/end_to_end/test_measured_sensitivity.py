@@ -35,15 +35,8 @@ from dpcore.accounting import (
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.accounting.gaussian import event_mu
-from dpcore.clipping import AdaptiveClip
-from dpcore.config import load_backend
-from dpcore.filters import OptimalFIR
-from dpcore.galore import GaLore
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.method import Method
-from dpcore.plan import Plan
-from dpcore.queries import ParameterWindow, Preconditioned, TwoPoint
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedBatches,
@@ -52,11 +45,18 @@ from dpcore.sampling import (
     ShuffledSampler,
     TruncatedPoissonSampler,
 )
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import SECOND_MOMENT
 from dpcore.spec.stream import Stream
-from dpcore.strategies import BandedToeplitz, NamedStrategy
-from dpcore.updates import Adam, Momentum
+from dpcore.stages.clipping import AdaptiveClip
+from dpcore.stages.filters import OptimalFIR
+from dpcore.stages.method import Method
+from dpcore.stages.queries import ParameterWindow, Preconditioned, TwoPoint
+from dpcore.stages.strategies import BandedToeplitz, NamedStrategy
+from dpcore.stages.updates import Adam, Momentum
+from dpcore.stages.updates.galore import GaLore
 
 SHAPES = [("a.w", (3, 2)), ("a.b", (2,)), ("c.w", (2,))]
 GROUPS = ["flat", "flat", "per_layer", "per_tensor", {"a.*": 0.3, "*": 2.0}]

@@ -7,8 +7,8 @@ import torch
 
 import dpcore
 import dpcore.torch
-from dpcore import datasets
-from dpcore.torch.models import build
+from dpcore.cli import datasets
+from dpcore.torch.model.models import build
 
 METHODS = {
     "dp_sgd": lambda: dpcore.methods.dp_sgd(lr=1.0, batch_size=128),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import dpcore
-from dpcore.strategies import BLT, NamedStrategy
+from dpcore.stages.strategies import BLT, NamedStrategy
 from dpcore_numpy import normal
 
 KEY = bytes(range(32))

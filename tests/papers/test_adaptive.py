@@ -24,7 +24,7 @@ from loops import (
 
 import dpcore
 from dpcore import methods
-from dpcore.filters import NAMED_FILTERS
+from dpcore.stages.filters import NAMED_FILTERS
 
 C, SIGMA, LR, B1, B2 = 0.7, 0.5, 0.1, 0.8, 0.9
 COMMON = {"lr": LR, "max_grad_norm": C, "noise_multiplier": SIGMA, "batch_size": SIZE}
@@ -241,7 +241,7 @@ def test_bias_correction_behind_a_filter_takes_off_the_filtered_noise(name: str,
     c = np.eye(T) if noise is None else STRATEGIES[noise]
     c = c / np.sqrt((c**2).sum(axis=0).max())
     variances = ((filter_matrix @ np.linalg.inv(c)) ** 2).sum(axis=1)
-    update = dpcore.updates.Adam(LR, (B1, B2), 0.02, denominator="floored", bias_corrected=True)
+    update = dpcore.stages.updates.Adam(LR, (B1, B2), 0.02, denominator="floored", bias_corrected=True)
     method = methods.doppler(
         filter=name, base=update, max_grad_norm=C, noise_multiplier=SIGMA, batch_size=SIZE,
         strategy=None if noise is None else given(noise),

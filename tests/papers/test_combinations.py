@@ -25,13 +25,14 @@ from loops import (
 )  # fmt: skip
 
 import dpcore
-from dpcore import methods, queries
-from dpcore.averaging import ExponentialAverage, UniformAverage
-from dpcore.filters import NAMED_FILTERS, Accumulation, Averaging, Chain, named_filter
-from dpcore.noise import CorrelatedGaussian, IndependentGaussian
-from dpcore.schedules import WarmupCosine
-from dpcore.strategies import from_matrix
-from dpcore.updates import SGD, Adam
+from dpcore import methods
+from dpcore.stages import queries
+from dpcore.stages.filters import NAMED_FILTERS, Accumulation, Averaging, Chain, named_filter
+from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
+from dpcore.stages.strategies import from_matrix
+from dpcore.stages.updates import SGD, Adam
+from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
+from dpcore.stages.updates.schedules import WarmupCosine
 
 COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
 
@@ -39,7 +40,7 @@ COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
 def composed(query, filter, update, strategy=None) -> dpcore.Method:  # noqa: A002
     noise = IndependentGaussian(0.5) if strategy is None else CorrelatedGaussian(0.5, from_matrix(strategy))
     return dpcore.Method(
-        query=query, filter=filter, update=update, noise=noise, clip=dpcore.clipping.Clip(0.7), batch_size=SIZE
+        query=query, filter=filter, update=update, noise=noise, clip=dpcore.stages.clipping.Clip(0.7), batch_size=SIZE
     )
 
 

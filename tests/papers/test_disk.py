@@ -24,7 +24,7 @@ from loops import (
 
 import dpcore
 from dpcore import methods
-from dpcore.filters import NAMED_FILTERS, ScalarKalman
+from dpcore.stages.filters import NAMED_FILTERS, ScalarKalman
 
 COMMON = {"noise_multiplier": 0.5, "batch_size": SIZE}
 
@@ -149,7 +149,7 @@ def test_disk_on_a_full_batch_quadratic_is_gradient_descent(kappa: float, gamma:
 
 @pytest.mark.parametrize("base", ["sgd", "momentum", "adam", "adamw", "adagrad", "accelerated"])
 def test_disk_at_kappa_one_is_its_base(base: str) -> None:
-    chosen = {"base": dpcore.updates.Accelerated(0.1)} if base == "accelerated" else {"base": base, "lr": 0.1}
+    chosen = {"base": dpcore.stages.updates.Accelerated(0.1)} if base == "accelerated" else {"base": base, "lr": 0.1}
     common = {**chosen, "clipping": "automatic", **COMMON}
     disk, plain = methods.disk(kappa=1.0, gamma=0.3, **common), methods.dp_sgd(**common)
     assert run(disk).tobytes() == run(plain).tobytes()
@@ -170,5 +170,5 @@ def test_one_point_disk_is_doppler_apart_from_the_start() -> None:
         kept, low_pass_sum = smooth(t, g), (1 - kappa) * low_pass_sum + kappa * g
         weight = (1 - kappa) * weight + kappa
     np.testing.assert_allclose(kept - low_pass_sum, (1 - weight) * signal[0], atol=1e-12)
-    (low_pass_coefficients,) = dpcore.filters.LowPass(b=[kappa], a=[kappa - 1]).coefficients(5)
-    assert dpcore.filters.Averaging(kappa).coefficients(5) == (low_pass_coefficients._replace(normalizer=1.0),)
+    (low_pass_coefficients,) = dpcore.stages.filters.LowPass(b=[kappa], a=[kappa - 1]).coefficients(5)
+    assert dpcore.stages.filters.Averaging(kappa).coefficients(5) == (low_pass_coefficients._replace(normalizer=1.0),)

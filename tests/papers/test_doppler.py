@@ -26,15 +26,15 @@ from scipy.signal import lfilter
 
 import dpcore
 from dpcore import methods
-from dpcore.config import load_backend
 from dpcore.errors import ArgumentError
-from dpcore.filters import NAMED_FILTERS, OptimalFIR
-from dpcore.galore import GaLore
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.plan import Plan
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
+from dpcore.stages.filters import NAMED_FILTERS, OptimalFIR
+from dpcore.stages.updates.galore import GaLore
 from dpcore_numpy import normal
 
 COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}

@@ -10,9 +10,9 @@ from loops import FULL, KEY, START, N, T, assert_same, gradient, loop, run
 
 import dpcore
 from dpcore import methods
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.plan import Plan
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 
 
@@ -58,7 +58,7 @@ def test_injected_noise_is_sigma_times_the_sensitivity_over_the_batch_size(clipp
     plan = Plan(method, sampler, 1, ("a", "b"))
     x = [np.zeros(size, np.float32) for size in sizes]
     layout = Layout.of([("a", (sizes[0],)), ("b", (sizes[1],))])
-    mechanism = Mechanism(plan, layout, x, backend=dpcore.config.load_backend("numpy"), keys=RunKeys.new(KEY))
+    mechanism = Mechanism(plan, layout, x, backend=dpcore.spec.backends.load_backend("numpy"), keys=RunKeys.new(KEY))
     mechanism.release(x)
     sensitivity = {"standard": c, "normalized": 1.0 if groups == "flat" else math.sqrt(2)}[clipping]
     ratio = np.concatenate(x).std() / (sigma * sensitivity / batch_size)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from dpcore.filters import NAMED_FILTERS
+from dpcore.stages.filters import NAMED_FILTERS
 
 # name | b_0, b_1, ... | a_1, a_2, ...: DOPPLER's two tables of filters, DP-PMLF's settings and its table 4.
 PRINTED = """

@@ -14,13 +14,13 @@ from loops import banded_inverse_matrix, banded_matrix, blt_matrix, dense_matrix
 from scipy import stats
 
 from dpcore import methods, sampling
-from dpcore.config import load_backend
-from dpcore.filters import OptimalFIR, ScalarKalman
-from dpcore.keys import RunKeys
-from dpcore.mechanism import Mechanism
-from dpcore.plan import Plan
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
-from dpcore.strategies import BLT, NamedStrategy
+from dpcore.stages.filters import OptimalFIR, ScalarKalman
+from dpcore.stages.strategies import BLT, NamedStrategy
 
 STEPS, D, SIGMA, C, B = 8, 4096, 1.3, 2.0, 7
 COMMON = {"lr": 0.01, "max_grad_norm": C, "noise_multiplier": SIGMA}

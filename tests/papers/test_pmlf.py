@@ -8,8 +8,8 @@ from loops import SIZE, assert_same, loop, low_pass, of, run
 
 import dpcore
 from dpcore import methods
-from dpcore.filters import NAMED_FILTERS
-from dpcore.queries import ParameterWindow
+from dpcore.stages.filters import NAMED_FILTERS
+from dpcore.stages.queries import ParameterWindow
 
 
 def window(k: int, beta: float, normalized: bool = True):
@@ -49,7 +49,7 @@ def test_inner_outer_is_its_loop(k: int) -> None:
 def test_the_defaults_are_the_papers() -> None:
     method = methods.pmlf(lr=0.5)
     assert method.query == ParameterWindow(2, 0.1)
-    assert method.filter == dpcore.filters.named_filter("pmlf-mnist")
+    assert method.filter == dpcore.stages.filters.named_filter("pmlf-mnist")
     assert method.clip.max_grad_norm == 1
     assert method.clip.rule == "standard"
 

@@ -11,10 +11,6 @@ from torch import nn
 
 import dpcore
 import dpcore.torch
-from dpcore.averaging import ExponentialAverage, UniformAverage
-from dpcore.clipping import AdaptiveClip
-from dpcore.filters import OptimalFIR, ScalarKalman
-from dpcore.galore import GaLore
 from dpcore.methods import (
     accelerated_srgd,
     disk,
@@ -27,8 +23,12 @@ from dpcore.methods import (
     pmlf,
     srg_memf,
 )
-from dpcore.schedules import WarmupCosine
-from dpcore.strategies import NamedStrategy
+from dpcore.stages.clipping import AdaptiveClip
+from dpcore.stages.filters import OptimalFIR, ScalarKalman
+from dpcore.stages.strategies import NamedStrategy
+from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import WarmupCosine
 
 KEY = bytes(range(32))
 DATA = (torch.arange(150.0).reshape(30, 5) / 150, torch.arange(30) % 3)

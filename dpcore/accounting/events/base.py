@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from dpcore import validate
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
 
 
 class Adjacency(StrEnum):

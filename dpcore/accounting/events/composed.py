@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpcore import validate
 from dpcore.accounting.events.base import Adjacency, Event
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
 
 _DEEPEST = 100  # events within events; far below what Python's own recursion allows
 

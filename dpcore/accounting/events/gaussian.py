@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpcore import validate
 from dpcore.accounting.events.base import Adjacency, Event, adjacency_of
 from dpcore.errors import ArgumentError
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MatrixGaussian(Event):
     noise_multiplier : float
         Standard deviation of a coordinate of Z in that unit; 0 means epsilon = infinity.
     sensitivity : float
-        Largest L2 norm of the change of C S in that unit, 0 or more: `dpcore.strategies.sensitivity`.
+        Largest L2 norm of the change of C S in that unit, 0 or more: `dpcore.stages.strategies.sensitivity`.
     steps : int
         Number of sums, 0 or more.
     strategy : str

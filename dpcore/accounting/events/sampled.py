@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpcore import validate
 from dpcore.accounting.events.base import Adjacency, Event, adjacency_of
 from dpcore.errors import ArgumentError
+from dpcore.spec import validate
 
 
 @dataclass(frozen=True)

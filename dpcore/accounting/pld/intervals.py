@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import Phases, PoissonStep, phases
@@ -14,6 +13,7 @@ from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.problem import problem
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.spec import validate
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 _LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dpcore import validate
 from dpcore.accounting.events import Event
 from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.discretize import Integers
@@ -32,6 +31,7 @@ from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged, taken_apart
 from dpcore.accounting.pld.loss import Array
 from dpcore.errors import ArgumentError
+from dpcore.spec import validate
 
 _CLOSE = 1e-2  # relative
 _LOOKS = 12  # at single epsilons, where all else leaves the bounds apart

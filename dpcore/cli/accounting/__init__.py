@@ -1,0 +1,1 @@
+"""The commands that account: epsilon, delta, calibrate, curve, ledger."""

@@ -1,0 +1,253 @@
+"""``dpcore curve``: delta over epsilon, what an attacker can do, epsilon over the steps."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from dpcore import accounting
+from dpcore.accounting import Event
+from dpcore.accounting.pld import curve as curve_of_deltas
+from dpcore.accounting.pld import trade_off
+from dpcore.cli import options
+from dpcore.cli.accounting.event_options import ask
+from dpcore.cli.output import write_json, write_line
+from dpcore.cli.reports.stored import stored
+from dpcore.cli.values import one_of, real
+from dpcore.errors import ArgumentError, DataError, PrivacyError
+from dpcore.spec.canonical import plain
+from dpcore.statement.statement import Statement
+from dpcore.statement.text import format_epsilon, format_lower, format_number
+
+KINDS = ("delta", "trade-off", "steps")
+_LEAST_DELTA = 1e-10
+_POINTS = 40
+
+
+@dataclass(frozen=True)
+class Points:
+    """A curve: x, and the certified ends of y at each."""
+
+    kind: str
+    x_name: str
+    y_name: str
+    x: list[float]
+    lower: list[float]
+    upper: list[float]
+    beside: dict[str, float]
+
+    def csv(self) -> str:
+        """Return the points as a table with a heading."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([self.x_name, f"{self.y_name} (lower)", f"{self.y_name} (upper)"])
+        writer.writerows(zip(self.x, self.lower, self.upper, strict=True))
+        return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose curve it is."""
+
+    event: Event
+    words: str
+    delta: float | None
+    dataset_size: int | None
+    event_after: Callable[[int], Event]
+    steps: int
+    taken: int | None = None
+    unit: str = "steps"
+
+
+def curve(
+    kind: Annotated[
+        str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps", help="Which curve.")
+    ] = "delta",
+    statement: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Of a stored statement or run folder, instead of the options of a plan."),
+    ] = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    sample_rate: options.SampleRate = None,
+    dataset_size: options.DatasetSize = None,
+    batch_size: options.BatchSize = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    sampling: options.Sampling = "poisson",
+    max_batch_size: options.MaxBatchSize = None,
+    groups: options.Groups = None,
+    delta: Annotated[
+        float | None, typer.Option(parser=real, metavar="DELTA", help="Of the curve over steps; for example 1e-5.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=options.picture, metavar="FILE.png", help="Draw it there (.png, .pdf, .svg).")
+    ] = None,
+    table: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points there.")] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+) -> None:
+    """Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
+    given = {
+        "noise_multiplier": noise_multiplier,
+        "sample_rate": sample_rate,
+        "dataset_size": dataset_size,
+        "batch_size": batch_size,
+        "steps": steps,
+        "epochs": epochs,
+        "max_batch_size": max_batch_size,
+        "groups": groups,
+    }
+    if statement is not None:
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise ArgumentError(f"{extra[0]}: must not be given with --statement, which holds it")
+        subject = _stated(statement, delta)
+    else:
+        question = ask(sampling=sampling, **given)
+        event = question.event()
+        words = f"{question.words}, noise multiplier {noise_multiplier:g}"
+        size = question.dataset_size or accounting.known_dataset_size(event)
+        total = question.steps_in_all()
+
+        def event_after(count: int) -> Event:
+            return question.after(count).event()
+
+        # Of an order that is known by its epochs alone a step is one of them.
+        unit = "epochs" if sampling in ("fixed-order", "shuffled") and dataset_size is None else "steps"
+        subject = Subject(event, words, delta, size, event_after, total, unit=unit)
+    _check_covered(subject.event)
+    points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
+    if out is not None:
+        _draw(out, points, subject)
+    if table is not None:
+        table.write_text(points.csv(), encoding="utf-8")
+    if as_json:
+        content = {
+            "curve": kind,
+            "x": points.x_name,
+            "y": points.y_name,
+            "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)],
+            **points.beside,
+            "adjacency": str(subject.event.adjacency),
+            "event": subject.event.to_dict(),
+        }
+        write_json(plain(content))
+        return
+    _tell(points, subject)
+    for path in (out, table):
+        if path is not None:
+            write_line(f"written: {path}")
+
+
+def _check_covered(event: Event) -> None:
+    """Refuse events of which no curve can be drawn."""
+    if "pld" not in accounting.accountants_for(event):
+        raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
+    if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
+        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to draw")
+
+
+def _stated(path: Path, delta: float | None) -> Subject:
+    found = stored(path)
+    if "" not in found:
+        raise DataError(f"{path}: holds the statements of several runs; name a file with one")
+    from dpcore.statement.verify.rederive import plan_of
+
+    try:
+        statement = Statement.from_dict(found[""])
+    except DataError as cause:
+        raise DataError(f"{path}: {cause}") from cause
+    event = Event.from_dict(statement.event)
+    plan = plan_of(statement)
+
+    def event_after(count: int) -> Event:
+        if plan is None:
+            raise PrivacyError("statement: its sampler is known by name only, so that the event of fewer steps is not")
+        return plan.event_after(count)
+
+    words = f"{statement.method.get('name', 'run')}, {statement.steps_taken:,} of {statement.steps_planned:,} steps"
+    return Subject(
+        event,
+        words,
+        statement.delta if delta is None else delta,
+        statement.dataset_size,
+        event_after,
+        statement.steps_planned,
+        statement.steps_taken,
+    )
+
+
+def _deltas(subject: Subject) -> Points:
+    """Delta at epsilons from 0 to where it falls below 1e-10."""
+    last = accounting.epsilon_interval(subject.event, _LEAST_DELTA).upper
+    x = np.linspace(0.0, last, _POINTS) if last > 0 else np.array([0.0])
+    low, high = curve_of_deltas(subject.event, x)
+    return Points("delta", "epsilon", "delta", x.tolist(), low.tolist(), high.tolist(), {})
+
+
+def _epsilons(subject: Subject) -> Points:
+    """Epsilon at numbers of steps up to the planned one."""
+    if subject.delta is None:
+        raise ArgumentError("delta: give --delta, where epsilon is stated, for the curve over steps")
+    delta = subject.delta
+    # Closer together at the beginning, where epsilon rises fastest; all steps where the exact formula is instant.
+    many = 400 if "gaussian" in accounting.accountants_for(subject.event) else _POINTS
+    if subject.steps < 1:
+        raise ArgumentError("steps: must be at least 1 for the curve over steps")
+    counts = sorted({max(1, round(subject.steps * share**2)) for share in np.linspace(0, 1, many)})
+    found = [accounting.epsilon_interval(subject.event_after(count), delta) for count in counts]
+    low, high = [item.lower for item in found], [item.upper for item in found]
+    return Points("steps", subject.unit, "epsilon", [float(count) for count in counts], low, high, {"delta": delta})
+
+
+def _trade_off(subject: Subject) -> Points:
+    """An attacker's best true positive rate at false positive rates from 1e-6 to 1."""
+    # Close together in both scales: between two points of a concave curve a straight line lies below it.
+    rates = np.unique(np.concatenate([10.0 ** np.linspace(-6, -1, 21), np.linspace(0.05, 0.95, 37)]))
+    found = trade_off(subject.event, rates.tolist())
+    x, low, high = (values.tolist() for values in (found.false_positive_rates, found.lower, found.upper))
+    # Whoever calls everybody in is right about all, and wrong about all.
+    ends = [*x, 1.0], [*low, 1.0], [*high, 1.0]
+    beside = {"advantage": found.advantage.upper}
+    return Points("trade-off", "false positive rate", "true positive rate", *ends, beside)
+
+
+def _draw(out: Path, points: Points, subject: Subject) -> None:
+    from dpcore.cli.plots import curve_plots
+
+    arrays = points.x, points.lower, points.upper
+    if points.kind == "delta":
+        curve_plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
+    elif points.kind == "steps":
+        title = f"{subject.words}, delta = {format_number(subject.delta or 0.0)}"
+        curve_plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
+    else:
+        curve_plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
+
+
+def _tell(points: Points, subject: Subject) -> None:
+    """Print a few of the points."""
+    write_line(f"{subject.words}, {subject.event.adjacency} adjacency")
+    chosen = np.unique(np.linspace(0, len(points.x) - 1, min(9, len(points.x))).round().astype(int))
+    rows: list[tuple[str, str, str]] = [
+        (_x(points, i), format_lower(points.lower[i]), format_epsilon(points.upper[i])) for i in chosen
+    ]
+    head = points.x_name, f"{points.y_name} at least", "at most"
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(3)]
+    for row in [head, *rows]:
+        write_line("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    if "advantage" in points.beside:
+        write_line(f"advantage: the two rates differ by at most {format_epsilon(points.beside['advantage'])}")
+
+
+def _x(points: Points, index: int) -> str:
+    value: Any = points.x[index]
+    return f"{int(value):,}" if points.kind == "steps" else f"{value:.4g}"

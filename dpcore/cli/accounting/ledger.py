@@ -1,0 +1,255 @@
+"""``dpcore ledger``: make a privacy ledger, look at it, check it, write it out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpcore.cli import options
+from dpcore.cli.accounting.answer import large_delta
+from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.values import one_of, real
+from dpcore.errors import ArgumentError, DataError
+from dpcore.statement.text import format_epsilon, format_number
+
+if TYPE_CHECKING:
+    from dpcore.ledger import Ledger, Total
+
+ledger = typer.Typer(
+    name="ledger",
+    help="Keep the ledger of a data set: what all runs on it have released together.",
+    epilog="Example:  dpcore ledger show patients.ledger",
+    no_args_is_help=False,
+    rich_markup_mode="rich",
+)
+
+_NARROWEST = 80
+
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's file.")]
+
+
+@ledger.callback(invoke_without_command=True)
+def _start(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@ledger.command(
+    "create", epilog="Example:  dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5"
+)
+def create_command(
+    file: _File,
+    budget_epsilon: Annotated[
+        Any, typer.Option(parser=real, metavar="EPSILON", help="What all runs together must not cross.")
+    ] = None,
+    budget_delta: Annotated[
+        Any, typer.Option(parser=real, metavar="DELTA", help="Of the budget: well below 1/N; for example 1e-5.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What you call the data set.")] = "",
+    composition: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(("rdp", "gdp")),
+            metavar="NAME",
+            help="How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.",
+        ),
+    ] = "rdp",
+    order: Annotated[
+        Any,
+        typer.Option(parser=real, metavar="A", help="The order of rdp; the best one for the first run if left out."),
+    ] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+) -> None:
+    """Make a new ledger. The budget is fixed once."""
+    from dpcore.ledger import Ledger
+
+    if (budget_epsilon is None) != (budget_delta is None):
+        raise ArgumentError("--budget-epsilon and --budget-delta: give both, or neither for a ledger without a budget")
+    budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
+    if budget is not None and 0 < budget_delta < 1:
+        _remark_on_delta(budget_delta)
+    made = Ledger.create(file, budget=budget, name=name, composition=composition, order=order)
+    if as_json:
+        write_json({"file": str(made.path), **_header(made)})
+        return
+    write_line(f"made    {made.path}")
+    write_line(f"budget  {_budget(made)}")
+
+
+@ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
+def show_command(
+    file: _File,
+    delta: Annotated[
+        Any, typer.Option(parser=real, metavar="DELTA", help="That of the budget if left out, or 1e-5 without one.")
+    ] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+) -> None:
+    """Show the runs, what they cost together, and what the budget leaves."""
+    shown = _open(file)
+    total = shown.total(1e-5 if delta is None and shown.budget is None else delta)
+    if delta is not None:
+        _remark_on_delta(delta)
+    if as_json:
+        runs = [run.to_dict() | {"epsilon": _plain(run.epsilon(total.delta))} for run in shown.runs()]
+        write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
+        return
+    write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
+    write_line(f"budget  {_budget(shown)}")
+    if total.runs:
+        _table(shown, total.delta)
+    _tell(total)
+
+
+@ledger.command("verify", epilog="Example:  dpcore ledger verify patients.ledger")
+def verify_command(
+    file: _File,
+    seal: Annotated[
+        str | None,
+        typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear."),
+    ] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+) -> int:
+    """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
+    found = _open(file).verify(seal=seal)
+    if as_json:
+        write_json(
+            {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)}
+        )
+    else:
+        for problem in found.problems:
+            write_line(f"problem  {problem}")
+        word = "valid" if found.valid else "NOT valid"
+        write_line(f"{word}: {found.entries} entries, the last with the seal {found.seal}")
+    return 0 if found.valid else 2
+
+
+@ledger.command("export", epilog="Example:  dpcore ledger export patients.ledger > patients.json")
+def export_command(
+    file: _File,
+    as_json: options.Json = False,  # noqa: ARG001 (it always is)
+    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+) -> int:
+    """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
+    from dpcore.ledger import salvage
+
+    try:
+        content = _open(file).export()
+    except DataError as problem:
+        if not file.is_file():
+            raise
+        content = salvage(file)
+        if not content["entries"]:
+            raise
+        remarks().print(f"remark: {problem}", markup=False)
+        write_json({"damaged": str(problem), **content})
+        return 2
+    write_json(content)
+    return 0
+
+
+def _remark_on_delta(delta: float) -> None:
+    sentence = large_delta(delta)
+    if sentence is not None:
+        remarks().print(f"[yellow]remark:[/] {sentence}")
+
+
+def _open(file: Path) -> Ledger:
+    """Open a ledger to look at it: one that cannot be written may be looked at too."""
+    import os
+
+    from dpcore.ledger import Ledger
+
+    writable = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
+    return Ledger.open(file, read_only=file.exists() and not writable)
+
+
+def _header(shown: Ledger) -> dict[str, Any]:
+    return {
+        "ledger": shown.ledger_id,
+        "name": shown.name,
+        "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
+        "composition": shown.filter.kind,
+        "order": shown.order,
+    }
+
+
+def _budget(shown: Ledger) -> str:
+    how = "Gaussian (GDP) filter"
+    if shown.filter.kind == "rdp":
+        order = "to be fixed with the first row" if shown.order is None else f"{shown.order:g}"
+        how = f"Renyi filter of order {order}"
+    if shown.budget is None:
+        return f"none; {how}"
+    epsilon, delta = shown.budget
+    return f"epsilon = {format_number(epsilon)} at delta = {format_number(delta)}; {how}"
+
+
+def _table(shown: Ledger, delta: float) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dpcore.cli.tables import results
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):
+        table.add_column(
+            column,
+            justify="right" if column in ("steps", "forks", "epsilon alone") else "left",
+            no_wrap=column != "name",
+            overflow="fold",
+        )
+    for run in shown.runs():
+        begun = run.begun[:16].replace("T", " ")
+        counted = f"{run.releases:,} / {run.steps:,}"
+        alone = format_epsilon(run.epsilon(delta))
+        table.add_row(run.run_id.partition("-")[2], escape(run.name), begun, counted, str(run.forks), alone)
+    console = results()
+    # On a narrower terminal lines are broken, and no figure is cut off.
+    console.width = max(console.width, _NARROWEST)
+    write_line()
+    console.print(table)
+    write_line()
+
+
+def _tell(total: Total) -> None:
+    at = f"at delta = {format_number(total.delta)}"
+    if total.adjacency is not None:
+        at += f", {total.adjacency} adjacency"
+    write_line(f"so far, if all were fixed beforehand     epsilon = {format_epsilon(total.fixed)} {at}")
+    if not total.alone:
+        write_line(f"so far, however they were chosen         epsilon = {format_epsilon(total.odometer)} {at}")
+    if total.plan is not None:
+        plans = "1 plan" if len(total.fixed_runs) == 1 else f"{len(total.fixed_runs)} plans"
+        write_line(f"{f'whole, {plans} fixed beforehand':<40} epsilon = {format_epsilon(total.plan)} {at}")
+    if total.budget is not None and total.limit is not None:
+        write_line(f"with all to come, however it is chosen   epsilon = {format_epsilon(total.budget)} {at}")
+        _tell_budget(total, total.limit)
+    for note in total.notes:
+        write_line(f"note: {note}")
+
+
+def _tell_budget(total: Total, limit: float) -> None:
+    start = "of the budget                            "
+    if total.alone:
+        write_line(f"{start}all kept for the plans fixed beforehand: no later run, and no fork, can be paid for")
+        return
+    if not total.fixed_runs and total.spent == 0.0:
+        write_line(f"{start}0.0% spent, 100.0% left; what is begun before the first row is reserved may use all of it")
+        return
+    spent, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
+    middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
+    write_line(f"{start}{spent:.1f}% spent{middle}, {max(0.0, 100 - spent - kept):.1f}% left")
+    if spent + kept < 100:
+        write_line(f"{'what a plan can have of it':<40} dpcore calibrate --ledger FILE")
+
+
+def _plain(value: float) -> float | str:
+    from dpcore.spec.canonical import plain
+
+    result: float | str = plain(value)
+    return result

@@ -1,0 +1,1 @@
+"""``dpcore compare`` and ``dpcore demo``: several methods at one guarantee."""

@@ -1,0 +1,1 @@
+"""Pictures of guarantees, filters, runs and comparisons."""

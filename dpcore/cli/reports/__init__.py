@@ -1,0 +1,1 @@
+"""The commands that report: statement, verify, inspect, audit."""

@@ -1,0 +1,223 @@
+"""``gradients.npz`` of a run folder: coordinates of released gradients before and after the filter.
+
+Everything in the file is public: it was released under the run's guarantee, or is computed from what was, or is a
+setting. The file holds no sum before noise, no batch and no key.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DpcoreError
+from dpcore.spec.validate import integer, non_negative
+
+NAME = "gradients.npz"
+KEYS = ("released", "filtered", "negative_share", "dimension", "noise_std", "white_noise")
+
+# What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Recorded gradients of one run.
+
+    Parameters
+    ----------
+    released : array, shape (T, m), float32
+        m coordinates, chosen without looking at data, of the privatized average g_t of each step.
+    filtered : array, shape (T, m), float32
+        The same coordinates after the filter.
+    negative_share : array, shape (T,), float32
+        Share of all coordinates at which the debiased second moment is negative; NaN where the update has none.
+    dimension : int
+        d, the number of parameters; at least m.
+    noise_std : float
+        s, the standard deviation of the seed noise on the average, per coordinate.
+    white_noise : bool, optional
+        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
+        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
+        say what is signal.
+
+    Raises
+    ------
+    ArgumentError
+        For shapes that do not fit, values that are not finite, and shares outside [0, 1].
+    """
+
+    released: NDArray[np.float32]
+    filtered: NDArray[np.float32]
+    negative_share: NDArray[np.float32]
+    dimension: int
+    noise_std: float
+    white_noise: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("released", "filtered", "negative_share"):
+            object.__setattr__(self, name, _real(name, getattr(self, name)))
+        object.__setattr__(self, "dimension", integer(1, dimension=self.dimension))
+        object.__setattr__(self, "noise_std", non_negative(noise_std=self.noise_std))
+        if not isinstance(self.white_noise, bool):
+            raise ArgumentTypeError(f"white_noise={self.white_noise!r}: must be True or False")
+        shape = self.released.shape
+        if len(shape) != 2 or not self.released.size:
+            raise ArgumentError(f"released: has shape {shape}; must be (steps, coordinates), at least one of each")
+        if self.filtered.shape != shape:
+            raise ArgumentError(f"filtered: has shape {self.filtered.shape}; must be {shape}, as released")
+        if self.negative_share.shape != shape[:1]:
+            raise ArgumentError(f"negative_share: has shape {self.negative_share.shape}; must be {shape[:1]}")
+        if shape[1] > self.dimension:
+            raise ArgumentError(f"dimension={self.dimension}: must be at least the {shape[1]} coordinates recorded")
+        for name in ("released", "filtered"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise ArgumentError(f"{name}: holds values that are not finite")
+        share = self.negative_share[~np.isnan(self.negative_share)]
+        if ((share < 0) | (share > 1)).any():
+            raise ArgumentError("negative_share: must lie in [0, 1], or be NaN where there is no second moment")
+
+
+def save_gradients(
+    path: str | os.PathLike[str],
+    released: Any,
+    filtered: Any,
+    negative_share: Any,
+    *,
+    dimension: int,
+    noise_std: float,
+    white_noise: bool = True,
+) -> Path:
+    """Write the file whole: a reader sees the old file or the new one.
+
+    Parameters
+    ----------
+    path : path
+        The file, or the folder that gets a `gradients.npz`.
+    released, filtered : arrays, shape (T, m)
+        See `Gradients`.
+    negative_share : array, shape (T,)
+        See `Gradients`.
+    dimension : int
+        d.
+    noise_std : float
+        s.
+    white_noise : bool, optional
+        See `Gradients`.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    ArgumentError
+        As `Gradients`.
+    """
+    record = Gradients(released, filtered, negative_share, dimension, noise_std, white_noise)
+    target = _file(path)
+    draft = target.with_name(f".{target.name}.draft")
+    with draft.open("wb") as file:
+        np.savez_compressed(
+            file,
+            released=record.released,
+            filtered=record.filtered,
+            negative_share=record.negative_share,
+            dimension=np.int64(record.dimension),
+            noise_std=np.float64(record.noise_std),
+            white_noise=np.bool_(record.white_noise),
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(target)
+    return target
+
+
+def load_gradients(path: str | os.PathLike[str]) -> Gradients:
+    """Read what `save_gradients` wrote.
+
+    Parameters
+    ----------
+    path : path
+        The file, or a folder that holds a `gradients.npz`.
+
+    Returns
+    -------
+    Gradients
+        Checked as on writing.
+
+    Raises
+    ------
+    DataError
+        Where the file is missing, damaged, lacks an array or holds arrays that do not fit. Pickled objects are never
+        loaded.
+    """
+    file = _file(path)
+    if not file.exists():
+        raise DataError(f"{file}: no such file; `dpcore train --record-gradients N --out FOLDER` writes it")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # The checksum of every member: numpy.load stops where an array's own header says.
+            torn = archive.testzip()
+        if torn:
+            raise DataError(f"{file}: is damaged; the checksum of {torn.removesuffix('.npy')} does not fit")
+        with np.load(file, allow_pickle=False) as archive:
+            missing = [key for key in KEYS if key not in archive.files]
+            if missing:
+                raise DataError(f"{file}: lacks {', '.join(missing)}; it must hold {', '.join(KEYS)}")
+            held = {key: archive[key] for key in KEYS}
+        return Gradients(
+            held["released"],
+            held["filtered"],
+            held["negative_share"],
+            held["dimension"].item(),
+            held["noise_std"].item(),
+            held["white_noise"].item(),
+        )
+    except DataError:
+        raise
+    except zipfile.BadZipFile as cause:
+        raise DataError(f"{file}: is not a .npz archive, or it is truncated or corrupt ({cause})") from cause
+    except DpcoreError as cause:
+        raise DataError(f"{file}: {cause}") from cause
+    except _DAMAGE as cause:
+        raise DataError(f"{file}: the .npz archive is damaged ({_first_line(cause)})") from cause
+    except OSError as cause:
+        raise DataError(f"{file}: cannot be read ({cause.strerror or cause})") from cause
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
+    place = Path(path)
+    return place / NAME if place.is_dir() else place
+
+
+def _real(name: str, values: Any) -> NDArray[np.float32]:
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise ArgumentError(f"{name}: has type {array.dtype}; must be real numbers")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

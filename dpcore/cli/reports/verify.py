@@ -1,0 +1,73 @@
+"""``dpcore verify``: whether a statement follows from its own settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpcore.cli import options
+from dpcore.cli.output import write_json, write_line
+from dpcore.cli.reports.stored import stored
+from dpcore.cli.tables import results
+
+if TYPE_CHECKING:
+    from dpcore.statement.verify import Finding
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
+    as_json: options.Json = False,
+    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+) -> None:
+    """Derive a statement again from its settings and compare. Ends with status 1 where a check fails."""
+    from dpcore.statement.text import visible
+    from dpcore.statement.verify import holds
+    from dpcore.statement.verify import verify as check
+
+    found: dict[str, list[Finding]] = {name: check(content) for name, content in stored(path).items()}
+    good = all(holds(findings) for findings in found.values())
+    if as_json:
+        checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
+        write_json({"holds": good, "path": str(path), "checks": checks.get("", checks)})
+    else:
+        for name, findings in found.items():
+            if name:
+                write_line(f"\n{visible(name)}")
+            _table(findings)
+        write_line(_verdict(found.values()))
+    if not good:
+        raise typer.Exit(1)
+
+
+def _table(findings: list[Finding]) -> None:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from dpcore.statement.text import visible
+
+    styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
+    # Folded, never cut off: the end of a long word may be the figure.
+    table = Table("check", "", Column("found", overflow="fold"), box=None, pad_edge=False, header_style="bold")
+    for finding in findings:
+        row = asdict(finding)
+        style = styles[row["status"]]
+        table.add_row(escape(row["check"]), f"[{style}]{row['status']}[/]", escape(visible(row["words"])))
+    results().print(table)
+
+
+def _verdict(found: Collection[list[Finding]]) -> str:
+    counts = Counter(finding.status for findings in found for finding in findings)
+    beside = f"{counts['ok']} checks hold, {counts['trusted']} points are taken on trust"
+    if counts["remark"]:
+        beside += f", {counts['remark']} remark{'' if counts['remark'] == 1 else 's'}"
+    if counts["failed"]:
+        return f"\nDOES NOT HOLD: {counts['failed']} of the checks failed. {beside}."
+    events = [finding for findings in found for finding in findings if finding.check in ("event", "event planned")]
+    if any(finding.status == "trusted" for finding in events):
+        return f"\nNothing contradicts the statement, but its epsilon rests on an event taken on trust: {beside}."
+    return f"\nThe statement follows from its settings: {beside}."

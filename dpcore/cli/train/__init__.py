@@ -1,0 +1,1 @@
+"""``dpcore train``: settings, the run and its folder."""

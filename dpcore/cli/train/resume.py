@@ -1,0 +1,163 @@
+"""``dpcore train --resume``: a run that was stopped or killed goes on, and nothing that it paid for is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dpcore.cli.output import remarks
+from dpcore.cli.train import config_file
+from dpcore.cli.train.interrupt import deferred
+from dpcore.cli.train.run import train
+from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
+from dpcore.cli.train.settings import Settings
+from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.spec.canonical import plain
+from dpcore.statement.text import format_epsilon
+
+if TYPE_CHECKING:
+    from dpcore.cli.train.training import Training
+
+_BESIDE = {"resume", "ledger", "as_json", "debug"}
+
+
+def use(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the settings of the run in this folder those of the command; `check` refuses a folder without one."""
+    if path is not None and holds(path):
+        config_file.use(context, path / "config.json")
+    return path
+
+
+def check(context: typer.Context, path: Path) -> None:
+    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run.
+
+    Raises
+    ------
+    ArgumentError, DataError
+    """
+    if not holds(path):
+        raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name not in _BESIDE and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise ArgumentError(f"{parameter.opts[0]}: must be left out, since --resume has the settings of the run")
+
+
+def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
+    """Go on with the run in a folder from its checkpoint; return the exit status.
+
+    Parameters
+    ----------
+    settings : Settings
+        From the folder.
+    path : Path
+    as_json : bool
+    ledger : Path, optional
+        Where the run's ledger is now; by default where it was.
+
+    Raises
+    ------
+    DataError
+        Where the run cannot go on.
+    """
+    with locked(path):
+        from dpcore.cli.datasets import load
+        from dpcore.cli.train import checkpoint
+
+        folder = RunFolder.existing(path, RUN)
+        stated = _statement(path)
+        if not folder.checkpoint.exists():
+            raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
+        saved = checkpoint.read(folder.checkpoint)
+        dataset = load(settings.data, settings.data_dir)
+        settings = settings.resolved(len(dataset))
+        _check(saved, settings, stated, folder)
+        ledger = _ledger(saved, ledger)
+        from dpcore.cli.train.training import Training
+
+        training = Training(settings, dataset, ledger)
+        try:
+            training.load_state_dict(saved)
+        except DpcoreError:
+            raise
+        except (KeyError, TypeError, RuntimeError) as cause:
+            raise DataError(f"checkpoint {folder.checkpoint}: does not fit this version's model and method") from cause
+        remarks().print(_how(training, saved))
+        training.private.begin()
+        # Its digests are those of a model and a statement that do not stay.
+        (path / "README.md").unlink(missing_ok=True)
+        with deferred() as interruption:
+            return train(training, folder, ledger, interruption, as_json, resumed=True)
+
+
+def _statement(path: Path) -> dict[str, Any]:
+    """Return the folder's statement as it is written; empty where the run was killed before there was one."""
+    try:
+        stated = json.loads((path / "statement.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return stated if isinstance(stated, dict) else {}
+
+
+def _why_not(stated: Mapping[str, Any], checkpoint: Path) -> str:
+    if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
+        return "is complete"
+    if not stated.get("ledger"):
+        return "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
+    return f"its checkpoint, {checkpoint}, is missing; put it back (it lies beside the folder, and moves with it)"
+
+
+def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, Any], folder: RunFolder) -> None:
+    """Refuse the checkpoint of another run."""
+    own = _of_ledger(saved).get("run")
+    if (stated.get("ledger") or {}).get("run", own) != own:
+        raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
+    held, given = saved["settings"], plain(settings.to_dict())
+    for name in {**held, **given}:
+        if held.get(name) != given.get(name):
+            raise DataError(
+                f"{folder.path / 'config.json'}: its {name} is {given.get(name)!r}, and the run has "
+                f"{held.get(name)!r}; put it back, or train anew with --config"
+            )
+
+
+def _of_ledger(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    return saved["optimizer"]["dpcore"]["public"]["ledger"] or {}
+
+
+def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
+    """Return the path of the ledger that pays for the run."""
+    from dpcore.ledger import Ledger
+
+    path = Path(saved["ledger"]) if given is None else given
+    if given is None and not path.exists():
+        raise DataError(f"ledger {path}: the run's ledger is not there; say where it is now with --ledger FILE")
+    opened, known = Ledger.open(path), _of_ledger(saved)
+    if opened.ledger_id != known.get("ledger"):
+        raise DataError(f"ledger {path}: is not the one that pays for this run; name that one with --ledger FILE")
+    if all(run.run_id != known["run"] for run in opened.runs()):
+        raise DataError(f"ledger {path}: is a copy from before this run; put the newest one in its place")
+    return path
+
+
+def _how(training: Training, saved: Mapping[str, Any]) -> str:
+    """Say where the run goes on, and what that costs."""
+    private, state, steps = training.private, saved["optimizer"]["dpcore"], training.plan.steps
+    where, now = f"Going on after step {private.steps_taken:,} of {steps:,}", private.statement()
+    if now.randomness["forks"] > state["secret"]["forks"]:
+        return (
+            f"{where} as a fork, with fresh noise: later steps may have been released, and it is not certain that the "
+            "very same would be made again (data, code, libraries, machine and threads must be the same, the ledger no "
+            f"older copy, and no process at work on the run). {now.steps_abandoned:,} abandoned steps stay counted; "
+            f"with them the whole run comes to epsilon = {format_epsilon(training.epsilon_after(steps))}."
+        )
+    if private.steps_released > private.steps_taken:
+        return (
+            f"{where} with a replay: steps up to {private.steps_released:,} may have been released, and are made once "
+            "more, the very same, at no cost."
+        )
+    return f"{where}: nothing was released since, so nothing is paid for twice."

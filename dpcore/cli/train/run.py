@@ -1,0 +1,181 @@
+"""From settings to a finished run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from dpcore import accounting
+from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.train.interrupt import Interruption, Stopped, deferred
+from dpcore.cli.train.run_folder import RunFolder, locked
+from dpcore.cli.train.settings import Settings
+from dpcore.statement.text import format_epsilon, format_number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpcore.cli.train.training import Outcome, Training
+
+
+BUDGET_STATUS = 3
+"""Exit status of a run that a ledger's budget ended before its plan."""
+
+
+def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None = None) -> int:
+    """Train by settings, into a run folder; return the exit status."""
+    from dpcore.cli.datasets import load
+
+    dataset = load(settings.data, settings.data_dir)
+    # The folder's config.json then has every value, also those that the options left open.
+    settings = settings.resolved(len(dataset))
+    # After the quick checks: torch takes a second to import.
+    from dpcore.cli.train.training import Training
+
+    console = remarks()
+    warning = accounting.delta_remark(settings.delta, len(dataset))
+    if warning:
+        console.print(f"[yellow]remark:[/] {warning}")
+    training = Training(settings, dataset, ledger)
+    if ledger is not None:
+        _warn_of_budget(ledger, training, console)
+    training.private.begin()
+    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
+    folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
+    with deferred() as interruption:
+        folder.write_config(settings.to_dict(), training.statement(0).software)
+        with locked(folder.path):
+            return train(training, folder, ledger, interruption, as_json)
+
+
+def train(
+    training: Training,
+    folder: RunFolder,
+    ledger: Path | None,
+    interruption: Interruption,
+    as_json: bool,
+    resumed: bool = False,
+) -> int:
+    """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
+    from dpcore.cli.train import callbacks, checkpoint
+    from dpcore.cli.train.progress import Display
+
+    settings, console = training.settings, remarks()
+
+    def save() -> None:
+        checkpoint.write(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
+
+    if ledger is not None and not resumed:
+        save()
+    heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl", training.evaluations)]
+    if settings.tensorboard:
+        after = training.private.steps_taken if resumed else None
+        heard.append(callbacks.TensorBoard(folder.path / "tensorboard", after))
+    try:
+        with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
+            outcome = training.run(
+                [*heard, display], interruption, folder.write_statement, save if ledger is not None else None
+            )
+    except Stopped as stop:
+        raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
+    except Exception:
+        console.print(f"remark: {_left(folder)}")
+        raise
+    _finish(folder, settings, outcome)
+    complete = outcome.steps_taken == outcome.statement.steps_planned
+    if complete:
+        folder.checkpoint.unlink(missing_ok=True)
+    _tell(folder, settings, outcome, interruption, as_json)
+    if outcome.budget:
+        return BUDGET_STATUS
+    return 0 if complete else interruption.status
+
+
+def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
+    from dpcore.ledger import Ledger
+
+    opened, plan = Ledger.open(ledger), training.plan
+    if opened.budget is None:
+        return
+    left = opened.remaining()
+    # A run whose first step is refused ends with an error of its own.
+    if left.fits(plan.event_after(1)) and not left.fits(plan.event):
+        console.print(
+            f"[yellow]remark:[/] the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
+            "it is crossed, and what was spent until then is spent"
+        )
+
+
+def _left(folder: RunFolder) -> str:
+    bound = f"{folder.path / 'statement.txt'} states an upper bound of what was spent: it counts the whole epoch"
+    return f"{bound}; to go on: {_command(folder)}" if folder.checkpoint.exists() else bound
+
+
+def _command(folder: RunFolder) -> str:
+    return f"dpcore train --resume {quote(str(folder.path))}"
+
+
+def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
+    from dpcore.cli.plots import plots
+    from dpcore.torch.export import files
+
+    evaluations = outcome.evaluations
+    trained = {
+        "data": settings.data,
+        "model": settings.model,
+        "parameters": sum(array.size for array in outcome.parameters.values()),
+        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %",
+    }
+    title = f"{settings.data}, {settings.model}, {settings.method}"
+    for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
+        folder.write(name, content)
+    if outcome.recorded is not None:
+        from dpcore.cli.reports.gradients import save_gradients
+
+        save_gradients(folder.path, **outcome.recorded)
+    plots.learning_curve(
+        folder.path / "learning-curve.png",
+        [item.epoch for item in evaluations],
+        [item.test_accuracy for item in evaluations],
+        [item.epsilon for item in evaluations],
+        title=title,
+        target_epsilon=settings.epsilon,
+    )
+
+
+def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
+    statement, last = outcome.statement, outcome.evaluations[-1]
+    stopped = outcome.steps_taken < statement.steps_planned
+    # Another run of the ledger may still give back what it reserved.
+    when = ", if the ledger has room again" if outcome.budget else ""
+    who = "the ledger's budget" if outcome.budget else interruption.name
+    if as_json:
+        write_json(
+            {
+                "status": f"stopped by {who}" if stopped else "complete",
+                "test_accuracy": last.test_accuracy,
+                "test_loss": last.test_loss,
+                "run_folder": str(folder.path),
+                **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
+                "settings": settings.to_dict(),
+                "statement": statement.to_dict(),
+            }
+        )
+        return
+    if stopped:
+        write_line(
+            f"Stopped by {who} after {outcome.steps_taken:,} of {statement.steps_planned:,} steps; "
+            "what was spent until then is spent."
+        )
+    write_line(f"held-out accuracy  {100 * last.test_accuracy:.2f}%")
+    if statement.private:
+        write_line(
+            f"privacy spent      epsilon = {format_epsilon(statement.best_epsilon)} at delta = "
+            f"{format_number(statement.delta)}, {statement.adjacency} adjacency"
+        )
+    else:
+        write_line("privacy spent      epsilon is infinite: this run is NOT private")
+    write_line(f"run folder         {folder.path}")
+    if folder.checkpoint.exists():
+        write_line(f"to go on           {_command(folder)}{when}")

@@ -1,0 +1,173 @@
+"""The run folder: readable at every moment, public in every file.
+
+Files are written beside their place and moved there in one step: a reader, or a run killed at any moment, sees the old
+file or the new one. Nothing secret is ever handed to this module: no key, no index, no realized batch size, no training
+loss, and no duration of a step (which tells the size of its batch). A checkpoint is secret, and lies beside the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpcore.errors import DataError
+from dpcore.statement.statement import Statement
+
+RUN = "dpcore run"
+DEMO = "dpcore demo"
+COMPARISON = "dpcore compare"
+# The only names that this module creates, and so the only ones that it deletes.
+NAMES = (
+    "config.json",
+    "metrics.jsonl",
+    "statement.json",
+    "statement.txt",
+    "learning-curve.png",
+    "comparison.png",
+    "results.json",
+    "timing.json",
+    "table.txt",
+    "model.safetensors",
+    "gradients.npz",
+    "README.md",
+)
+FOLDERS = ("tensorboard",)
+
+
+class RunFolder:
+    """One folder for one run.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it does not exist.
+    overwrite : bool
+        Whether the files of an earlier run, and its checkpoint, are deleted first. Other files are never touched.
+    kind : str
+        `RUN`, `DEMO` or `COMPARISON`, the mark of config.json. A folder of another kind is never overwritten.
+
+    Raises
+    ------
+    DataError
+        Where the folder is not empty and `overwrite` is not given, or it holds something that is not a run; where a
+        command is at work in it.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
+        self.path, self.kind = path, kind
+        if path.exists() and not path.is_dir():
+            raise DataError(f"out={str(path)!r}: is a file; name a folder")
+        held = {item.name for item in path.iterdir()} if path.exists() else set()
+        if held:
+            if not holds(path, kind):
+                raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
+            if not overwrite:
+                resume = f"go on with it (dpcore train --resume {path}), " if self._has_checkpoint() else ""
+                raise DataError(
+                    f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite"
+                )
+            with locked(path):
+                if kind == RUN:
+                    self.checkpoint.unlink(missing_ok=True)
+            for name in held.intersection(NAMES):
+                (path / name).unlink()
+            for name in held.intersection(FOLDERS):
+                shutil.rmtree(path / name)
+        if self._has_checkpoint():
+            raise DataError(
+                f"out={str(path)!r}: the checkpoint of another run, {self.checkpoint}, lies where this one's would; "
+                "delete it or name another folder"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
+
+    @classmethod
+    def existing(cls, path: Path, kind: str) -> RunFolder:
+        """Take up a folder of this kind as it stands; the caller has looked at what is in it."""
+        folder = cls.__new__(cls)
+        folder.path, folder.kind = path, kind
+        return folder
+
+    @classmethod
+    def next(cls, parent: Path, name: str) -> RunFolder:
+        """Make ``parent/name``, or ``parent/name-2`` and so on where that exists."""
+        number = 1
+        while (path := parent / (name if number == 1 else f"{name}-{number}")).exists() or checkpoint_of(path).exists():
+            number += 1
+        return cls(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where a run that can be resumed keeps its checkpoint."""
+        return checkpoint_of(self.path)
+
+    def write_config(self, settings: dict[str, Any], versions: dict[str, str]) -> None:
+        """Write config.json: first of all files, and the mark by which a run folder is known."""
+        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": settings, "software": versions})
+
+    def write_statement(self, statement: Statement) -> None:
+        """Write the statement as text and as JSON."""
+        self.write("statement.txt", statement.text().encode())
+        self.write("statement.json", (statement.to_json() + "\n").encode())
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write one JSON file."""
+        self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one file whole: a crash leaves the old content or the new, never a part."""
+        if name not in NAMES:
+            raise ValueError(f"name={name!r}: must be one of {NAMES}, so that --overwrite finds it again")
+        draft = self.path / f".{name}.draft"
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path / name)
+
+    def _has_checkpoint(self) -> bool:
+        return self.kind == RUN and self.checkpoint.exists()
+
+
+def checkpoint_of(folder: Path) -> Path:
+    """Return the path of a run's checkpoint: beside its folder, whose files are all public."""
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}.checkpoint")
+
+
+def holds(path: Path, kind: str = RUN) -> bool:
+    """Whether a folder holds what `kind` says."""
+    try:
+        content = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == kind
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind.
+
+    Raises
+    ------
+    DataError
+        Where another process is at work there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such lock on this system
+        yield
+        return
+    with (path / "config.json").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            raise DataError(f"run folder {path}: another command is at work in it; wait for its end") from cause
+        yield

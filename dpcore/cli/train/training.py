@@ -1,0 +1,260 @@
+"""One training run: private steps, held-out evaluations, and a statement that is true at every moment."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpcore import accounting
+from dpcore.cli.datasets import Dataset
+from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
+from dpcore.cli.train.interrupt import Interruption
+from dpcore.cli.train.settings import Settings
+from dpcore.errors import BackendError, BudgetError, DeltaWarning
+from dpcore.plan.plan import Plan
+from dpcore.spec import backends as config
+from dpcore.spec.canonical import plain
+from dpcore.statement.guarantee import guarantee
+from dpcore.statement.statement import Statement
+from dpcore.torch import make_private
+from dpcore.torch.model import models
+
+_EVALUATION_BATCH = 1000
+
+HELD_OUT = (
+    "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
+)
+_RESERVED = (
+    "Written before the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
+    "killed during that epoch, and spent at most what is stated."
+)
+_REPLAYED = (
+    " The parameters are those after step {taken}; steps up to {released} may have been released before the run was "
+    "resumed, and count."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
+
+    `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
+    the keywords of `dpcore.cli.reports.gradients.save_gradients`, where a record was asked for. `budget` says why a ledger's
+    budget ended the run, if it did. `steps_taken` lead to the parameters; the statement may count more, where a run was
+    killed and resumed.
+    """
+
+    parameters: dict[str, Any]
+    evaluations: tuple[EpochReleased, ...]
+    statement: Statement
+    steps_taken: int
+    recorded: dict[str, Any] | None = None
+    budget: str = ""
+
+
+class Training:
+    """A run that is built and can be started.
+
+    Parameters
+    ----------
+    settings : Settings
+    dataset : Dataset
+        Its training part is private; its test part is declared not to be in it.
+    ledger : Path, optional
+        Of the ledger that pays for the steps.
+    run_name : str
+        What the ledger calls the run.
+
+    Attributes
+    ----------
+    evaluations : list of EpochReleased
+        So far.
+
+    Raises
+    ------
+    ArgumentError, BackendError, DataError, PrivacyError
+        Where settings do not fit each other, the data or this machine.
+    """
+
+    def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
+        self.settings, self.dataset = settings, dataset
+        self.evaluations: list[EpochReleased] = []
+        device = _device(settings.backend)
+        # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
+        torch.manual_seed(settings.seed)
+        self.model = models.build(settings.model, dataset.shape, dataset.classes).to(device)
+        self._test_inputs = torch.tensor(dataset.test_inputs, device=device)
+        self._test_targets = torch.tensor(dataset.test_targets, device=device)
+        method = settings.build_method(len(dataset))
+        train = (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets))
+        with config.use_backend(settings.backend), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeltaWarning)  # the commands say it in a remark of their own
+            self.private = make_private(
+                self.model,
+                train,
+                method,
+                target_epsilon=settings.epsilon,
+                target_delta=settings.delta,
+                epochs=settings.epochs,
+                loss=torch.nn.functional.cross_entropy,
+                sampling=str(settings.sampling).replace("-", "_"),
+                max_batch_size=settings.max_batch_size,
+                groups=settings.groups,
+                ledger=ledger,
+                run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
+            )
+        if settings.record_gradients is not None:
+            self.private.record_gradients(settings.record_gradients)
+        self.steps_per_epoch = len(self.private.loader)
+
+    @property
+    def plan(self) -> Plan:
+        """The run's plan; a checkpoint may bring the last digits of its noise multiplier."""
+        return self.private.plan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the run can go on from; `torch.load` reads it with `weights_only`. **Secret**: has the keys."""
+        return {
+            "settings": plain(self.settings.to_dict()),
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+            "model": self.model.state_dict(),
+            "optimizer": self.private.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` of a run with the same settings; the ledger decides whether that is a fork."""
+        self.model.load_state_dict(state["model"])
+        self.private.optimizer.load_state_dict(state["optimizer"])
+        self.evaluations = [EpochReleased(**evaluation) for evaluation in state["evaluations"]]
+
+    def epsilon_after(self, steps: int) -> float:
+        """Return the smallest of the accountants' epsilons after so many steps."""
+        event = self.private.event_after(steps)
+        return min(
+            (accounting.epsilon(event, self.settings.delta, name) for name in accounting.accountants_for(event)),
+            default=math.inf,
+        )
+
+    def statement(self, steps: int, note: str = "") -> Statement:
+        """Return the statement for the first `steps` steps, and for what else may have been released by now."""
+        now: Statement = self.private.statement()
+        counted = max(steps, self.private.steps_released)
+        event, planned = self.private.event_after(counted), self.private.event_after(self.plan.steps)
+        return replace(
+            now,
+            steps_taken=counted,
+            caveats=(*now.caveats, HELD_OUT),
+            note=note,
+            **guarantee(event, planned, now.delta),
+        )
+
+    def run(
+        self,
+        callbacks: Sequence[Callback],
+        interruption: Interruption,
+        state: Callable[[Statement], None] | None = None,
+        save: Callable[[], None] | None = None,
+    ) -> Outcome:
+        """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
+
+        Parameters
+        ----------
+        callbacks : sequence of Callback
+            Hear of each step and evaluation.
+        interruption : Interruption
+            Looked at after each step.
+        state : callable, optional
+            Given a statement *before* the steps that it covers are taken, and again when they were: whoever kills the
+            process in between finds a statement that counts too much, never too little.
+        save : callable, optional
+            Called where a checkpoint is due: when the first step is granted, after each epoch, and at an early end.
+        """
+        begun = taken = self.private.steps_taken
+        budget = ""
+        for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
+            reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
+            if state is not None:
+                state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
+            try:
+                for batch in self.private.loader:
+                    # Not earlier: of a fork that the budget refuses, the branch before it must stay in the checkpoint.
+                    if save is not None and taken == begun:
+                        save()
+                    self.private.step(batch)
+                    taken += 1
+                    for callback in callbacks:
+                        callback.on_step(StepReleased(taken, self.plan.steps))
+                    if interruption:
+                        break
+            except BudgetError as end:
+                if taken == 0:
+                    raise
+                budget = str(end)
+            if not self.evaluations or self.evaluations[-1].step < taken:
+                self.evaluations.append(self._evaluate(taken))
+                for callback in callbacks:
+                    callback.on_epoch(self.evaluations[-1])
+                if save is not None:
+                    save()
+            if interruption or budget:
+                break
+        self.private.close()
+        note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
+        if budget:
+            note = f"Stopped by the ledger's budget: {budget}."
+        if taken < self.private.steps_released:
+            note += _REPLAYED.format(taken=taken, released=self.private.steps_released)
+        statement = self.statement(taken, note)
+        if state is not None:
+            state(statement)
+        for callback in callbacks:
+            callback.on_end(statement)
+        recorded = None if self.settings.record_gradients is None else self.private.recorded
+        return Outcome(self._parameters(), tuple(self.evaluations), statement, taken, recorded, budget)
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return the method's output and what was not trained, as arrays; nothing of the optimizer, keys or sampler."""
+        with self.private.averaged():
+            return {name: p.detach().cpu().numpy().copy() for name, p in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def _evaluate(self, taken: int) -> EpochReleased:
+        self.model.eval()
+        correct, loss = 0, 0.0
+        with self.private.averaged():
+            for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
+                targets = self._test_targets[start : start + _EVALUATION_BATCH]
+                inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
+                logits = self.model(inputs)
+                correct += int((logits.argmax(dim=1) == targets).sum())
+                loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        self.model.train()
+        return EpochReleased(
+            epoch=round(taken / self.steps_per_epoch, 6),
+            step=taken,
+            epsilon=float(self.epsilon_after(taken)),
+            delta=self.settings.delta,
+            test_accuracy=correct / len(self._test_targets),
+            test_loss=loss / len(self._test_targets),
+            learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
+        )
+
+
+def _device(backend: str) -> torch.device:
+    if backend != "triton":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return torch.device("cpu")
+    raise BackendError(
+        "backend='triton': needs a CUDA device, and there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
+        "try Triton's interpreter (slow)"
+    )

@@ -1,0 +1,1 @@
+"""The running mechanism: keys, noise, sums and the one training step."""

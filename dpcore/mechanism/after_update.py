@@ -1,0 +1,53 @@
+"""What happens to the parameters after the update: projection onto a ball, and an average over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dpcore.spec.ops import Backend, Slot, UpdateSettings
+from dpcore.stages.method import Method
+from dpcore.stages.updates.averaging import Averaging
+
+
+def constrain(
+    backend: Backend[Any], method: Method, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]
+) -> None:
+    """Project onto the ball around 0, in place; the displacements too.
+
+    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean.
+
+    Parameters
+    ----------
+    backend : Backend
+    method : Method
+        Its `radius`; None does nothing.
+    slots : sequence of Slot
+        After the update.
+    numbers : sequence of UpdateSettings
+        That the update used.
+    """
+    if method.radius is None:
+        return
+    accelerated = method.update.rule == "accelerated"
+    parameters = [[slot.parameter for slot in slots]]
+    sequences: Iterable[Sequence[Any]] = zip(*(s.moments for s in slots), strict=True) if accelerated else parameters
+    before = [None if slot.displacement is None else slot.parameter + 0 for slot in slots]
+    for vectors in sequences:
+        norm = float(backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0])
+        if norm > method.radius:
+            for vector in vectors:
+                vector *= method.radius / norm
+    for slot, used, earlier in zip(slots, numbers, before, strict=True):
+        if accelerated:
+            z, y = slot.moments
+            slot.parameter[...] = (1 - used.coupling) * y + used.coupling * z
+        if slot.displacement is not None:
+            slot.displacement[...] = slot.displacement + (slot.parameter - earlier)
+
+
+def average(averaging: Averaging, averages: Sequence[Any], outcome: Sequence[Any], step: int) -> None:
+    """Take the method's outcome after step `step` into the averages, in place."""
+    weight = averaging.weight(step)
+    for kept, x in zip(averages, outcome, strict=True):
+        kept[...] = kept + weight * (x.reshape(-1) - kept) if weight < 1 else x.reshape(-1)

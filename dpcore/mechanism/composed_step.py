@@ -1,0 +1,210 @@
+"""A step as the composition of the port's plain operations: for what the fused operation does not cover.
+
+Noise that is made of several rows of the stream, filters whose weights depend on the releases, GaLore's subspaces,
+noise that the caller supplies, and steps whose released averages someone wants to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpcore.spec.check import dtype_name, order_of
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
+from dpcore.spec.ops import Backend, NoiseRow, Slot, UpdateSettings
+from dpcore.stages.method import Method
+
+Normals = Callable[[int, int], Sequence[Any]]
+"""Standard normals of a row and stream, a flat array for each tensor."""
+
+Observer = Callable[[Sequence[Any], Sequence[Any]], None]
+"""Is told of the released averages g_t and of the filter's outputs."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The settings and places that a composed step needs; see `dpcore.mechanism.mechanism.Mechanism`.
+
+    Parameters
+    ----------
+    backend : Backend
+    method : Method
+    batch_size : float
+        B.
+    keys : RunKeys
+        Secret.
+    layout : Layout
+    projections : mapping of int to array
+        GaLore's P of the tensors that are projected, in place.
+    past : sequence of lists of arrays
+        The last released averages of each tensor, the latest first, in place; empty lists without an adaptive filter.
+    rng : str
+    """
+
+    backend: Backend[Any]
+    method: Method
+    batch_size: float
+    keys: RunKeys
+    layout: Layout
+    projections: Mapping[int, Any]
+    past: Sequence[list[Any]]
+    rng: str
+
+    def step(
+        self,
+        slots: Sequence[Slot[Any]],
+        noise: NoiseRow,
+        square: str,
+        square_noise: NoiseRow,
+        square_state: Sequence[tuple[Any, ...]],
+        statistics: tuple[float, ...],
+        numbers: Sequence[UpdateSettings],
+        normals: Normals | None,
+        observe: Observer | None,
+    ) -> tuple[float, ...]:
+        """Take one step; see `dpcore.spec.ops.Backend.step`. Returns the adaptive filter's statistics after it."""
+        released, squares = [], []
+        for i, slot in enumerate(slots):
+            g = slot.total
+            if noise.scale:
+                g = noise.scale * self._noise(i, g, noise, slot.noise_state, normals) + g
+            released.append(_unscaled(g / self.batch_size, slot))
+            squares.append(self._square(i, slot, released[i], square, square_noise, square_state, normals))
+        if self.method.filter.adaptive:
+            outputs, statistics = self._adapted(released, statistics, noise)
+        elif self.method.galore is not None:
+            if noise.row % self.method.galore.every == 0:
+                self._project_anew(released)
+            low = [self._projected(i, g) for i, g in enumerate(released)]
+            outputs = [self._filtered(g, slot, noise.row) for g, slot in zip(low, slots, strict=True)]
+            if square == "released":
+                squares = [g * g for g in low]
+        else:
+            outputs = [self._filtered(g, slot, noise.row) for g, slot in zip(released, slots, strict=True)]
+        if observe is not None:
+            observe(released, [self._mapped_back(i, y) for i, y in enumerate(outputs)])
+        for i, slot in enumerate(slots):
+            self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
+        return statistics
+
+    def _noise(self, i: int, like: Any, noise: NoiseRow, state: Sequence[Any], normals: Normals | None) -> Any:
+        """Row t of C^{-1} Z for one tensor."""
+        strategy = self.method.noise.strategy
+        if strategy is None:
+            return self._normal(i, like, noise.row, noise.stream, normals)
+        coefficients = strategy.coefficients(noise.row)
+        if coefficients is not None:
+            z = self._normal(i, like, noise.row, noise.stream, normals)
+            return self.backend.recurrence(z, state, coefficients)
+        total: Any = 0.0
+        for row, weight in strategy.rows(noise.row):
+            total = total + float(weight) * self._normal(i, like, row, noise.stream, normals)
+        return total
+
+    def _normal(self, i: int, like: Any, row: int, stream: int, normals: Normals | None) -> Any:
+        if normals is not None:
+            return normals(row, stream)[i]
+        entry = self.layout.entries[i]
+        return self.backend.normal(
+            self.keys.noise_of(row), row, stream, entry.first, entry.size, dtype=dtype_name(like), rng=self.rng
+        )
+
+    def _square(
+        self,
+        i: int,
+        slot: Slot[Any],
+        g: Any,
+        square: str,
+        noise: NoiseRow,
+        state: Sequence[tuple[Any, ...]],
+        normals: Normals | None,
+    ) -> Any:
+        """What enters the second moment, or None for the square of the filter's output."""
+        if square == "filtered":
+            return None
+        if square == "released":
+            return g * g
+        if square == "given":
+            return slot.square
+        q = _unscaled(slot.total / self.batch_size, slot)
+        h = q * q
+        return h + noise.scale * self._noise(i, h, noise, state[i], normals) if noise.scale else h
+
+    def _filtered(self, g: Any, slot: Slot[Any], row: int) -> Any:
+        y, done = g, 0
+        for coefficients in self.method.filter.coefficients(row):
+            order = order_of(coefficients)
+            y = self.backend.recurrence(y, slot.filter_state[done : done + order], coefficients)
+            done += order
+        return y
+
+    def _adapted(
+        self, released: Sequence[Any], statistics: tuple[float, ...], noise: NoiseRow
+    ) -> tuple[list[Any], tuple[float, ...]]:
+        """Weigh this and the last released averages by what they show of the gradient's autocorrelation."""
+        adaptive: Any = self.method.filter
+        kept = min(noise.row, adaptive.memory)
+        now = self._power(released)
+        products = [now]
+        for lag in range(kept):
+            # <g, h> from norms, which the port sums in float64: (||g + h||^2 - ||g||^2 - ||h||^2) / 2.
+            before = [past[lag] for past in self.past]
+            both = self._power([g + h for g, h in zip(released, before, strict=True)])
+            products.append((both - now - self._power(before)) / 2)
+        power = self.layout.dimension * (noise.scale / self.batch_size) ** 2
+        statistics = adaptive.observe(statistics, products, power)
+        weights = adaptive.weights(statistics, noise.row)
+        outputs = []
+        for past, g in zip(self.past, released, strict=True):
+            y = weights[0] * g
+            for lag in range(kept):
+                y = y + weights[lag + 1] * past[lag]
+            outputs.append(y)
+            past.insert(0, past.pop())
+            past[0][...] = g
+        return outputs, statistics
+
+    def _power(self, vectors: Sequence[Any]) -> float:
+        return float(self.backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0]) ** 2
+
+    def _project_anew(self, released: Sequence[Any]) -> None:
+        galore = self.method.galore
+        assert galore is not None
+        for i, p in self.projections.items():
+            gradient = self.backend.to_numpy(released[i]).reshape(self.layout.entries[i].shape)
+            p[...] = self.backend.from_numpy(galore.projection(gradient))
+
+    def _projected(self, i: int, vector: Any) -> Any:
+        """P^T V, flat, of a tensor that is projected; any other as it is."""
+        if i not in self.projections:
+            return vector
+        return (self.projections[i].T @ vector.reshape(self.layout.entries[i].shape)).reshape(-1)
+
+    def _mapped_back(self, i: int, vector: Any) -> Any:
+        if i not in self.projections:
+            return vector
+        columns = self.layout.entries[i].shape[1]
+        return (self.projections[i] @ vector.reshape(-1, columns)).reshape(-1)
+
+    def _move(self, i: int, slot: Slot[Any], y: Any, h: Any, numbers: UpdateSettings, step_number: int) -> None:
+        before = slot.parameter + 0 if slot.displacement is not None else None
+        rule = self.method.update.rule
+        if i not in self.projections:
+            self.backend.update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
+        else:
+            # The rule moves a parameter of the subspace that starts at 0; weight decay belongs to the whole parameter.
+            if rule == "adamw":
+                slot.parameter[...] = (1 - numbers.learning_rate * numbers.weight_decay) * slot.parameter
+            elif numbers.weight_decay:
+                y = y + numbers.weight_decay * self._projected(i, slot.parameter)
+            move = self.backend.zeros_like(y)
+            self.backend.update(rule, move, y, slot.moments, numbers._replace(weight_decay=0.0), step_number, h)
+            slot.parameter[...] = slot.parameter + self._mapped_back(i, move)
+        if slot.displacement is not None:
+            slot.displacement[...] = slot.parameter - before
+
+
+def _unscaled(vector: Any, slot: Slot[Any]) -> Any:
+    return vector if slot.scale is None else vector / slot.scale

@@ -1,0 +1,141 @@
+"""Every vector that a run keeps, one set for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpcore.errors import ArgumentError
+from dpcore.plan.plan import Plan
+from dpcore.spec.check import dtype_name
+from dpcore.spec.layout import Layout
+from dpcore.spec.ops import UPDATE_RULES, Backend
+
+
+@dataclass
+class RunVectors:
+    """Flat arrays of the backend; outer lists have one entry for each tensor of the layout.
+
+    Attributes
+    ----------
+    totals : list of arrays
+        The step's sum of clipped vectors. **Private**: it leaves the run under noise only, and is never saved.
+    noise_state, square_noise_state : lists of tuples of arrays
+        States of the recurrences that correlate the noise. **Secret**.
+    filter_state, moments : lists of tuples of arrays
+        States of the filter and of the update; in GaLore's subspace where a tensor is projected.
+    displacements : list of arrays, or None
+        d_{t-1}, where the query needs it.
+    history : list of lists of arrays
+        x_{t-1}, x_{t-2}, ..., as many as the query's lags.
+    past : list of lists of arrays
+        g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers.
+    scales : list of arrays, or None
+        What the query multiplies gradients by.
+    averages : list of arrays, or None
+        The average of the parameters.
+    projections : dict of int to array
+        GaLore's P of the tensors that are projected.
+    """
+
+    totals: list[Any]
+    noise_state: list[tuple[Any, ...]]
+    square_noise_state: list[tuple[Any, ...]]
+    filter_state: list[tuple[Any, ...]]
+    moments: list[tuple[Any, ...]]
+    displacements: list[Any] | None
+    history: list[list[Any]]
+    past: list[list[Any]]
+    scales: list[Any] | None
+    averages: list[Any] | None
+    projections: dict[int, Any]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, layout: Layout, parameters: Sequence[Any], backend: Backend[Any], separate_square: bool
+    ) -> RunVectors:
+        """Make the vectors of a plan, all zero.
+
+        Parameters
+        ----------
+        plan : Plan
+        layout : Layout
+        parameters : sequence of arrays
+            Of the backend, for sizes and dtype.
+        backend : Backend
+        separate_square : bool
+            Whether a second moment is released with noise of its own.
+        """
+        method = plan.method
+        flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
+        projections: dict[int, Any] = {}
+        small = list(flat)
+        for i, entry in enumerate(layout.entries):
+            if method.galore is not None and method.galore.projects(entry.shape):
+                m, n = entry.shape
+                projections[i] = backend.from_numpy(np.zeros((m, method.galore.rank), dtype_name(flat[i])))
+                small[i] = backend.from_numpy(np.zeros(method.galore.rank * n, dtype_name(flat[i])))
+
+        if method.galore is not None and not projections:
+            raise ArgumentError(
+                f"galore={method.galore!r}: projects no tensor, since none is a matrix with more than "
+                f"{method.galore.rank} rows; take a smaller rank, or leave it out"
+            )
+
+        def several(count: int, of: Sequence[Any] = flat) -> list[tuple[Any, ...]]:
+            return [tuple(backend.zeros_like(vector) for _ in range(count)) for vector in of]
+
+        def one(needed: bool) -> list[Any] | None:
+            return [backend.zeros_like(vector) for vector in flat] if needed else None
+
+        order = 0 if method.noise.strategy is None else method.noise.strategy.order
+        adaptive: Any = method.filter if method.filter.adaptive else None
+        return cls(
+            totals=flat,
+            noise_state=several(order),
+            square_noise_state=several(order if separate_square else 0),
+            filter_state=several(method.filter.order, small),
+            moments=several(UPDATE_RULES[method.update.rule], small),
+            displacements=one(method.query.uses_displacement),
+            history=[list(vectors) for vectors in several(method.query.lags)],
+            past=[list(vectors) for vectors in several(0 if adaptive is None else adaptive.memory)],
+            scales=one(method.preconditioning is not None),
+            averages=one(method.averaging is not None),
+            projections=projections,
+        )
+
+    def keep_history(self, parameters: Sequence[Any]) -> None:
+        """Put x_t in front of the earlier parameters; the oldest one's memory takes it."""
+        for past, parameter in zip(self.history, parameters, strict=True):
+            if past:
+                past.insert(0, past.pop())
+                past[0][...] = parameter.reshape(-1)
+
+    def public(self, layout: Layout) -> dict[str, Any]:
+        """Return the vectors that are functions of releases, by name."""
+        kinds: dict[str, Sequence[Sequence[Any]]] = {
+            "filter": self.filter_state,
+            "moment": self.moments,
+            "earlier": self.history,
+            "average-before": self.past,
+        }
+        singles = {"displacement": self.displacements, "scale": self.scales, "average": self.averages}
+        vectors: dict[str, Any] = {}
+        for i, entry in enumerate(layout.entries):
+            for kind, of in kinds.items():
+                vectors |= {f"{entry.name}/{kind}/{k}": v for k, v in enumerate(of[i])}
+            vectors |= {f"{entry.name}/{name}": single[i] for name, single in singles.items() if single is not None}
+            if i in self.projections:
+                vectors[f"{entry.name}/projection"] = self.projections[i]
+        return vectors
+
+    def secret(self, layout: Layout) -> dict[str, Any]:
+        """Return the states of correlated noise, by name: whoever has them can subtract part of it."""
+        vectors: dict[str, Any] = {}
+        for i, entry in enumerate(layout.entries):
+            vectors |= {f"{entry.name}/noise/{k}": v for k, v in enumerate(self.noise_state[i])}
+            vectors |= {f"{entry.name}/square-noise/{k}": v for k, v in enumerate(self.square_noise_state[i])}
+        return vectors

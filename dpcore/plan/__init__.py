@@ -1,0 +1,1 @@
+"""The plan of a run: method, sampler and steps that fit together, and the event that follows."""

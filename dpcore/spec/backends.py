@@ -1,0 +1,81 @@
+"""Which backend computes: set for the whole process, read when an object is built, kept by the object."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from dpcore.errors import BackendError
+from dpcore.spec.ops import Backend
+from dpcore.spec.validate import choice
+
+ENTRY_POINT_GROUP = "dpcore.backends"
+# Also found without installed metadata, as when tests run from a source tree.
+_BUILT_IN = {"numpy": "dpcore_numpy", "triton": "dpcore_triton"}
+
+_active: str | None = None
+
+
+@cache
+def _registered() -> dict[str, str]:
+    found = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**found, **_BUILT_IN}
+
+
+def available_backends() -> tuple[str, ...]:
+    """Return the names that `set_backend` knows: the two built in and those installed by other packages."""
+    return tuple(sorted(_registered()))
+
+
+def load_backend(name: str | None = None) -> Backend[Any]:
+    """Import and return the backend `name`, or the active one.
+
+    Raises
+    ------
+    ArgumentError
+        If no backend has that name.
+    BackendError
+        If what the backend needs is missing here. There is no fallback: another backend is never taken instead.
+    """
+    chosen = choice(available_backends(), backend=get_backend() if name is None else name)
+    module = _registered()[chosen]
+    try:
+        return cast(Backend[Any], importlib.import_module(module))
+    except ImportError as cause:
+        raise BackendError(
+            f"backend={chosen!r}: importing {module} failed ({cause}); install it with: pip install 'dpcore[{chosen}]'"
+        ) from cause
+
+
+def set_backend(name: str) -> None:
+    """Make `name` the backend of every object built from now on, in every thread.
+
+    Process-wide on purpose: PyTorch runs backward passes on worker threads, where a thread's own setting would be lost.
+    """
+    global _active
+    load_backend(name)
+    _active = name
+
+
+def get_backend() -> str:
+    """Return the active backend's name: the last one set, else the variable ``DPCORE_BACKEND``, else "numpy"."""
+    if _active is not None:
+        return _active
+    return choice(available_backends(), DPCORE_BACKEND=os.environ.get("DPCORE_BACKEND", "numpy"))
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[Backend[Any]]:
+    """Set the backend `name` for a block and restore the former one after it (process-wide while it lasts)."""
+    global _active
+    former = _active
+    set_backend(name)
+    try:
+        yield load_backend(name)
+    finally:
+        _active = former

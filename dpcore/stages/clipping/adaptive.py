@@ -1,0 +1,125 @@
+"""A clip norm that follows a quantile of the examples' norms, which is released privately beside every sum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dpcore.errors import ArgumentError
+from dpcore.spec.validate import non_negative, open_unit, positive
+
+REACH: Final = 1e6
+"""The clip norm stays within its initial value divided by this and times this: post-processing of what is released."""
+
+DEFAULT_SHARE: Final = 1 / 20
+"""The noise on the bits by default, relative to the expected batch size: the paper's m / 20."""
+
+_LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """``C_{t+1} = C_t exp(-eta_C (p_t - gamma))``, with p_t the noisy share of norms that were at most C_t.
+
+    Parameters
+    ----------
+    target_quantile : float
+        gamma, strictly between 0 and 1: the share of norms that the clip shall leave as they are. 0.5 is the median.
+    learning_rate : float
+        eta_C > 0, of the logarithm of the norm. At 0.2 and the median, a step of B examples changes the norm by about a
+        tenth at most, noise aside.
+    bit_noise_std : float or None
+        sigma_b: standard deviation of the noise on the sum of the bits, in examples. None takes a twentieth of the
+        expected batch size. Must be more than half of the noise multiplier, or the bits alone cost more than the whole
+        release may (`dpcore.plan.scales.raised_multiplier`).
+
+    Notes
+    -----
+    Each example of the batch gives a bit: +1/2 where the norm of its vector is at most C_t, -1/2 where it is larger or
+    not finite, 0 where the vector is zero, for an example that contributes nothing must change neither sum. The norm is
+    the one that the clip uses, of the vector that is clipped. With s_t the sum of the bits and B the *expected* batch
+    size, ``p_t = (s_t + sigma_b z_t) / B + 1/2``. The normals z_t are row t of a stream of their own.
+
+    Guarantees
+    ----------
+    An example moves the sum of the bits by at most 1/2 where it is added, removed or zeroed out, and by 1 where it is
+    replaced. The noise on the clipped sum is raised so that both together cost what the noise multiplier says. C_t is a
+    function of releases, so it is public, and later steps may depend on it.
+
+    References
+    ----------
+    Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private Learning with Adaptive Clipping", 2021, section 2 and
+    algorithm 1.
+    """
+
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    bit_noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        open_unit(target_quantile=self.target_quantile)
+        positive(learning_rate=self.learning_rate)
+        if self.bit_noise_std is not None:
+            non_negative(bit_noise_std=self.bit_noise_std)
+
+    def noise_on_bits(self, batch_size: float) -> float:
+        """Return sigma_b for the expected batch size B."""
+        return DEFAULT_SHARE * batch_size if self.bit_noise_std is None else float(self.bit_noise_std)
+
+    def next_norm(self, norm: float, noisy_bits: float, batch_size: float, initial: float) -> float:
+        """Return C_{t+1}.
+
+        Parameters
+        ----------
+        norm : float
+            C_t.
+        noisy_bits : float
+            ``s_t + sigma_b z_t``.
+        batch_size : float
+            B.
+        initial : float
+            C_0, around which the norm is kept: see `limits`.
+        """
+        share = noisy_bits / batch_size + 0.5
+        exponent = -self.learning_rate * (share - self.target_quantile)
+        least, most = limits(initial)
+        return min(max(norm * math.exp(min(exponent, _LARGEST_EXPONENT)), least), most)
+
+
+def limits(initial: float) -> tuple[float, float]:
+    """Return the least and the greatest clip norm of a run that began with `initial`."""
+    return initial / REACH, initial * REACH
+
+
+def twice_the_bits(norms: Any, norm: float) -> Any:
+    """Return twice the sum of the bits of a block of examples: an integer, where their norms are.
+
+    Parameters
+    ----------
+    norms : (B,) array of a backend
+    norm : float
+        C_t.
+    """
+    counted = norms != 0  # true of NaN
+    return 2 * ((norms <= norm) & counted).sum() - counted.sum()
+
+
+def check_fits(adaptive: AdaptiveClip, rule: str, groups: Any) -> None:
+    """Refuse clips that have no one norm to adapt.
+
+    Raises
+    ------
+    ArgumentError
+        For rules that only rescale by the norm, and for several groups.
+    """
+    if rule not in ("standard", "normalized"):
+        raise ArgumentError(
+            f"clipping={rule!r}: must be 'standard' or 'normalized' with adaptive_clip; automatic clipping leaves no "
+            "vector as it is, and its norm only rescales the sum"
+        )
+    if groups != "flat":
+        raise ArgumentError(
+            f"clipping_groups={groups!r}: must be 'flat' with adaptive_clip={adaptive!r}, which follows a quantile of "
+            "the norm of the whole vector"
+        )

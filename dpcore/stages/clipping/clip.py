@@ -1,0 +1,76 @@
+"""The clip's settings and the sensitivity that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import CLIP_RULES
+from dpcore.spec.validate import choice, positive
+from dpcore.stages.clipping.adaptive import AdaptiveClip, check_fits
+from dpcore.stages.clipping.groups import Grouping
+from dpcore.stages.clipping.sensitivity import Sensitivity
+
+GROUPS = ("flat", "per_layer", "per_tensor")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How each example's vector is bounded before it enters the sum.
+
+    Parameters
+    ----------
+    max_grad_norm : float
+        The L2 bound C. With a mapping of groups it is not used.
+    rule : {"standard", "automatic", "automatic_v", "normalized"}
+        ``v min(1, C/||v||)``, ``v C/(||v|| + 0.01)`` (AUTO-S), ``v C/||v||`` (AUTO-V), ``(v/C) min(1, C/||v||)``.
+    groups : {"flat", "per_layer", "per_tensor"} or mapping of str to float
+        The coordinates that are clipped together: see `Grouping.of`.
+    adaptive : AdaptiveClip or None
+        Lets C follow a private quantile of the norms, from `max_grad_norm` on; for one flat group under "standard" or
+        "normalized".
+
+    Notes
+    -----
+    A vector with a non-finite entry contributes exactly zero. The factors are certified: the vector that enters the
+    sum has a *true* norm of at most C, rounding included (`dpcore.spec.ops.Backend.clip_factors`).
+    """
+
+    max_grad_norm: float = 1.0
+    rule: str = "standard"
+    groups: str | Mapping[str, float] = field(default="flat")
+    adaptive: AdaptiveClip | None = field(default=None, metadata={"described": "if set"})
+
+    def __post_init__(self) -> None:
+        positive(max_grad_norm=self.max_grad_norm)
+        choice(CLIP_RULES, clipping=self.rule)
+        if isinstance(self.groups, Mapping):
+            if not self.groups:
+                raise ArgumentError("clipping_groups={}: must map at least one name pattern to its clip norm")
+            for pattern, bound in self.groups.items():
+                positive(**{f"clipping_groups[{pattern!r}]": bound})
+        else:
+            choice(GROUPS, clipping_groups=self.groups)
+        if self.adaptive is not None:
+            if not isinstance(self.adaptive, AdaptiveClip):
+                raise ArgumentTypeError(
+                    f"adaptive_clip={self.adaptive!r}: must be None or a dpcore.stages.clipping.AdaptiveClip, such as "
+                    "AdaptiveClip(target_quantile=0.5)"
+                )
+            check_fits(self.adaptive, self.rule, self.groups)
+
+    def grouping(self, tensors: tuple[str, ...]) -> Grouping:
+        """Partition the named tensors."""
+        return Grouping.of(self.groups, self.max_grad_norm, tensors)
+
+    def sensitivity(self, grouping: Grouping) -> Sensitivity:
+        """Return the bound on one example's contribution over all groups together.
+
+        The groups are orthogonal, so their bounds add in squares: ``sqrt(sum C_l^2)``, and ``sqrt(L)`` under
+        "normalized", whose clipped vectors have norm 1 in each group.
+        """
+        if self.rule == "normalized":
+            return Sensitivity(math.sqrt(len(grouping.bounds)))
+        return Sensitivity(math.sqrt(math.fsum(bound**2 for bound in grouping.bounds)))

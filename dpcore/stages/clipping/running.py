@@ -1,0 +1,58 @@
+"""The clip norm of a run that adapts it: what is in force, what was, and the bits of the present step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpcore.stages.clipping.adaptive import AdaptiveClip, twice_the_bits
+
+
+class RunningNorm:
+    """The state of an `AdaptiveClip` in a run.
+
+    Parameters
+    ----------
+    adaptive : AdaptiveClip
+    initial : float
+        C_0.
+    batch_size : float
+        The expected batch size B.
+
+    Attributes
+    ----------
+    norms : list of float
+        C_0, C_1, ...: functions of releases.
+    """
+
+    def __init__(self, adaptive: AdaptiveClip, initial: float, batch_size: float) -> None:
+        self.adaptive, self.initial, self.batch_size = adaptive, float(initial), batch_size
+        self.norms = [self.initial]
+        # **Private**: twice the sum of the bits so far. Where the backend computes, so that no step waits for it.
+        self._twice: Any = 0
+
+    @property
+    def norm(self) -> float:
+        """C_t, the clip norm in force."""
+        return self.norms[-1]
+
+    def add(self, norms: Any) -> None:
+        """Add the bits of a block of examples, given their norms."""
+        self._twice = self._twice + twice_the_bits(norms, self.norm)
+
+    def forget(self) -> None:
+        """Begin the sum of the bits with nothing."""
+        self._twice = 0
+
+    def following(self, normal: float) -> float:
+        """Return C_{t+1}, of the bits so far and a standard normal number. A release."""
+        noisy = int(self._twice) / 2 + self.adaptive.noise_on_bits(self.batch_size) * normal
+        return self.adaptive.next_norm(self.norm, noisy, self.batch_size, self.initial)
+
+    def keep(self, step: int, norm: float) -> None:
+        """Let `norm` be C_step."""
+        self.norms += [self.norm] * (step - len(self.norms))
+        self.norms.append(norm)
+
+    def at(self, steps: int) -> list[float]:
+        """Return C_0 .. C_steps; steps that an interruption cut off left the norm as it was."""
+        return [*self.norms, *[self.norm] * (steps + 1 - len(self.norms))]

@@ -1,0 +1,183 @@
+"""DiSK before its simplification: the Kalman filter with full covariance matrices, **not private**."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.spec.validate import integer
+
+Matrix = NDArray[np.float64]
+
+
+class FullKalman:
+    """The filter of DiSK's algorithm 2 for small d, for study and as an oracle. **Not private**.
+
+    It reads the Hessian of the private data, through H d, and adds no noise to it: whatever is computed from its
+    estimates has epsilon = infinity. It is therefore no filter of `dpcore.Method`, and must be asked for.
+    `ScalarKalman` with the query `TwoPoint` is the private method.
+
+    Each step costs d^3 operations:
+
+        g~_{t|t-1} = g~_{t-1} + H_t d_{t-1},     P_{t|t-1} = P_{t-1} + S_H + S_v,     S_t = g~_{t|t-1} g~_{t|t-1}'
+        K_t = P_{t|t-1} C' (S_w + C (S_C S_t + P_{t|t-1}) C' - S_H)^{-1}
+        g~_t = g~_{t|t-1} + K_t (g_t - C g~_{t|t-1}),     P_t = (I - K_t C) P_{t|t-1}
+
+    Parameters
+    ----------
+    dimension : int
+        d.
+    hessian_covariance : float or (d, d) array
+        S_H, of the error of the Hessian's displacement product. A number stands for that multiple of the identity,
+        here and below.
+    motion_covariance : float or (d, d) array
+        S_v, of the gradient's own motion.
+    noise_covariance : float or (d, d) array
+        S_w, of the noise in a released average. ``S_w - S_H`` must have no negative eigenvalue.
+    observation : float or (d, d) array
+        E[C], the mean effect of clipping.
+    observation_covariance : float or (d, d) array
+        S_C, its spread.
+    initial_covariance : float or (d, d) array, optional
+        P before the first step; S_w by default.
+    initial_estimate : (d,) array, optional
+        g~ before the first step; 0 by default.
+    allow_nonprivate : bool
+        Must be True.
+
+    Attributes
+    ----------
+    estimate : (d,) float64 array
+        g~_t.
+    covariance : (d, d) float64 array
+        P_t.
+    gain : (d, d) float64 array
+        K_t, zeros before the first step.
+
+    Raises
+    ------
+    PrivacyError
+        Without ``allow_nonprivate=True``.
+    ArgumentError
+        If an array has another shape or is not finite, a covariance is not symmetric with eigenvalues >= 0, or
+        ``S_w - S_H`` has a negative eigenvalue, where the gain would exceed the identity.
+
+    References
+    ----------
+    DiSK (Zhang et al.), algorithm 2. Its line 8 uses g~_t before it exists; g~_{t|t-1} stands here, and S_v, of its
+    section 3.1, in line 7.
+    """
+
+    private: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        dimension: int,
+        *,
+        hessian_covariance: ArrayLike,
+        motion_covariance: ArrayLike,
+        noise_covariance: ArrayLike,
+        observation: ArrayLike = 1.0,
+        observation_covariance: ArrayLike = 0.0,
+        initial_covariance: ArrayLike | None = None,
+        initial_estimate: ArrayLike | None = None,
+        allow_nonprivate: bool = False,
+    ) -> None:
+        if allow_nonprivate is not True:
+            raise PrivacyError(
+                "allow_nonprivate=False: this filter reads Hessians of private data without noise, so that epsilon is "
+                "infinity; use ScalarKalman with the query TwoPoint, or pass allow_nonprivate=True for study"
+            )
+        self.dimension = integer(1, dimension=dimension)
+        self._S_H = self._covariance(hessian_covariance=hessian_covariance)
+        self._S_v = self._covariance(motion_covariance=motion_covariance)
+        self._S_w = self._covariance(noise_covariance=noise_covariance)
+        self._C = self._matrix(observation=observation)
+        self._S_C = self._covariance(observation_covariance=observation_covariance)
+        self._check_gain(self._S_H)
+        self.covariance = (
+            self._S_w.copy() if initial_covariance is None else self._covariance(initial_covariance=initial_covariance)
+        )
+        self.estimate = (
+            np.zeros(self.dimension) if initial_estimate is None else self._vector(initial_estimate=initial_estimate)
+        )
+        self.gain: Matrix = np.zeros((self.dimension, self.dimension))
+
+    def step(
+        self, gradient: ArrayLike, displacement_product: ArrayLike, hessian_covariance: ArrayLike | None = None
+    ) -> Matrix:
+        """Take in one released average and return the estimate.
+
+        Parameters
+        ----------
+        gradient : (d,) array
+            g_t, the private average.
+        displacement_product : (d,) array
+            ``H_t d_{t-1}``, from private data; zeros at the first step.
+        hessian_covariance : float or (d, d) array, optional
+            S_H of this step, where it changes.
+
+        Returns
+        -------
+        (d,) float64 array
+            g~_t.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument has another shape or is not finite, or the matrix to be inverted is singular.
+        """
+        g = self._vector(gradient=gradient)
+        S_H = self._S_H
+        if hessian_covariance is not None:
+            S_H = self._covariance(hessian_covariance=hessian_covariance)
+            self._check_gain(S_H)
+        C = self._C
+        predicted = self.estimate + self._vector(displacement_product=displacement_product)
+        P = self.covariance + S_H + self._S_v
+        S = np.outer(predicted, predicted)
+        innovation = self._S_w + C @ (self._S_C @ S + P) @ C.T - S_H
+        try:
+            self.gain = np.asarray(np.linalg.solve(innovation.T, C @ P.T).T, dtype=np.float64)
+        except np.linalg.LinAlgError as cause:
+            raise ArgumentError(
+                "noise_covariance: S_w + E[C] (S_C S + P) E[C]' - S_H must not be singular; take a greater S_w"
+            ) from cause
+        self.estimate = predicted + self.gain @ (g - C @ predicted)
+        self.covariance = P - self.gain @ C @ P
+        return self.estimate.copy()
+
+    def _check_gain(self, S_H: Matrix) -> None:
+        difference = self._S_w - S_H
+        if np.linalg.eigvalsh(difference).min() < -1e-12 * max(np.abs(self._S_w).max(), np.abs(S_H).max()):
+            raise ArgumentError(
+                "hessian_covariance: must not exceed noise_covariance in any direction, where the gain would exceed 1"
+            )
+
+    def _matrix(self, **values: ArrayLike) -> Matrix:
+        ((name, value),) = values.items()
+        matrix = np.asarray(value, dtype=np.float64)
+        d = self.dimension
+        if matrix.shape not in ((), (d, d)) or not np.isfinite(matrix).all():
+            raise ArgumentError(f"{name}: must be a finite number or a finite array of shape ({d}, {d})")
+        return matrix * np.eye(d) if matrix.ndim == 0 else matrix.copy()
+
+    def _covariance(self, **values: ArrayLike) -> Matrix:
+        ((name, _),) = values.items()
+        matrix = self._matrix(**values)
+        largest = np.abs(matrix).max()
+        if not np.allclose(matrix, matrix.T, rtol=0, atol=1e-12 * largest) or (
+            np.linalg.eigvalsh(matrix).min() < -1e-12 * largest
+        ):
+            raise ArgumentError(f"{name}: must be symmetric with no negative eigenvalue, as covariances are")
+        return matrix
+
+    def _vector(self, **values: ArrayLike) -> Matrix:
+        ((name, value),) = values.items()
+        vector = np.array(value, dtype=np.float64)
+        if vector.shape != (self.dimension,) or not np.isfinite(vector).all():
+            raise ArgumentError(f"{name}: must be a finite array of shape ({self.dimension},)")
+        return vector

@@ -1,0 +1,222 @@
+"""A method: five stages, each a small frozen set of public settings, and what goes with them for free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import SECOND_MOMENT
+from dpcore.spec.validate import positive
+from dpcore.stages.clipping import Clip
+from dpcore.stages.filters import Filter, Identity
+from dpcore.stages.noise import IndependentGaussian, Noise
+from dpcore.stages.queries import Plain, Preconditioned, Query
+from dpcore.stages.updates import Update
+from dpcore.stages.updates.averaging import Averaging
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """query -> clip -> sum -> noise -> filter -> update. Any combination is a method.
+
+    Parameters
+    ----------
+    update : Update
+        `dpcore.stages.updates.SGD`, `Momentum`, `Adam`, `AdamW`, `AdaGrad` or `Accelerated`.
+    query : Query
+        `dpcore.stages.queries.Plain`, `TwoPoint`, `ParameterWindow`, `RecursiveDifference`, `AcceleratedDifference`, or one
+        of them `Preconditioned`.
+    clip : Clip
+        Rule, norm and groups.
+    noise : Noise
+        `dpcore.stages.noise.IndependentGaussian` or `CorrelatedGaussian`.
+    filter : Filter
+        `dpcore.stages.filters.Identity`, `LowPass`, `Averaging`, `Accumulation`, `ScalarKalman`, `OptimalFIR`, or several in
+        a `Chain`.
+    batch_size : float or None
+        The *expected* batch size B, the one fixed denominator of every average, never the realized size of a batch.
+        None takes the sampler's.
+    schedule : Schedule or None
+        A factor on the learning rate for each step.
+    averaging : Averaging or None
+        An average of the parameters over time, kept beside them.
+    galore : GaLore or None
+        Filter and update in a subspace of each matrix parameter.
+    radius : float or None
+        Parameters are projected onto the ball of this radius around 0 after every update.
+    name : str
+        For tables and statements.
+
+    Notes
+    -----
+    Filter, update and all that stands after `batch_size` work on released vectors: they cost no privacy.
+    """
+
+    update: Update
+    query: Query = field(default_factory=Plain)
+    clip: Clip = field(default_factory=Clip)
+    noise: Noise = field(default_factory=IndependentGaussian)
+    filter: Filter = field(default_factory=Identity)
+    batch_size: float | None = None
+    schedule: Schedule | None = None
+    averaging: Averaging | None = None
+    galore: GaLore | None = None
+    radius: float | None = None
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        members = {
+            "update": ("rule", "settings", "prepared"),
+            "query": ("points", "uses_displacement", "lags"),
+            "clip": ("grouping", "sensitivity"),
+            "noise": ("noise_multiplier", "with_noise_multiplier", "strategy"),
+            "filter": ("order", "coefficients", "adaptive"),
+        }
+        for stage, needed in members.items():
+            value = getattr(self, stage)
+            if isinstance(value, type) or not all(hasattr(value, member) for member in needed):
+                raise ArgumentTypeError(f"{stage}={value!r}: must be a stage from dpcore.{_PACKAGES[stage]}")
+        if self.batch_size is not None:
+            positive(batch_size=self.batch_size)
+        for name, member in {"schedule": "factor", "averaging": "weight", "galore": "projection"}.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, type) or not hasattr(value, member)):
+                raise ArgumentTypeError(f"{name}={value!r}: must be None or from dpcore.{_MODULES[name]}")
+        if self.radius is not None:
+            positive(radius=self.radius)
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        """Refuse stages whose combination has no meaning, or none that is private."""
+        update, adaptive = self.update, self.filter.adaptive
+        released = update.second_moment in ("filtered", "released", "public")
+        if self.preconditioning is not None:
+            if self.preconditioning.max_scaled_norm is not None and not isinstance(self.clip.groups, str):
+                raise ArgumentError(
+                    "max_scaled_norm: must be None with a mapping of clipping_groups, which gives the norms itself"
+                )
+            if update.rule not in SECOND_MOMENT:
+                raise ArgumentError(
+                    f"query=Preconditioned(...): needs an update with a second moment, such as Adam; {update.rule!r} "
+                    "has none"
+                )
+            if not released:
+                raise ArgumentError(
+                    f"second_moment={update.second_moment!r}: must be 'filtered', 'released' or 'public' under a "
+                    "preconditioned query, which the sensitivity of a separate second moment does not cover"
+                )
+            if update.bias_corrected or adaptive:
+                raise ArgumentError(
+                    "query=Preconditioned(...): the noise of its average differs from coordinate to coordinate, which "
+                    "bias_corrected and an adaptive filter do not allow for; take one of them away"
+                )
+        if getattr(self.clip, "adaptive", None) is not None:
+            self._check_adaptive_clip()
+        if adaptive and self.noise.strategy is not None:
+            raise ArgumentError(
+                "filter: an adaptive filter estimates autocorrelations under independent noise; give strategy=None, or "
+                "another filter"
+            )
+        if adaptive and update.bias_corrected and update.second_moment == "filtered":
+            raise ArgumentError(
+                "bias_corrected=True: the noise behind an adaptive filter is not known beforehand; give "
+                "second_moment='released'"
+            )
+        galore_fits = update.second_moment in ("filtered", "released") and update.rule != "accelerated"
+        if self.galore is not None and (adaptive or self.preconditioning is not None or not galore_fits):
+            raise ArgumentError(
+                "galore: takes filters and second moments of the released gradient only, no preconditioned query and "
+                "no accelerated coupling"
+            )
+        inner = getattr(self.query, "query", None)
+        while inner is not None:
+            if isinstance(inner, Preconditioned):
+                raise ArgumentError(
+                    f"query={type(self.query).__name__}(...): Preconditioned stands inside of it, where nothing would "
+                    "be scaled; put it outermost, Preconditioned(query=...)"
+                )
+            inner = getattr(inner, "query", None)
+
+    def _check_adaptive_clip(self) -> None:
+        """Refuse what was derived for one clip norm throughout the run."""
+        if self.noise.strategy is not None:
+            raise ArgumentError(
+                "adaptive_clip: must be None with correlated noise, whose seed noise has one standard deviation in all "
+                "steps, while a clip norm that changes needs another in each; give strategy=None"
+            )
+        if self.update.second_moment not in ("filtered", "released", "public"):
+            raise ArgumentError(
+                f"adaptive_clip: must be None with second_moment={self.update.second_moment!r}, whose sensitivity and "
+                "noise are derived for a gradient and its square alone; use variant='post_processing'"
+            )
+        if self.preconditioning is not None:
+            raise ArgumentError(
+                "adaptive_clip: must be None with a preconditioned query, whose scaled and unscaled vectors have norms "
+                "in other units"
+            )
+        if self.update.bias_corrected:
+            raise ArgumentError(
+                "adaptive_clip: must be None with bias_corrected, which takes off the variance of noise that is known "
+                "before the run, while a clip norm that changes changes it"
+            )
+
+    @property
+    def preconditioning(self) -> Preconditioned | None:
+        """The query, where it scales gradients before the clip."""
+        return self.query if isinstance(self.query, Preconditioned) else None
+
+    def with_noise_multiplier(self, noise_multiplier: float) -> Method:
+        """Return the same method at another noise multiplier."""
+        return replace(self, noise=self.noise.with_noise_multiplier(noise_multiplier))
+
+    def describe(self) -> dict[str, Any]:
+        """Return every setting as plain JSON values."""
+        described: dict[str, Any] = {"name": self.name, "batch_size": self.batch_size}
+        for stage in _PACKAGES:
+            described[stage] = describe(getattr(self, stage))
+        for extra in _MODULES:
+            value = getattr(self, extra)
+            described[extra] = None if value is None else describe(value)
+        described["radius"] = self.radius
+        return described
+
+
+_PACKAGES = {
+    "query": "queries",
+    "clip": "clipping",
+    "noise": "noise",
+    "filter": "filters",
+    "update": "updates",
+}
+_MODULES = {"schedule": "schedules", "averaging": "averaging", "galore": "galore"}
+
+
+def describe(stage: Any) -> dict[str, Any]:
+    """Return a stage's kind and settings as plain JSON values."""
+    if hasattr(stage, "describe"):
+        return dict(stage.describe())
+    described: dict[str, Any] = {"kind": type(stage).__name__}
+    if is_dataclass(stage):
+        settings = {setting.name: _plain(getattr(stage, setting.name)) for setting in fields(stage)}
+        # Settings that came later say nothing where they are not used: states and statements from before stay as equal.
+        later = {setting.name for setting in fields(stage) if setting.metadata.get("described") == "if set"}
+        described |= {name: value for name, value in settings.items() if value is not None or name not in later}
+    return described
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return describe(value)

@@ -1,0 +1,86 @@
+"""Stochastic recursive gradients: what changed between the last two parameter points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dpcore.errors import ArgumentError
+from dpcore.spec.validate import number
+from dpcore.stages.queries.base import Point, Query, combined, delayed, lags_behind
+from dpcore.stages.queries.plain import Plain
+
+
+@dataclass(frozen=True)
+class RecursiveDifference:
+    """``v_{t,i} = grad(x_t; i) - c_t grad(x_{t-1}; i)`` with c_0 = 0.
+
+    Parameters
+    ----------
+    decay : float or sequence of float
+        c, or c_0, c_1, ... of every step (c_0 is taken as 0), each in [0, 1]. It must be that of the accumulation that
+        follows (`dpcore.stages.filters.Accumulation`).
+    query : Query
+        What is asked at both points; the plain gradient by default.
+
+    Notes
+    -----
+    Both gradients are of the examples of the present batch, and their difference is formed before its norm is taken.
+
+    References
+    ----------
+    DP-SRG, algorithm 3 (DP-SRG-MEMF).
+    """
+
+    decay: float | tuple[float, ...]
+    query: Query = field(default_factory=Plain)
+
+    def __init__(self, decay: float | Sequence[float], query: Query | None = None) -> None:
+        chosen = tuple(decay) if isinstance(decay, Sequence) else decay
+        for value in chosen if isinstance(chosen, tuple) else (chosen,):
+            if not 0 <= number(decay=value) <= 1:
+                raise ArgumentError(f"decay={value!r}: must be at least 0 and at most 1")
+        object.__setattr__(self, "decay", chosen)
+        object.__setattr__(self, "query", Plain() if query is None else query)
+
+    @property
+    def uses_displacement(self) -> bool:
+        """That of the inner query."""
+        return self.query.uses_displacement
+
+    @property
+    def lags(self) -> int:
+        """Earlier points kept."""
+        return lags_behind(self.query, 0 if self.decay == 0 else 1)
+
+    def points(self, step: int) -> tuple[Point, ...]:
+        """Return two points, one at the first step."""
+        c = 0.0 if step == 0 else self._decay(step)
+        before = () if c == 0 else delayed(self.query.points(step - 1), -c, 1)
+        return combined((*self.query.points(step), *before))
+
+    def _decay(self, step: int) -> float:
+        if not isinstance(self.decay, tuple):
+            return self.decay
+        if step >= len(self.decay):
+            raise ArgumentError(f"decay: has {len(self.decay)} steps and the run goes on; give one number for each")
+        return self.decay[step]
+
+
+@dataclass(frozen=True)
+class AcceleratedDifference:
+    """``v_{t,i} = eta_t grad(x_t; i) - eta_{t-1} grad(x_{t-1}; i)`` with ``eta_t = t + 1`` and ``eta_{-1} = 0``.
+
+    References
+    ----------
+    DP-SRG, algorithm 1 (Accelerated-DP-SRGD).
+    """
+
+    uses_displacement: ClassVar[bool] = False
+    lags: ClassVar[int] = 1
+
+    def points(self, step: int) -> tuple[Point, ...]:
+        """Return two points, one at the first step."""
+        here = Point(float(step + 1))
+        return (here, Point(-float(step), lag=1)) if step > 0 else (here,)

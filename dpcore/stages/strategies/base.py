@@ -1,0 +1,230 @@
+"""What a strategy is: the matrix C of a correlated-noise mechanism, and how its noise is streamed.
+
+The noise of step t is row t of C^{-1} Z, with Z rows of independent Gaussian noise. C is square, lower-triangular, with
+a positive diagonal, and scaled so that its largest column norm is 1: an example that takes part once then moves C times
+the sums by at most one clip norm, whatever the strategy, and the identity is DP-SGD with its usual noise multiplier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
+from dpcore.spec.ops import FilterCoefficients
+
+Matrix = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+# C times the noise as it was really added is Z plus C times its rounding: in float32, 2^-24 of the noise. At this
+# growth of the noise over Z that is 6e-5 of a standard deviation of Z; far beyond, the noise is no longer Gaussian.
+LARGEST_GROWTH = 1e3
+
+_STREAMING_TOLERANCE = 1e-6
+_SCALED = 1e-13
+
+
+class Strategy(Protocol):
+    """A lower-triangular matrix C that correlates the noise: N = C^{-1} Z, one row a step."""
+
+    @property
+    def order(self) -> int:
+        """State vectors of the streaming recurrence, each of the parameters' size; 0 where there is none."""
+
+    @property
+    def steps(self) -> int | None:
+        """Rows it has; None stands for any number."""
+
+    def coefficients(self, step: int) -> FilterCoefficients | None:
+        """Return the recurrence (`dpcore.spec.ops.Backend.recurrence`) that makes N_step from Z_step, or None.
+
+        None says that rows of Z are drawn again: see `rows`. Lengths do not change from step to step.
+        """
+
+    def rows(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Return row `step` of C^{-1} as (row of Z, weight) pairs, none beyond `step`, zeros left out."""
+
+    def matrix(self, steps: int) -> Matrix:
+        """Return the leading block of C, (steps, steps) float64."""
+
+    def columns(self, indices: Indices, steps: int) -> Matrix:
+        """Return the columns `indices` of `matrix(steps)`, (steps, len(indices)), without making all of it."""
+
+    def inverse_row_norms(self, steps: int) -> Matrix:
+        """Return the **squared** norm of each row of C^{-1}: (steps,), the variance of N_t over that of Z."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
+
+
+def check_steps(strategy: Strategy, steps: int) -> int:
+    """Return `steps` if a run of so many steps can use the strategy.
+
+    Raises
+    ------
+    ArgumentError
+        If the strategy has fewer rows, or its noise grows beyond `LARGEST_GROWTH` times the seed noise.
+    """
+    steps = validate.integer(steps=steps, minimum=0)
+    kind = strategy.describe()["kind"]
+    if strategy.steps is not None and steps > strategy.steps:
+        raise ArgumentError(
+            f"steps={steps}: the strategy ({kind}) has {strategy.steps} rows; "
+            f"take at most {strategy.steps} steps or a strategy of {steps} rows"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = np.sqrt(strategy.inverse_row_norms(steps))
+    usable = growth <= LARGEST_GROWTH  # False for NaN
+    if not usable.all():
+        first = int(np.argmin(usable))
+        raise ArgumentError(
+            f"steps={steps}: the strategy {kind!r} is so close to singular that its noise at step {first} is "
+            f"{growth[first]:.3g} times the seed noise; take at most {first} steps or a better conditioned strategy"
+        )
+    return steps
+
+
+def check_streaming(strategy: Strategy, steps: int) -> None:
+    """Refuse a strategy whose noise is not that of its matrix: one the caller wrote may contradict itself.
+
+    The event is made of `matrix` and `columns`, the noise of `rows` or `coefficients`. Compared are the first 32 steps,
+    within 1e-6 of the largest entry.
+
+    Raises
+    ------
+    ArgumentError
+        If ``C N = Z`` does not hold for the noise that the strategy streams.
+    """
+    count = min(steps, 32)
+    matrix = np.asarray(strategy.matrix(count), dtype=np.float64)
+    unit = np.eye(count)
+    drawn = np.zeros((count, count))
+    for step in range(count):
+        for row, weight in strategy.rows(step):
+            drawn[step, row] = weight
+    streamed = [drawn]
+    if strategy.coefficients(0) is not None:
+        streamed.append(_recurrence(strategy, unit))
+    for noise in streamed:
+        error = np.abs(matrix @ noise - unit).max()
+        if not error <= _STREAMING_TOLERANCE * max(1.0, np.abs(noise).max()):
+            raise ArgumentError(
+                f"strategy={strategy.describe()['kind']!r}: its noise is not C^{{-1}} Z for its own matrix C (off by "
+                f"{error:.3g} in the first {count} steps); rows(), coefficients() and matrix() must describe one matrix"
+            )
+    if not np.allclose(strategy.columns(np.arange(count), count), matrix, atol=_STREAMING_TOLERANCE):
+        raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: columns() must be columns of matrix()")
+
+
+def _recurrence(strategy: Strategy, seeds: Matrix) -> Matrix:
+    """Stream the rows of `seeds` as `dpcore.spec.ops.Backend.recurrence` does."""
+    state = np.zeros((strategy.order + 1, seeds.shape[1]))
+    noise = np.empty_like(seeds)
+    for step, z in enumerate(seeds):
+        coefficients = strategy.coefficients(step)
+        assert coefficients is not None
+        b, a = np.zeros(strategy.order + 1), np.zeros(strategy.order + 1)
+        b[: len(coefficients.b)] = coefficients.b
+        a[1 : 1 + len(coefficients.a)] = coefficients.a
+        y = b[0] * z + state[0]
+        state[:-1] = state[1:] + np.outer(b[1:], z) - np.outer(a[1:], y)
+        noise[step] = y / coefficients.normalizer
+    return noise
+
+
+def identify(strategy: Strategy) -> str:
+    """Return one line that names the strategy in an event: its kind with its settings."""
+    described = strategy.describe()
+    # A list is a tuple that was written as JSON.
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+    settings = ", ".join(f"{name}={value}" for name, value in values.items() if name != "kind")
+    return f"{described['kind']}({settings})"
+
+
+def check_row(step: int, rows: int | None) -> int:
+    """Return `step` if it is one of the rows; None stands for any number of rows."""
+    step = validate.integer(step=step, minimum=0)
+    if rows is not None and step >= rows:
+        raise ArgumentError(f"step={step}: the strategy has {rows} rows; the last step is {rows - 1}")
+    return step
+
+
+def check_block(steps: int, rows: int | None) -> int:
+    """Return `steps` if there are so many rows."""
+    steps = validate.integer(steps=steps, minimum=0)
+    if rows is not None and steps > rows:
+        raise ArgumentError(f"steps={steps}: must be at most {rows}, the rows of the strategy")
+    return steps
+
+
+def finite_array(dimensions: int, **values: Any) -> Matrix:
+    """Return the value as a new float64 array of that many dimensions, not empty, all finite."""
+    ((name, value),) = values.items()
+    try:
+        array = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError) as cause:
+        raise ArgumentTypeError(f"{name}: must be a {dimensions}-dimensional array of real numbers") from cause
+    if array.ndim != dimensions or array.size == 0:
+        raise ArgumentError(f"{name}.shape={array.shape}: must have {dimensions} dimension(s), none of them 0")
+    if not np.isfinite(array).all():
+        place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ArgumentError(f"{name}: the entry {array[place]} at {place} must be finite")
+    return array
+
+
+def check_diagonal(diagonal: Matrix, name: str) -> None:
+    """Refuse a diagonal that is not positive: C must be invertible, and -C is the same mechanism as C."""
+    if not (diagonal > 0).all():
+        place = int(np.argmin(diagonal > 0))
+        value = diagonal[place]
+        if value == 0:
+            hint = "the matrix is singular; take the identity where you want independent noise"
+        else:
+            hint = "multiply that row by -1, which leaves the mechanism as it is"
+        raise ArgumentError(f"{name}: the diagonal entry {value:.6g} at row {place} must be greater than 0: {hint}")
+
+
+def lower_triangular(**values: Any) -> Matrix:
+    """Return the value as a new float64 matrix that is square, lower-triangular and has a positive diagonal."""
+    ((name, _),) = values.items()
+    matrix = finite_array(2, **values)
+    if matrix.shape[0] != matrix.shape[1]:
+        side = min(matrix.shape)
+        raise ArgumentError(
+            f"{name}.shape={matrix.shape}: must be square, one row and one column for each step, such as {(side, side)}"
+        )
+    above = np.argwhere(np.triu(matrix, 1))
+    if above.size:
+        row, column = (int(i) for i in above[0])
+        raise ArgumentError(
+            f"{name}: the entry {matrix[row, column]:.6g} at row {row}, column {column} lies above the diagonal, where "
+            "noise would depend on later steps; give a lower-triangular matrix with the same C^T C (reverse Cholesky)"
+        )
+    check_diagonal(np.diagonal(matrix), name)
+    return matrix
+
+
+def scaled(values: Matrix, norm: float) -> Matrix:
+    """Return `values` over their largest column norm, read-only; as they are where that is 1 up to rounding.
+
+    So that a strategy built again from its own values has the same bits. Nothing rests on the scale being exact: the
+    sensitivity is computed from the values that run.
+    """
+    if not 0.0 < norm < np.inf:
+        raise ArgumentError(
+            f"strategy: its largest column norm {norm:.3g} is out of range; multiply the matrix by a constant, which "
+            "leaves the mechanism as it is"
+        )
+    result = values if abs(norm - 1.0) < _SCALED else values / norm
+    result.flags.writeable = False
+    return result
+
+
+def digest(array: Matrix) -> str:
+    """Return the SHA-256 of the shape and the float64 entries, row by row, little-endian."""
+    header = ",".join(map(str, array.shape)).encode()
+    return hashlib.sha256(header + b":" + np.ascontiguousarray(array, dtype="<f8").tobytes()).hexdigest()

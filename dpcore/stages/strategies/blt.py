@@ -1,0 +1,122 @@
+"""Buffered linear Toeplitz strategies: dense matrices that stream with a few vectors.
+
+With scales w_j and decays u_j, j = 1..m, the series of C is that of a sum of m geometric sequences,
+
+    c_0 = 1,  c_k = sum_j w_j u_j^{k-1}:      c(x) = 1 + sum_j w_j x / (1 - u_j x) = P(x) / Q(x)
+
+with ``Q = prod_j (1 - u_j x)`` and ``P = Q + sum_j w_j x prod_{i != j} (1 - u_i x)``, both with constant term 1. So the
+noise N = C^{-1} Z solves ``P N = Q Z``: the recurrence with b the coefficients of Q, a those of P behind the 1, and m
+state vectors, the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dpcore.errors import ArgumentError
+from dpcore.spec import validate
+from dpcore.spec.ops import FilterCoefficients
+from dpcore.stages.strategies import base
+from dpcore.stages.strategies.base import Matrix
+from dpcore.stages.strategies.toeplitz import Toeplitz
+
+
+@dataclass(frozen=True)
+class BLT(Toeplitz):
+    """C of a buffered linear Toeplitz mechanism with m given buffers, scaled over `steps` rows.
+
+    Parameters
+    ----------
+    scales : sequence of float
+        w_1 .. w_m.
+    decays : sequence of float
+        u_1 .. u_m, each in [0, 1).
+    steps : int
+        Rows; the norm of the first column, by which C is divided, depends on their number.
+
+    References
+    ----------
+    Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, "Efficient and near-optimal noise generation for streaming
+    differential privacy".
+    """
+
+    scales: tuple[float, ...]
+    decays: tuple[float, ...]
+    steps: int
+
+    def __init__(self, scales: Sequence[float], decays: Sequence[float], steps: int) -> None:
+        values = {"scales": base.finite_array(1, scales=scales), "decays": base.finite_array(1, decays=decays)}
+        if len(values["scales"]) != len(values["decays"]):
+            raise ArgumentError(
+                f"len(decays)={len(values['decays'])}: must be {len(values['scales'])}, one for each of the scales"
+            )
+        for decay in values["decays"]:
+            validate.decay(decays=float(decay))
+        for name, array in values.items():
+            object.__setattr__(self, name, tuple(array.tolist()))
+        object.__setattr__(self, "steps", validate.integer(steps=steps, minimum=1))
+
+    @property
+    def order(self) -> int:
+        """The number of buffers m."""
+        return len(self.scales)
+
+    def coefficients(self, step: int) -> FilterCoefficients:
+        """Return b = Q, a = P without its 1, and as normalizer the scale of C, the same at every step."""
+        base.check_row(step, self.steps)
+        p, q = _polynomials(self.scales, self.decays)
+        return FilterCoefficients(q, p[1:], 1 / self._norm)
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return c over the norm of c_0 .. c_{T-1}, (steps,)."""
+        p, q = _polynomials(self.scales, self.decays)
+        return _series(p, q, steps) / self._norm
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return the series of Q/P times that norm, (steps,)."""
+        p, q = _polynomials(self.scales, self.decays)
+        return _series(q, p, steps) * self._norm
+
+    @property
+    def _norm(self) -> float:
+        p, q = _polynomials(self.scales, self.decays)
+        return float(np.linalg.norm(_series(p, q, self.steps)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind and the settings."""
+        return {"kind": "blt", "scales": list(self.scales), "decays": list(self.decays), "steps": self.steps}
+
+
+@lru_cache(maxsize=32)
+def _polynomials(scales: tuple[float, ...], decays: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return P and Q, coefficients of x^0 .. x^m."""
+    factors = [np.array([1.0, -decay]) for decay in decays]
+    q = _product(factors)
+    p = q.copy()
+    for j, scale in enumerate(scales):
+        p[1:] += scale * _product(factors[:j] + factors[j + 1 :])
+    return tuple(p.tolist()), tuple(q.tolist())
+
+
+def _product(factors: Sequence[Matrix]) -> Matrix:
+    result = np.ones(1)
+    for factor in factors:
+        result = np.convolve(result, factor)
+    return result
+
+
+@lru_cache(maxsize=32)
+def _series(numerator: tuple[float, ...], denominator: tuple[float, ...], size: int) -> Matrix:
+    """Return the first coefficients of numerator(x) / denominator(x), (size,), read-only."""
+    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
+
+    impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
+    impulse[0] = 1.0
+    result = np.asarray(lfilter(numerator, denominator, impulse), dtype=np.float64)[:size]
+    result.flags.writeable = False
+    return result

@@ -1,0 +1,134 @@
+"""How far one example moves C times the sums: the sensitivity of a matrix mechanism.
+
+Two neighboring data sets differ, under zero-out, in one example, which takes part at the steps p of one pattern. With
+x_i the change that it makes to the sum of step i, ||x_i|| <= 1 in clip norms, x_i = 0 outside of p, and G = C^T C,
+
+    ||C x||_F^2 = sum_{i,j in p} G_ij <x_i, x_j>  <=  sum_{i,j in p} |G_ij|,        since |<x_i, x_j>| <= 1.
+
+Where no G_ij of the pattern is negative, x_i = u for one unit vector u reaches it: the value is then exactly
+||sum_{i in p} C[:, i]||. Where some are negative it is a bound, valid for vectors of any dimension. Either way it does
+not fall when steps are added to p, so an example that misses some of its steps is covered, and so is a pattern within
+another.
+
+The x_i may depend on what was released before step i: with Gaussian noise and a lower-triangular C, the adaptive
+mechanism is as private as the one with all x_i fixed. **The pattern may not**: it is fixed before the run.
+
+References
+----------
+Choquette-Choo, McMahan, Rush, Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
+2023, section 3.
+Denisov, McMahan, Rush, Smith, Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear Operators on
+Adaptive Streams", 2022, Theorem 2.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
+from dpcore.stages.strategies.banded import Banded
+from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_block
+from dpcore.stages.strategies.toeplitz import BandedToeplitz
+
+_CHUNK = 256
+
+
+def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: int) -> float:
+    """Return the largest L2 norm by which one example moves C times the sums, in units of the clip norm.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        C, with at least `steps` rows.
+    patterns : iterable of (k,) integer arrays
+        For every example the steps, each in [0, steps), at which it takes part; equal ones need to be given only once,
+        in any order. Fixed before the run.
+    steps : int
+        Steps of the run, of which each row of C is released.
+
+    Returns
+    -------
+    float
+        The exact value where C^T C has no negative entry within the patterns, else an upper bound (see the module); 0
+        without patterns.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a step lies outside of the run, occurs twice in a pattern, or is not an integer.
+    """
+    steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
+    square = _squared(strategy, steps)
+    return math.sqrt(max((square(_pattern(p, steps)) for p in patterns), default=0.0))
+
+
+def _pattern(pattern: npt.ArrayLike, steps: int) -> Indices:
+    array = np.asarray(pattern)
+    if array.ndim != 1:
+        raise ArgumentError(f"patterns: must hold one-dimensional arrays of steps, not one of shape {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"patterns: must hold integer steps, not {array.dtype}")
+    result = np.sort(array.astype(np.int64))
+    if result.size and (result[0] < 0 or result[-1] >= steps):
+        bad = result[0] if result[0] < 0 else result[-1]
+        raise ArgumentError(f"patterns: the step {bad} lies outside of the run, steps 0 to {steps - 1}")
+    if np.any(result[1:] == result[:-1]):
+        twice = result[1:][result[1:] == result[:-1]][0]
+        raise ArgumentError(f"patterns: the step {twice} occurs twice in one pattern; an example counts once in a step")
+    return result
+
+
+def _squared(strategy: Strategy, steps: int) -> Callable[[Indices], float]:
+    """Return pattern -> sum of |C^T C| over the pattern."""
+    if isinstance(strategy, Banded | BandedToeplitz) and strategy.order < _CHUNK:
+        return _banded_squared(_bands(strategy, steps))
+
+    def squared(pattern: Indices) -> float:
+        total, plain = np.zeros(steps), True
+        for first in range(0, pattern.size, _CHUNK):
+            block = strategy.columns(pattern[first : first + _CHUNK], steps)
+            total += block.sum(axis=1)
+            plain = plain and bool((block >= 0).all())
+        if plain:  # then C^T C has no negative entry, and its sum is the squared norm of the summed columns
+            return float(total @ total)
+        block = strategy.columns(pattern, steps)
+        return float(np.abs(block.T @ block).sum())
+
+    return squared
+
+
+def _bands(strategy: Banded | BandedToeplitz, steps: int) -> Matrix:
+    """Return the bands of the leading block, (b, steps): `Banded.bands` cut off at the last row."""
+    if isinstance(strategy, Banded):
+        bands = strategy.bands[:steps, :steps].copy()
+    else:
+        bands = np.repeat(np.array(strategy.series[:steps])[:, None], steps, axis=1)
+    bands[np.add.outer(np.arange(len(bands)), np.arange(steps)) >= steps] = 0.0
+    return bands
+
+
+def _banded_squared(bands: Matrix) -> Callable[[Indices], float]:
+    """As `_squared`, from |G[t + l, t]| = |sum_m C[t+l+m, t+l] C[t+l+m, t]| for l < b, zero for the others."""
+    count, steps = bands.shape
+    gram = np.zeros((count, steps))
+    for lag in range(count):
+        size = steps - lag
+        gram[lag, :size] = np.abs(np.einsum("kt,kt->t", bands[: count - lag, lag:], bands[lag:, :size]))
+
+    def squared(pattern: Indices) -> float:
+        total = float(gram[0, pattern].sum()) if pattern.size else 0.0
+        # Steps of a pattern differ: those `apart` places apart are at least as many rows apart.
+        for apart in range(1, min(count, pattern.size)):
+            lag = pattern[apart:] - pattern[:-apart]
+            near = lag < count
+            if not near.any():
+                break
+            total += 2.0 * float(gram[lag[near], pattern[:-apart][near]].sum())
+        return total
+
+    return squared

@@ -1,0 +1,240 @@
+"""Toeplitz strategies: C[t, s] = c_{t-s}, a power series c(x) = sum c_k x^k, and C^{-1} the series 1/c(x).
+
+The workload of plain SGD, all ones, is the series 1/(1-x). Its square root is a strategy in closed form:
+
+    (1-x)^{-1/2}:  f_0 = 1,  f_k = f_{k-1} (2k-1)/(2k);      (1-x)^{1/2}:  g_0 = 1,  g_k = g_{k-1} (2k-3)/(2k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dpcore.errors import ArgumentError
+from dpcore.spec import validate
+from dpcore.spec.ops import FilterCoefficients
+from dpcore.stages.strategies import base
+from dpcore.stages.strategies.base import Indices, Matrix
+
+
+class Toeplitz:
+    """What all Toeplitz strategies share; each gives the first columns of C and C^{-1}."""
+
+    if TYPE_CHECKING:  # a property here would become the default of the subclasses' field
+
+        @property
+        def steps(self) -> int | None:
+            """Rows it has; None for any number."""
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return c_0 .. c_{steps-1}, (steps,), scaled."""
+        raise NotImplementedError
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return the first column of C^{-1}, (steps,)."""
+        raise NotImplementedError
+
+    def rows(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Return row `step` of C^{-1}, without its zeros."""
+        weights = self.inverse_first_column(base.check_row(step, self.steps) + 1)[::-1]
+        return tuple((int(row), float(weights[row])) for row in np.flatnonzero(weights))
+
+    def matrix(self, steps: int) -> Matrix:
+        """Return the leading block of C, (steps, steps) float64."""
+        return self.columns(np.arange(steps), steps)
+
+    def columns(self, indices: Indices, steps: int) -> Matrix:
+        """Return columns of the leading block, (steps, len(indices))."""
+        series = self.first_column(base.check_block(steps, self.steps))
+        result = np.zeros((steps, len(indices)))
+        for place, t in enumerate(indices):
+            result[t:, place] = series[: steps - t]
+        return result
+
+    def inverse_row_norms(self, steps: int) -> Matrix:
+        """Return the squared row norms of C^{-1}, (steps,): partial sums of its squared coefficients."""
+        return np.cumsum(np.square(self.inverse_first_column(base.check_block(steps, self.steps))))
+
+
+@dataclass(frozen=True)
+class BandedToeplitz(Toeplitz):
+    """C with b bands, constant along each, for any number of steps; streams with b - 1 state vectors.
+
+    Parameters
+    ----------
+    series : sequence of float
+        c_0 .. c_{b-1} up to their scale, c_0 > 0. As an attribute: scaled to norm 1, the norm of every column that is
+        not cut off by the end of the run.
+    """
+
+    series: tuple[float, ...]
+    steps: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        values = _series(series=self.series)
+        object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
+
+    @property
+    def order(self) -> int:
+        """The bands but the diagonal: b - 1."""
+        return len(self.series) - 1
+
+    def coefficients(self, step: int) -> FilterCoefficients:
+        """Return b = (1,), a_k = c_k / c_0 and the normalizer c_0, the same at every step (see `banded`)."""
+        base.check_row(step, None)
+        first = self.series[0]
+        return FilterCoefficients((1.0,), tuple(value / first for value in self.series[1:]), first)
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return c, continued by zeros, (steps,)."""
+        result = np.zeros(steps)
+        result[: len(self.series)] = self.series[:steps]
+        return result
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return 1/c(x), (steps,)."""
+        return _reciprocal(self.series, steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind and the scaled series."""
+        return {"kind": "banded-toeplitz", "series": list(self.series)}
+
+
+@dataclass(frozen=True)
+class SquareRoot(Toeplitz):
+    """C = (1-x)^{-1/2}, the square root of the all-ones workload. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
+
+    A run of T steps draws T (T + 1) / 2 rows of noise and stores none of them.
+
+    Parameters
+    ----------
+    steps : int
+        Rows; the column norms grow with their number (as log T / pi), so the scale depends on it.
+    """
+
+    steps: int
+    order: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
+
+    def coefficients(self, step: int) -> None:
+        """Return None: rows are drawn again."""
+        return
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return f_k over the norm of f_0 .. f_{T-1}, (steps,)."""
+        return _root(-0.5, steps) / np.linalg.norm(_root(-0.5, self.steps))
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return g_k times that norm, (steps,)."""
+        return _root(0.5, steps) * np.linalg.norm(_root(-0.5, self.steps))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind and the number of rows."""
+        return {"kind": "square-root", "steps": self.steps}
+
+
+@dataclass(frozen=True)
+class BandedInverseToeplitz(Toeplitz):
+    """C^{-1} with b bands, constant along each: N_t = sum_j p_j Z_{t-j}. C itself is dense.
+
+    Streams with b - 1 state vectors, or by drawing b rows again at each step (`rows`) and storing nothing. C is not
+    banded, so nothing that is proved for banded C (amplification under cyclic Poisson sampling) holds here.
+
+    Parameters
+    ----------
+    series : sequence of float
+        p_0 .. p_{b-1} up to their scale, p_0 > 0. As an attribute: scaled so that the first column of C, the largest,
+        has norm 1.
+    steps : int
+        Rows; the scale depends on their number.
+    """
+
+    series: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        values = _series(series=self.series)
+        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = float(np.linalg.norm(_reciprocal(tuple(values.tolist()), self.steps)))
+        if not np.isfinite(norm):
+            raise ArgumentError(
+                f"series={values.tolist()}: its reciprocal, the strategy, overflows within {self.steps} rows; "
+                "the zeros of the polynomial must lie outside of the unit circle"
+            )
+        object.__setattr__(self, "series", tuple(base.scaled(values, 1.0 / norm).tolist()))
+
+    @property
+    def order(self) -> int:
+        """The bands but the diagonal: b - 1."""
+        return len(self.series) - 1
+
+    def coefficients(self, step: int) -> FilterCoefficients:
+        """Return b_k = C^{-1}[t+k,t] = p_k, the same at every step."""
+        base.check_row(step, self.steps)
+        return FilterCoefficients(self.series, ())
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return 1/p(x), (steps,)."""
+        return _reciprocal(self.series, steps)
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return p, continued by zeros, (steps,)."""
+        result = np.zeros(steps)
+        result[: len(self.series)] = self.series[:steps]
+        return result
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind, the scaled series and the number of rows."""
+        return {"kind": "banded-inverse-toeplitz", "series": list(self.series), "steps": self.steps}
+
+
+def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
+    """Return the strategy whose inverse is the first `bands` coefficients of (1-x)^{1/2}, over `steps` rows.
+
+    Their polynomial has no zero in the closed unit disk: all coefficients but the first are negative and they add up to
+    more than 0, so ``|p(x)| >= p(|x|) >= p(1) > 0`` there. C is therefore summable however many rows it has.
+    """
+    bands = validate.integer(bands=bands, minimum=1)
+    steps = validate.integer(steps=steps, minimum=1)
+    if bands > steps:
+        raise ArgumentError(f"bands={bands}: must be at most {steps}, the number of steps")
+    return BandedInverseToeplitz(tuple(_root(0.5, bands).tolist()), steps)
+
+
+def _series(**values: Sequence[float]) -> Matrix:
+    ((name, _),) = values.items()
+    array = base.finite_array(1, **values)
+    if array[0] <= 0:
+        raise ArgumentError(
+            f"{name}={array.tolist()}: the first coefficient is the diagonal and must be greater than 0 "
+            "(otherwise the matrix is singular or its signs are turned)"
+        )
+    return array
+
+
+@lru_cache(maxsize=32)
+def _root(power: float, size: int) -> Matrix:
+    """Return the first coefficients of (1-x)^power, (size,), read-only: each the last times (k - 1 - power) / k."""
+    k = np.arange(1, size)
+    result = np.cumprod(np.concatenate([[1.0], (k - 1 - power) / k]))[:size]
+    result.flags.writeable = False
+    return result
+
+
+@lru_cache(maxsize=32)
+def _reciprocal(series: tuple[float, ...], size: int) -> Matrix:
+    """Return the first coefficients of 1/c(x), (size,), read-only."""
+    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
+
+    impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
+    impulse[0] = 1.0
+    result = np.asarray(lfilter([1.0], series, impulse), dtype=np.float64)[:size]
+    result.flags.writeable = False
+    return result

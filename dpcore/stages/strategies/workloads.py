@@ -1,0 +1,109 @@
+"""Workloads, the matrices A whose error a strategy is chosen for, and the error of a strategy on one.
+
+A maps the released averages g_0 .. g_{T-1} to what is wanted: for SGD the iterates, x_{t+1} - x_0 = -eta (A g)_t. The
+noise of what is wanted is A C^{-1} Z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ArgumentError
+from dpcore.spec import validate
+from dpcore.stages.strategies import base
+from dpcore.stages.strategies.base import Matrix, Strategy
+from dpcore.stages.strategies.sensitivity import sensitivity
+
+
+def ones(steps: int) -> Matrix:
+    """Return the workload of plain SGD, prefix sums: ones on and below the diagonal, (steps, steps)."""
+    steps = validate.integer(steps=steps, minimum=1)
+    return np.tril(np.ones((steps, steps)))
+
+
+def momentum(steps: int, momentum: float) -> Matrix:
+    """Return the workload of SGD with momentum m_t = `momentum` m_{t-1} + g_t: prefix sums of m, (steps, steps)."""
+    decay = validate.decay(momentum=momentum)
+    return ones(steps) @ accumulation(steps, decay)
+
+
+def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Matrix:
+    """Return the "true" workload of stochastic recursive gradients, (steps, steps).
+
+    What is released are differences Delta_t; G_t = c_t G_{t-1} + Delta_t is the gradient that SGD with momentum takes.
+
+    Parameters
+    ----------
+    steps : int
+        T.
+    decay : float or (T,) array
+        c_t, c_0 unused.
+    momentum : float
+        Momentum of the update, at least 0 and less than 1.
+
+    References
+    ----------
+    DP-SRG, section 5: M A L, with A the prefix sums, M the momentum and L the accumulation.
+    """
+    validate.decay(momentum=momentum)
+    return ones(steps) @ accumulation(steps, momentum) @ accumulation(steps, decay)
+
+
+def accumulation(steps: int, decay: float | npt.ArrayLike) -> Matrix:
+    """Return L of G_t = c_t G_{t-1} + Delta_t: L[t, s] = c_{s+1} ... c_t, (steps, steps); `decay` a float or (T,)."""
+    steps = validate.integer(steps=steps, minimum=1)
+    factors = np.asarray(decay, dtype=np.float64)
+    if factors.ndim == 0:
+        factors = np.full(steps, float(factors))
+    if factors.shape != (steps,) or not np.isfinite(factors).all():
+        raise ArgumentError(f"decay: must be a finite number or {steps} of them, one for each step")
+    result = np.eye(steps)
+    for t in range(1, steps):
+        result[t, :t] = factors[t] * result[t - 1, :t]
+    return result
+
+
+def row_norms(strategy: Strategy, workload: npt.ArrayLike, steps: int) -> Matrix:
+    """Return the norm of each row of A C^{-1}, (steps,): the noise of each wanted vector over that of Z."""
+    from scipy.linalg import solve_triangular
+
+    steps = base.check_block(validate.integer(steps=steps, minimum=1), strategy.steps)
+    wanted = base.finite_array(2, workload=workload)
+    if wanted.shape != (steps, steps):
+        raise ArgumentError(f"workload.shape={wanted.shape}: must be {(steps, steps)}, one row for each step")
+    # B C = A, transposed: C^T B^T = A^T.
+    decoder = solve_triangular(strategy.matrix(steps), wanted.T, lower=True, trans="T")
+    return np.asarray(np.linalg.norm(decoder, axis=0))
+
+
+def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
+    """Return the root mean squared error per step and coordinate at mu = 1, in clip norms.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        C.
+    workload : (steps, steps) array
+        A.
+    steps : int
+        Steps of the run.
+    patterns : iterable of (k,) integer arrays
+        When examples take part, see `sensitivity`.
+
+    Returns
+    -------
+    float
+        ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``: at mu = 1 the noise multiplier is the
+        sensitivity.
+    """
+    squares = np.square(row_norms(strategy, workload, steps))
+    return math.sqrt(float(squares.mean())) * sensitivity(strategy, patterns, steps)
+
+
+def max_error(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
+    """Return the largest error of any step at mu = 1: as `rmse`, with the largest row norm of A C^{-1}."""
+    return float(row_norms(strategy, workload, steps).max()) * sensitivity(strategy, patterns, steps)

@@ -1,0 +1,93 @@
+"""What a guarantee assumes and does not cover: the sentences that a statement must have, from its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpcore.spec.keys import CALLER, EXACT
+
+PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
+REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
+SECRET_KEYS = (
+    "The keys are assumed secret and never used again, and with them the secret part of every saved state; whoever "
+    "knows them can subtract the noise."
+)
+NO_LEDGER = (
+    "No ledger was kept: choosing hyper-parameters, or when to stop, by looking at results on the same data is not "
+    "accounted for."
+)
+UNITS = {
+    "example": "The unit of privacy is one example: a person with several examples has less protection than stated.",
+    "user": "The unit of privacy is one user with all examples under that name; one person as several users has less.",
+}
+USERS = (
+    "What is said of examples holds for users here, and n is their number; how many examples they have, and which is "
+    "whose, is treated as public."
+)
+PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
+SECRET_BATCHES = "The batches are secret: how long a step takes, which tells how many examples it had, is not covered."
+CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
+EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
+OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
+"""How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
+
+
+def assumptions(
+    *,
+    unit: str,
+    secret_batches: bool,
+    second_moment: str,
+    origin: str,
+    forks: int,
+    abandoned: int,
+    ledger: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Return the sentences that belong to these settings.
+
+    Parameters
+    ----------
+    unit : str
+        "example" or "user".
+    secret_batches : bool
+        Whether batches are drawn in secret.
+    second_moment : str
+        That of the update.
+    origin : str
+        Of the keys.
+    forks, abandoned : int
+        Resumed so often; steps that were released and given up.
+    ledger : mapping
+        As in `dpcore.statement.Statement`; empty where there is none.
+    """
+    said = [PUBLIC_SIZES, REAL_NUMBERS, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
+    said.append(SECRET_KEYS)
+    if unit == "user":
+        said.append(USERS)
+    if secret_batches:
+        said.append(SECRET_BATCHES)
+    if second_moment == "public":
+        said.append(PUBLIC_DATA)
+    if origin.startswith(CALLER):
+        said.append(CALLER_KEY)
+    if origin == EXACT:
+        said.append(EXACT_KEY)
+    if forks:
+        counted = "are counted as far as the ledger knows of them."
+        others = counted if ledger else "are further releases, and are not counted here."
+        said.append(
+            f"The run was resumed {forks} time(s) from a checkpoint, under fresh noise; steps that another process "
+            f"took after such a checkpoint {others}"
+        )
+    if abandoned:
+        said.append(f"Epsilon counts {abandoned} further step(s), which were released and then abandoned.")
+    return tuple(said)
+
+
+def _search(ledger: Mapping[str, Any]) -> str:
+    if not ledger:
+        return NO_LEDGER
+    return (
+        "Choosing hyper-parameters, or when to stop, by looking at results on the same data is accounted for as far "
+        f"as the ledger {ledger.get('ledger', '')} holds those runs, in its total and not in this run's epsilon."
+    )

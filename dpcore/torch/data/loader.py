@@ -1,0 +1,94 @@
+"""The run's batches, drawn by the sampler that is accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.data import Data
+from dpcore.torch.randomness import step_seed
+from dpcore.torch.watch import Watch
+
+
+class PrivateLoader:
+    """Iterates over one epoch of the run's batches; the next iteration goes on where this one ended.
+
+    Every batch drawn is stepped once, in order: step t is drawn only after step t - 1 was taken. A new iteration begins
+    with the batch that was not stepped yet, if there is one, so looking at a batch is harmless.
+
+    Attributes
+    ----------
+    watch : Watch or None
+        Told of every batch, for a ledger.
+    """
+
+    def __init__(self, data: Data, mechanism: Mechanism) -> None:
+        self._data = data
+        self._mechanism = mechanism
+        self._pending: int | None = None  # examples of the batch drawn and not stepped yet: secret
+        self.watch: Watch | None = None
+
+    def __len__(self) -> int:
+        """Steps of one epoch."""
+        return self._mechanism.plan.sampler.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Tree]:
+        """Yield batches on the model's device, to the end of the epoch or of the plan, whichever comes first."""
+        self._pending = None
+        start = self._mechanism.step
+        if start >= self._mechanism.plan.steps:
+            raise PrivacyError(
+                f"the plan's {start} steps have been taken: further ones are not covered by the guarantee; plan more "
+                "epochs from the start"
+            )
+        end = min((start // len(self) + 1) * len(self), self._mechanism.plan.steps)
+        for step in range(start, end):
+            if self._mechanism.step != step:
+                raise PrivacyError(
+                    f"step {step - 1} drew a batch that was not stepped, or others were stepped meanwhile: call "
+                    "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
+                )
+            indices = self._mechanism.draw()
+            batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
+            self._pending = len(indices)
+            if self.watch is not None:
+                self.watch.drew(batch, indices)
+            yield batch
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: what draws the batches holds the run's keys."""
+        raise PrivacyError("a private loader is not pickled or copied: save private.optimizer.state_dict() instead")
+
+    def forget(self) -> None:
+        """Expect no step on the batch drawn last: it was stepped, or a state was loaded."""
+        self._pending = None
+
+    def consume(self, batch: Tree) -> None:
+        """Check that this is the batch that was drawn, by its number of examples.
+
+        Raises
+        ------
+        PrivacyError
+            If no batch is waiting for a step, or it has another number of examples.
+        """
+        if self._pending is None:
+            raise PrivacyError(
+                "no drawn batch is waiting for a step: take each batch from private.loader and step it exactly once"
+            )
+        try:
+            count = batches.size(batch)
+        except ArgumentError as cause:
+            raise PrivacyError(
+                "the batch is not the one that was drawn: its tensors disagree about the number of examples"
+            ) from cause
+        if count != self._pending:
+            raise PrivacyError(
+                "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
+                "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
+            )
+        if self.watch is not None:
+            self.watch.took(batch)

@@ -1,0 +1,1 @@
+"""The user's model: checks, per-example gradients, micro-batches."""

@@ -1,0 +1,116 @@
+"""Refusal of models whose examples mix or whose forward pass changes the model, naming the module and the remedy.
+
+Per-example gradients are taken from batches of one (see `per_example`), so a mixing module cannot break the privacy
+guarantee here. It is refused all the same: it would be trained on batches of one and evaluated on larger ones, which
+is another function; and running statistics of private examples would be part of the model without noise.
+
+Two passes: known modules by their class and settings (this file), then a probe of the whole model (`probe`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.probe import probe, refusal
+
+
+def check_module(model: nn.Module, example: Tree | None = None) -> tuple[nn.Module, ...]:
+    """Refuse a model that cannot be trained example by example.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    example : tree of torch.Tensor, optional
+        The model's inputs for one or more examples; only shapes, dtypes and devices are read. With None the probe is
+        left out.
+
+    Returns
+    -------
+    tuple of torch.nn.Module
+        Frozen BatchNorm modules that were accepted; they must stay in eval mode (`check_still_frozen`).
+
+    Raises
+    ------
+    ArgumentError
+        Names the module's qualified name, its class and the remedy.
+    ArgumentTypeError
+        For parameters of float16 or complex type.
+    """
+    frozen = []
+    for name, module in model.named_modules():
+        _check_parameters(name, module)
+        if isinstance(module, _BatchNorm) and _is_frozen(module):
+            frozen.append(module)
+            continue
+        complaint = _complaint(module)
+        if complaint is not None:
+            raise ArgumentError(refusal(name, module, *complaint))
+    if example is not None:
+        probe(model, example, keep_mode=tuple(frozen))
+    return tuple(frozen)
+
+
+def check_still_frozen(model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:
+    """Refuse a frozen BatchNorm that was put back into training mode after `check_module` accepted it."""
+    if not any(module.training for module in frozen):
+        return
+    for name, module in model.named_modules():
+        if module in frozen and module.training:
+            raise ArgumentError(
+                refusal(name, module, "was frozen and now is in training mode", "call its eval() again")
+            )
+
+
+def _complaint(module: nn.Module) -> tuple[str, str] | None:
+    """Return (fault, remedy) for a module known to be unfit, by its class and settings."""
+    if isinstance(module, _BatchNorm):
+        channels = module.num_features
+        remedy = (
+            f"use torch.nn.GroupNorm({_groups(channels)}, {channels}) or LayerNorm instead, or freeze it with eval(), "
+            "requires_grad_(False) and running statistics from public data"
+        )
+        return "mixes the examples of a batch", remedy
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        return "keeps running statistics of private examples", "set track_running_stats=False, or use GroupNorm"
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)) and not module.batch_first:
+        return "has batch_first=False, so its first dimension is not the examples", "set batch_first=True"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        if module.max_norm is not None:
+            return "rescales its weights in forward", "set max_norm=None and rely on per-example clipping"
+        if module.sparse:
+            return "makes sparse gradients, whose pattern is private", "set sparse=False"
+        if module.scale_grad_by_freq:
+            return "scales gradients by counts over the batch", "set scale_grad_by_freq=False"
+    return None
+
+
+def _is_frozen(module: _BatchNorm) -> bool:
+    evaluates = not module.training and module.running_mean is not None
+    return evaluates and not any(p.requires_grad for p in module.parameters())
+
+
+def _groups(channels: int) -> int:
+    """A group count that divides the channels and keeps at least two channels a group, at most 32."""
+    for groups in range(min(32, channels // 2), 1, -1):
+        if channels % groups == 0:
+            return groups
+    return 1
+
+
+def _check_parameters(name: str, module: nn.Module) -> None:
+    for key, parameter in module.named_parameters(recurse=False):
+        full = f"{name}.{key}" if name else key
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ArgumentError(f"parameter {full!r} is not initialized: run the model once on an input of its shape")
+        if not parameter.requires_grad:
+            continue
+        if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise ArgumentTypeError(
+                f"parameter {full!r} has dtype {parameter.dtype}: convert it to float32, float64 or bfloat16 "
+                "(per-example norms overflow in float16, and complex values have no clip rule here)"
+            )

@@ -1,0 +1,141 @@
+"""The models of the command line and the demos: small, without layers that mix examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpcore.errors import ArgumentError
+from dpcore.spec import validate
+
+CNN_CHANNELS = (16, 32, 32, 64, 64)
+MLP_WIDTH = 128
+
+
+def build(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Return a fresh model by name.
+
+    Parameters
+    ----------
+    name : {"logistic", "mlp", "cnn-5"}
+    input_shape : sequence of int
+        Shape of one example without the batch dimension: (height, width), (channels, height, width) or (features,).
+    classes : int
+        Number of outputs.
+
+    Returns
+    -------
+    torch.nn.Module
+        Takes (batch, *input_shape), returns logits (batch, classes); initialized by torch's global generator, so
+        ``torch.manual_seed`` fixes it.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown name, or a shape that the model cannot take.
+    """
+    validate.choice(MODELS, model=name)
+    validate.integer(minimum=2, classes=classes)
+    shape = tuple(validate.integer(minimum=1, input_shape=size) for size in input_shape)
+    if not shape:
+        raise ArgumentError("input_shape=(): must have at least one dimension")
+    return MODELS[name](shape, classes)
+
+
+def logistic(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Return multinomial logistic regression: flatten, one linear layer, zeros to start with (the loss is convex)."""
+    linear = nn.Linear(math.prod(input_shape), classes)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+def mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Return flatten, linear to 128, tanh, linear to `classes`."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(input_shape), MLP_WIDTH), nn.Tanh(), nn.Linear(MLP_WIDTH, classes)
+    )
+
+
+def cnn_5(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Return the CNN of the papers: five convolutional layers, each followed by tanh and max-pooling, and one linear.
+
+    Every convolution is 3x3, stride 1, padding 1, with bias; every pooling 2x2, stride 2, rounding sizes up, so that
+    small images end at 1x1 and stay there. Pooling stands before tanh in the code: tanh is increasing, so the two
+    commute, and it then sees a quarter of the values.
+
+    ====================  ===========  ===========  ==========================
+    layer                 28x28x1      8x8x1        parameters (1 channel, 10 classes)
+    ====================  ===========  ===========  ==========================
+    conv 1 -> 16, pool    14x14x16     4x4x16       160
+    conv 16 -> 32, pool   7x7x32       2x2x32       4,640
+    conv 32 -> 32, pool   4x4x32       1x1x32       9,248
+    conv 32 -> 64, pool   2x2x64       1x1x64       18,496
+    conv 64 -> 64, pool   1x1x64       1x1x64       36,928
+    linear 64 -> 10       10           10           650
+    ====================  ===========  ===========  ==========================
+
+    Together 70,122 parameters. Weights start uniform with Glorot's bound times tanh's gain 5/3 (torch's default shrinks
+    the signal about threefold in each of the five layers), biases at zero.
+    """
+    channels, height, width = _image(input_shape)
+    layers: list[nn.Module] = [AsImage(channels, height, width)]
+    incoming = channels
+    for outgoing in CNN_CHANNELS:
+        convolution = nn.Conv2d(incoming, outgoing, kernel_size=3, padding=1)
+        nn.init.xavier_uniform_(convolution.weight, gain=nn.init.calculate_gain("tanh"))
+        assert convolution.bias is not None
+        nn.init.zeros_(convolution.bias)
+        layers += [convolution, Halve(), nn.Tanh()]
+        incoming = outgoing
+        height, width = -(-height // 2), -(-width // 2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(incoming * height * width, classes))
+
+
+class Halve(nn.Module):
+    """Max-pooling of 2x2 with stride 2, sizes rounded up.
+
+    Through memory with the channels innermost: torch's CPU kernel is vectorized over channels only there. The spelling
+    by `movedim` works under vmap, ``memory_format=`` does not.
+    """
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the pooled images."""
+        return F.max_pool2d(inputs.movedim(1, -1).contiguous().movedim(-1, 1), 2, ceil_mode=True)
+
+
+class AsImage(nn.Module):
+    """Reshape (batch, ...) to (batch, channels, height, width)."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.shape = (channels, height, width)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs as images."""
+        return inputs.reshape(inputs.shape[0], *self.shape)
+
+    def extra_repr(self) -> str:
+        """Return the shape for printing."""
+        return "x".join(map(str, self.shape))
+
+
+def _image(shape: Sequence[int]) -> tuple[int, int, int]:
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    if len(shape) == 3:
+        return shape[0], shape[1], shape[2]
+    side = math.isqrt(shape[0]) if len(shape) == 1 else 0
+    if side > 1 and side * side == shape[0]:
+        return 1, side, side
+    raise ArgumentError(
+        f"input_shape={tuple(shape)}: cnn-5 takes (height, width), (channels, height, width) or a square number of "
+        "features"
+    )
+
+
+MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn-5": cnn_5}

@@ -1,0 +1,1 @@
+"""Saved runs: checkpoints, and parameters as safetensors."""

@@ -1,0 +1,172 @@
+"""Refusal of saved states that a run cannot go on from, before anything is changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.spec.stream import check_key
+from dpcore.torch.engine import Engine
+
+KEYS = ("noise_key", "sampling_key")
+
+_SAME_NOISE = 1e-6
+"""Relative: how far a noise multiplier that was calibrated on another machine, or by another SciPy, may be off."""
+
+
+def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any], *, fork: bool) -> None:
+    """Refuse a state that this run cannot go on from: what passes here can be loaded.
+
+    Parameters
+    ----------
+    engine : Engine
+    state : mapping
+        The saved state.
+    present : mapping
+        This run's own, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like.
+    fork : bool
+        See `dpcore.torch.PrivateOptimizer.load_state_dict`.
+
+    Raises
+    ------
+    ArgumentError
+        Names the first setting that differs (the steps already taken were released under the saved settings, and the
+        plan would account for them under its own), or what is missing or of another form; never a value of the secret
+        part.
+    PrivacyError
+        If fork is False and this run went on past the state: the same noise would be added to other sums. For other
+        runs of this process the first step refuses it (`RunKeys.begin`).
+    """
+    if "secret" not in state or "public" not in state:
+        raise ArgumentError(
+            "state_dict['dpcore']: must hold a public and a secret part; a public state cannot be resumed, since fresh "
+            "keys would not be the ones the statement speaks of"
+        )
+    if state.get("format") != present["format"]:
+        raise ArgumentError(
+            f"state_dict['dpcore']: its format is {state.get('format')!r}, this version reads {present['format']}"
+        )
+    for part in ("public", "secret"):
+        for name in present[part]:
+            if name not in state[part]:
+                raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
+    _check_public(engine, state["public"], present["public"])
+    noise = _check_secret(state["secret"], present["secret"], state["public"]["step"])
+    mechanism, step = engine.mechanism, state["public"]["step"]
+    if not fork and mechanism.keys.noise == noise and mechanism.step > step:
+        raise PrivacyError(
+            f"fork=False: this run already released steps {step + 1} to {mechanism.step} with this key, and "
+            "the same noise must not be added to other sums; load with fork=True"
+        )
+
+
+def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    difference = _difference("", public["settings"], mine["settings"])
+    if difference:
+        raise ArgumentError(f"state_dict: {difference}; make_private must get the settings of the run it resumes")
+    for name, saved, own in (
+        ("layout", public["layout"], mine["layout"]),
+        ("rng", public["rng"], mine["rng"]),
+        ("arrays", _forms(public["arrays"]), _forms(mine["arrays"])),
+    ):
+        if saved != own:
+            raise ArgumentError(f"state_dict['dpcore']: its {name} must be those of this run's model and method")
+    for name in ("statistics", "corrections"):
+        if not _are_numbers(public[name]) or len(public[name]) != len(mine[name]):
+            raise ArgumentError(f"state_dict['dpcore']: its {name} must be {len(mine[name])} finite numbers")
+    for name in set(public["wide_parameters"]) & set(mine["wide_parameters"]):
+        if public["wide_parameters"][name].shape != mine["wide_parameters"][name].shape:
+            raise ArgumentError(f"state_dict['dpcore']: its copy of parameter {name!r} has another shape")
+    if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
+        raise ArgumentError(f"state_dict['dpcore']: its step {public['step']!r} lies outside of the plan")
+    if engine.mechanism.clip_norms is not None:
+        norms, (least, most) = public["clip_norms"], engine.mechanism.plan.clip_limits
+        if not _are_numbers(norms) or len(norms) != public["step"] + 1 or not least <= min(norms) <= max(norms) <= most:
+            raise ArgumentError(
+                "state_dict['dpcore']: its clip_norms must be one number for each step and one for the next, all from "
+                f"{least:g} to {most:g}"
+            )
+    if not _is_count(public["releases"]) or public["releases"] < public["step"]:
+        raise ArgumentError(
+            f"state_dict['dpcore']: its releases {public['releases']!r} must be at least its {public['step']} steps"
+        )
+    if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
+        raise ArgumentError(f"state_dict['dpcore']: its microbatch_size {public['microbatch_size']!r} must be positive")
+    if public["recorded"] is not None:
+        _check_recorded(public["recorded"], engine.mechanism.layout.dimension)
+
+
+def _check_recorded(recorded: Any, dimension: int) -> None:
+    try:
+        width, steps = recorded["coordinates"], len(recorded["negative_share"])
+        fits = 1 <= width <= dimension
+        fits = fits and all(recorded[name].shape == (steps, width) for name in ("released", "filtered"))
+    except (TypeError, KeyError, AttributeError):
+        fits = False
+    if not fits:
+        raise ArgumentError("state_dict['dpcore']: its recorded gradients do not fit each other or this run")
+
+
+def _check_secret(secret: Mapping[str, Any], mine: Mapping[str, Any], step: int) -> bytes:
+    """Refuse a damaged secret part, quoting none of it; return the noise key."""
+    noise, _ = (as_key(secret[name], name) for name in KEYS)
+    where = "state_dict['dpcore']['secret']"
+    if _forms(secret["arrays"]) != _forms(mine["arrays"]):
+        raise ArgumentError(f"{where}: its arrays must be those of this run's model and strategy")
+    earlier = secret["earlier_keys"]
+    pairs = isinstance(earlier, Sequence) and all(isinstance(i, Sequence) and len(i) == 2 for i in earlier)
+    rows = [item[0] for item in earlier] if pairs else [-1]
+    if not all(_is_count(row) for row in rows) or rows != sorted({*rows}) or any(not 0 < row <= step for row in rows):
+        raise ArgumentError(f"{where}['earlier_keys']: must be pairs of a row and a key, rows ascending up to the step")
+    for _, text in earlier:
+        as_key(text, "earlier_keys")
+    if not isinstance(secret["origin"], str) or not _is_count(secret["forks"]) or secret["cursor"] != step:
+        raise ArgumentError(f"{where}: its origin, forks or cursor is damaged")
+    taken = secret["diagnostics"]
+    if taken is not None and not (_are_numbers(taken, finite=False) and len(taken) == step):
+        raise ArgumentError(f"{where}['diagnostics']: must be one number for each step taken")
+    return noise
+
+
+def as_key(text: Any, name: str) -> bytes:
+    """Return a key that was saved as 64 hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text)
+        check_key(key)
+    except (TypeError, ValueError):
+        # `from None`: what is damaged may still be most of a key, which no traceback shall show.
+        raise ArgumentError(f"state_dict['dpcore']['secret'][{name!r}]: must be 64 hexadecimal digits") from None
+    return key
+
+
+def _forms(arrays: Any) -> dict[str, Any] | None:
+    """Shapes and dtypes by name; None for what holds anything but tensors."""
+    if not isinstance(arrays, Mapping) or not all(isinstance(value, torch.Tensor) for value in arrays.values()):
+        return None
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in arrays.items()}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_numbers(values: Any, finite: bool = True) -> bool:
+    if not isinstance(values, (list, tuple)):
+        return False
+    return all(isinstance(value, float) and (math.isfinite(value) or not finite) for value in values)
+
+
+def _difference(path: str, saved: Any, present: Any) -> str | None:
+    if isinstance(saved, Mapping) and isinstance(present, Mapping):
+        for key in dict.fromkeys((*saved, *present)):
+            found = _difference(f"{path}.{key}" if path else str(key), saved.get(key), present.get(key))
+            if found:
+                return found
+        return None
+    if path == "noise_multiplier" and math.isclose(saved or 0.0, present, rel_tol=_SAME_NOISE):
+        return None
+    return None if saved == present else f"its {path} is {saved!r}, this run's is {present!r}"

@@ -1,0 +1,138 @@
+"""The run's state as a plain dictionary that ``torch.save`` writes and ``torch.load(weights_only=True)`` reads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dpcore.errors import DpcoreError
+from dpcore.mechanism.account import LedgerAccount
+from dpcore.torch.engine import Engine
+from dpcore.torch.fingerprint import parameters_digest
+from dpcore.torch.recorder import Recorder
+from dpcore.torch.state.check_state import KEYS, as_key
+
+UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
+"""Settings of an update that say what is released, or what the moments mean; its other settings are numbers that groups
+carry."""
+
+
+def fingerprint(engine: Engine) -> dict[str, Any]:
+    """Return the settings that a state belongs to. Learning rates and the like are not among them: they may change."""
+    plan = engine.mechanism.plan
+    method = plan.method.describe()
+    update = method.pop("update")
+    method.pop("name")
+    method["noise"].pop("noise_multiplier", None)
+    return {
+        "method": method,
+        "update": {name: update[name] for name in ("kind", *UPDATE_KIND) if name in update},
+        "noise_multiplier": plan.noise_multiplier,
+        "sampler": plan.sampler.describe(),
+        "steps": plan.steps,
+    }
+
+
+def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
+    """Return the state, in a public and a secret part.
+
+    With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state.
+    """
+    account = engine.mechanism.account
+    # First: a branch that is due must be made before its keys are saved.
+    known = account.saved if begin and isinstance(account, LedgerAccount) else None
+    if known is not None and engine.watch is not None:
+        engine.watch.note()
+    state = engine.mechanism.state_dict()
+    public, secret = dict(state["public"]), dict(state["secret"])
+    public["arrays"] = _tensors(public["arrays"])
+    public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
+    public["microbatch_size"] = engine.microbatch_size
+    public["settings"] = fingerprint(engine)
+    public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
+    public["ledger"] = known
+    public["parameters_sha256"] = None if public["ledger"] is None else parameters_digest(engine.gradient.model)
+    secret["arrays"] = _tensors(secret["arrays"])
+    secret |= {name: secret[name].hex() for name in KEYS}
+    secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]
+    secret["cursor"] = engine.mechanism.step
+    secret["diagnostics"] = None if engine.diagnostics is None else list(engine.diagnostics)
+    return {"format": state["format"], "public": public, "secret": secret}
+
+
+def load(engine: Engine, state: Mapping[str, Any], *, fork: bool | None) -> None:
+    """Take over a state that `dpcore.torch.state.check_state.check` accepted.
+
+    Raises
+    ------
+    PrivacyError
+        With fork=False, where a ledger does not allow it; nothing was changed then.
+    """
+    public, secret = dict(state["public"]), dict(state["secret"])
+    mechanism, before = engine.mechanism, (engine.mechanism.plan, engine.microbatch_size)
+    # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
+    # digits. The plan takes it over, so that the event is that of what was released and of what will be, exactly, and
+    # a run that goes on adds the very noise it would have added. The other way round the event could claim more noise
+    # than earlier steps had. The price: a target epsilon is missed by about that last digit, as epsilon() says.
+    method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
+    mechanism.plan = replace(mechanism.plan, method=method)
+    engine.microbatch_size = int(public["microbatch_size"])
+    account, decision = mechanism.account, None
+    if isinstance(account, LedgerAccount):
+        try:
+            decision = account.decide(public["ledger"], int(public["step"]), fork=fork)
+        except DpcoreError:
+            mechanism.plan, engine.microbatch_size = before
+            raise
+    public["arrays"] = _arrays(public["arrays"])
+    secret["arrays"] = _arrays(secret["arrays"])
+    secret |= {name: as_key(secret[name], name) for name in KEYS}
+    secret["earlier_keys"] = [(row, as_key(text, "earlier_keys")) for row, text in secret["earlier_keys"]]
+    whole = {"format": state["format"], "public": public, "secret": secret}
+    mechanism.load_state_dict(whole, fork=decision is None and fork is not False)
+    if decision is not None and isinstance(account, LedgerAccount):
+        account.resume(decision, mechanism.keys, mechanism.step, public["parameters_sha256"], int(public["releases"]))
+    if engine.watch is not None:
+        engine.watch.forget()
+    for name, value in public["wide_parameters"].items():
+        if name in engine.working.copies:
+            engine.working.copies[name].copy_(value)
+    _take_over_records(engine, public["recorded"], secret["diagnostics"])
+
+
+def _take_over_records(engine: Engine, recorded: Mapping[str, Any] | None, diagnostics: list[float] | None) -> None:
+    """Go on with what the saved run kept of its steps; what this run kept belongs to steps that it goes back behind."""
+    if recorded is not None:
+        engine.recorder = Recorder.of(engine.mechanism.layout, recorded)
+    elif engine.recorder is not None:
+        engine.recorder = Recorder(engine.mechanism.layout, engine.recorder.coordinates)
+    if diagnostics is not None:
+        engine.diagnostics = list(diagnostics)
+    elif engine.diagnostics is not None:
+        engine.diagnostics = [float("nan")] * engine.mechanism.step
+
+
+def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a private optimizer's state_dict without its secret part: safe to publish, not to resume from.
+
+    Parameters
+    ----------
+    state_dict : mapping
+        From ``private.optimizer.state_dict()``.
+    """
+    result = {key: value for key, value in state_dict.items() if key != "dpcore"}
+    # By what is kept, not by what is left out: a part that some other version adds does not slip through.
+    part = {key: state_dict["dpcore"][key] for key in ("format", "public")}
+    return copy.deepcopy({**result, "dpcore": part})
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

@@ -1,0 +1,142 @@
+"""The public functions: names, refusals, calibration, and golden figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dpcore import accounting
+from dpcore.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    RdpAccountant,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
+)
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+
+
+@dataclass(frozen=True)
+class Unknown(Event):
+    """An event of a kind that no accountant knows."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return Adjacency.ADD_REMOVE
+
+
+POISSON = PoissonSampledGaussian(0.01, 1.1, 1000)
+FIXED_SIZE = FixedSizeSampledGaussian(1000, 20, 0.6, 100)
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "accounting.json").read_text())
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['event']['event']}-{row['accountant']}-{row['delta']:g}")
+def test_golden_figures(row: dict[str, object]) -> None:
+    event = Event.from_dict(row["event"])  # type: ignore[arg-type]
+    figure = accounting.epsilon(event, row["delta"], row["accountant"])  # type: ignore[arg-type]
+    # PLD rounds up by at most this; where it stops depends on its grids.
+    close = {"rel": 1e-3, "abs": 1e-4} if row["accountant"] == "pld" else {"rel": 1e-9}
+    assert figure == pytest.approx(row["epsilon"], **close)
+    assert figure >= row["epsilon"] * (1 - 1e-9)  # type: ignore[operator]
+
+
+def test_which_accountants_there_are() -> None:
+    assert accounting.available_accountants() == ("pld", "rdp", "gaussian", "zcdp")
+    assert accounting.accountants_for(POISSON) == ("pld", "rdp")
+    assert accounting.accountants_for(PoissonSampledGaussian(1.0, 1.0, 1)) == ("pld", "rdp", "gaussian")
+    assert accounting.accountants_for(Gaussian(1.0)) == ("pld", "rdp", "gaussian")
+    assert accounting.accountants_for(NonPrivate("a baseline")) == ("pld", "rdp", "gaussian")
+    assert accounting.accountants_for(FixedSizeSampledGaussian(10, 2, 1.0, 1)) == ("pld", "rdp")
+    assert accounting.accountants_for(Unknown()) == ()
+
+
+def test_the_default_is_the_first_that_covers_the_event() -> None:
+    for event in (POISSON, Gaussian(1.0), FIXED_SIZE, Composed((POISSON, Gaussian(2.0)))):
+        first = accounting.accountants_for(event)[0]
+        assert accounting.epsilon(event, 1e-5) == accounting.epsilon(event, 1e-5, first)
+        assert accounting.delta(event, 1.0) == accounting.delta(event, 1.0, first)
+    assert accounting.epsilon(POISSON, 1e-5, orders=[8]) == accounting.epsilon(POISSON, 1e-5, "rdp", orders=[8])
+
+
+def test_an_accountant_can_be_given_as_an_object() -> None:
+    assert accounting.epsilon(POISSON, 1e-5, RdpAccountant()) == accounting.epsilon(POISSON, 1e-5, "rdp")
+    coarse = accounting.epsilon(POISSON, 1e-5, RdpAccountant(orders=(8.0,)))
+    assert coarse == accounting.epsilon(POISSON, 1e-5, orders=[8])
+    assert coarse >= accounting.epsilon(POISSON, 1e-5, "rdp")
+
+
+@pytest.mark.parametrize("ask", [accounting.epsilon, accounting.delta])
+def test_refuses_accountants(ask: Callable[..., float]) -> None:
+    with pytest.raises(ArgumentError, match="did you mean 'gaussian'"):
+        ask(POISSON, 0.5, accountant="gausian")
+    with pytest.raises(ArgumentTypeError, match="accountant=3"):
+        ask(POISSON, 0.5, accountant=3)
+    with pytest.raises(
+        PrivacyError, match=r"does not cover the event Poisson.* use accountant='pld' or accountant='rdp'"
+    ):
+        ask(POISSON, 0.5, accountant="gaussian")
+    with pytest.raises(ArgumentError, match="only accountant='rdp' takes orders"):
+        ask(Gaussian(1.0), 0.5, accountant="gaussian", orders=[2])
+    with pytest.raises(PrivacyError, match=r"does not cover the event FixedSize.* use accountant="):
+        ask(FIXED_SIZE, 0.5, accountant="gaussian")
+    with pytest.raises(ArgumentError, match=r"orders=1.0: every order must be greater than 1"):
+        ask(POISSON, 0.5, orders=[2, 1])
+    with pytest.raises(ArgumentTypeError, match="orders=7: must be a sequence"):
+        ask(POISSON, 0.5, orders=7)
+    for name in (None, "pld", "rdp", "gaussian", "zcdp"):
+        with pytest.raises(ArgumentTypeError, match="event='Gaussian': must be an event"):
+            ask("Gaussian", 0.5, accountant=name)
+        with pytest.raises(PrivacyError, match="event=Unknown: no accountant of this version covers it"):
+            ask(Unknown(), 0.5, accountant=name)
+        with pytest.raises(PrivacyError, match="event=Composed: no accountant of this version covers it or one of its"):
+            ask(Composed((POISSON, Unknown())), 0.5, accountant=name)
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.1, 1.5, math.nan, math.inf])
+def test_refuses_delta_outside_of_its_interval(bad: float) -> None:
+    with pytest.raises(ArgumentError, match="delta="):
+        accounting.epsilon(POISSON, bad)
+
+
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
+def test_refuses_bad_epsilon(bad: float) -> None:
+    with pytest.raises(ArgumentError, match="epsilon="):
+        accounting.delta(POISSON, bad)
+
+
+def test_composition_of_thousands_is_not_slow_to_refuse() -> None:
+    many = Composed(tuple(PoissonSampledGaussian(0.01, 1.0 + i / 5000, 1) for i in range(2000)))
+    with pytest.raises(PrivacyError, match="accountant='gaussian': does not cover the event Composed"):
+        accounting.epsilon(many, 1e-5, "gaussian")
+
+
+@pytest.mark.parametrize("delta", [0.001, 0.0010001, 0.5])
+def test_remark_on_a_delta_above_one_over_n(delta: float) -> None:
+    said = accounting.delta_remark(delta, 1000)
+    assert said is not None
+    assert said.startswith(f"delta={delta}: is at least 1/n for n = 1000 examples")
+    assert accounting.delta_remark(delta, None) is None
+    assert accounting.delta_remark(delta / 1000, 1000) is None
+
+
+def test_known_size_of_the_data() -> None:
+    truncated = TruncatedPoissonSampledGaussian(500, 0.1, 80, 1.0, 10)
+    assert accounting.known_dataset_size(truncated) == 500
+    assert accounting.known_dataset_size(FIXED_SIZE) == 1000
+    assert accounting.known_dataset_size(POISSON) is None
+    assert accounting.known_dataset_size(Composed((POISSON, SelfComposed(truncated, 3)))) == 500
+    assert accounting.known_dataset_size(Composed(())) is None
+    with pytest.raises(ArgumentError, match="dataset_size=0"):
+        accounting.delta_remark(0.1, 0)
+    with pytest.raises(ArgumentError, match="delta=0"):
+        accounting.delta_remark(0, 10)

@@ -1,0 +1,258 @@
+"""The RDP accountant against dp-accounting, against quadrature in 40 digits, and against its own properties."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import rdp_privacy_accountant as reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcore import accounting
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian, RdpAccountant
+from dpcore.accounting.renyi.conversion import delta_from_rdp, epsilon_from_rdp
+from dpcore.accounting.renyi.moments import _trapezoid, _window, log_moments_exact, log_moments_integer
+from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
+from dpcore.accounting.renyi.series import log_moments_series
+from dpcore.errors import ArgumentError, ArgumentTypeError
+
+
+def epsilon_of(event: Event, delta: float) -> float:
+    return accounting.epsilon(event, delta, "rdp")
+
+
+def delta_of(event: Event, epsilon: float) -> float:
+    return accounting.delta(event, epsilon, "rdp")
+
+
+REFERENCE_ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
+RATES = st.floats(-4, -0.01).map(lambda x: 10.0**x)
+SIGMAS = st.floats(-0.5, 1.5).map(lambda x: 10.0**x)
+STEPS = st.integers(1, 100_000)
+DELTAS = st.floats(-10, -2).map(lambda x: 10.0**x)
+
+
+def reference_epsilon(event: PoissonSampledGaussian, delta: float) -> float:
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of every order that it leaves out
+    accountant = reference.RdpAccountant(REFERENCE_ORDERS)
+    step = dp_event.PoissonSampledDpEvent(event.sample_rate, dp_event.GaussianDpEvent(event.noise_multiplier))
+    accountant.compose(step, event.steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
+    rng = np.random.default_rng(20)
+    settings = []
+    for number in range(count):
+        q = 1.0 if number % 25 == 0 else 10 ** rng.uniform(-4, 0)
+        sigma, steps = 0.3 * 100 ** rng.uniform(), int(10 ** rng.uniform(0, 5))
+        settings.append((PoissonSampledGaussian(q, sigma, steps), 10 ** rng.uniform(-10, -2)))
+    return settings
+
+
+def test_200_random_settings_agree_with_dp_accounting() -> None:
+    for event, delta in random_settings(200):
+        theirs = reference_epsilon(event, delta)
+        ours = accounting.epsilon(event, delta, "rdp", orders=REFERENCE_ORDERS)
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
+        # The library's own orders, and sums instead of bounds on them, only ever help.
+        assert epsilon_of(event, delta) <= theirs * (1 + 1e-9), (event, delta)
+
+
+def test_example_of_the_readme() -> None:
+    event = PoissonSampledGaussian(0.01, 1.1, 1000)
+    assert accounting.epsilon(event, 1e-6, orders=REFERENCE_ORDERS) == pytest.approx(
+        reference_epsilon(event, 1e-6), rel=1e-12
+    )
+    assert epsilon_of(event, 1e-6) == pytest.approx(1.97674964, abs=1e-8)
+
+
+def test_default_orders_contain_dp_accountings() -> None:
+    assert set(REFERENCE_ORDERS) <= set(DEFAULT_ORDERS)
+
+
+def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = False) -> float:
+    """log A by its definition; `swapped` is the other direction, E_P[(Q/P)^alpha] with P the mixture."""
+    with mpmath.workdps(40):
+        q_, s, a = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.mpf(alpha)
+
+        def integrand(z: mpmath.mpf) -> mpmath.mpf:
+            ratio = 1 - q_ + q_ * mpmath.exp((2 * z - 1) / (2 * s * s))
+            return mpmath.npdf(z, 0, s) * ratio ** (1 - a if swapped else a)
+
+        split = s * s * mpmath.log(1 / q_ - 1) + mpmath.mpf(1) / 2
+        marks = [-20 * s, 0, 1, a, a + 20 * s, *range(2, int(a) + 1), split - 3 * s * s, split, split + 3 * s * s]
+        inside = sorted({mark for mark in marks if -20 * s <= mark <= a + 20 * s})
+        return float(mpmath.log(mpmath.quad(integrand, inside)))
+
+
+CASES = [
+    (0.01, 1.1, 9.8),
+    (1e-4, 30.0, 1.1),
+    (0.3, 0.3, 1.1),
+    (0.9, 0.05, 1.5),
+    (1e-4, 0.1, 2.5),
+    (0.5, 3.0, 10.9),
+    (0.999, 1.0, 1.01),
+    (0.2, 100.0, 3.3),
+    (0.01, 0.19, 10.9),
+    (1 - 1e-9, 0.1, 1.5),
+    (1e-9, 0.15, 1.1),
+    (0.5, 0.01, 3.3),
+]
+
+
+@pytest.mark.parametrize(("q", "sigma", "alpha"), CASES)
+def test_quadrature_is_exact_at_fractional_orders(q: float, sigma: float, alpha: float) -> None:
+    exact = log_moments_exact(q, sigma, np.array([alpha]))[0]
+    assert exact == pytest.approx(true_log_moment(q, sigma, alpha), rel=1e-12)
+
+
+@pytest.mark.parametrize(("q", "sigma", "alpha"), CASES)
+def test_removing_is_the_worse_direction(q: float, sigma: float, alpha: float) -> None:
+    assert true_log_moment(q, sigma, alpha, swapped=True) <= true_log_moment(q, sigma, alpha)
+
+
+@given(RATES, st.floats(-3, 4).map(lambda x: 10.0**x), st.lists(st.integers(2, 32), min_size=1, max_size=5))
+def test_quadrature_and_binomial_sum_agree_at_integer_orders(q: float, sigma: float, orders: list[int]) -> None:
+    by_sum = log_moments_integer(q, sigma, tuple(orders))
+    np.testing.assert_allclose(log_moments_exact(q, sigma, np.array(orders, float)), by_sum, rtol=1e-11)
+
+
+@given(RATES, SIGMAS)
+def test_series_is_an_upper_bound(q: float, sigma: float) -> None:
+    orders = np.array([1.1, 1.5, 1.9, 2.5, 4.7, 10.9])
+    exact, series = log_moments_exact(q, sigma, orders), log_moments_series(q, sigma, orders)
+    # Near zero the series is a difference from 1 with the rounding of its hundred terms.
+    assert np.all(exact <= series * (1 + 1e-9) + 1e-13)
+
+
+@given(RATES, st.sampled_from([1.0 + x / 8 for x in range(1, 80)]))
+def test_both_quadratures_agree_where_one_hands_over_to_the_other(q: float, alpha: float) -> None:
+    order = np.array([alpha])
+    np.testing.assert_allclose(_window(q, 0.2, order), _trapezoid(q, 0.2, order), rtol=1e-12, atol=1e-12)
+
+
+@given(RATES, SIGMAS, st.floats(33, 300))
+def test_chord_above_order_32_is_an_upper_bound_and_close(q: float, sigma: float, alpha: float) -> None:
+    chord = log_moments_exact(q, sigma, np.array([alpha]))[0]
+    below, above = log_moments_integer(q, sigma, (math.floor(alpha), math.floor(alpha) + 1))
+    assert below <= chord <= above
+    if sigma >= 0.5:
+        exact = np.logaddexp(0.0, _trapezoid(q, sigma, np.array([alpha]))[0])
+        assert chord >= exact * (1 - 1e-10)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.01, 1.0, 500), (0.1, 2.0, 100), (0.3, 0.8, 20)])
+def test_never_below_what_the_privacy_loss_distribution_certifies(q: float, sigma: float, steps: int) -> None:
+    event, delta = PoissonSampledGaussian(q, sigma, steps), 1e-5
+    # Pessimistic itself, so that lying above it means lying above the truth.
+    distribution = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=q)
+    tight = distribution.self_compose(steps).get_epsilon_for_delta(delta)
+    ours = epsilon_of(event, delta)
+    assert tight <= ours <= 1.25 * tight
+
+
+@given(st.floats(0.1, 50), st.integers(1, 1000), DELTAS)
+def test_never_below_the_exact_gaussian(sigma: float, count: int, delta: float) -> None:
+    event = Gaussian(sigma, count, Adjacency.ZERO_OUT)
+    exact = accounting.epsilon(event, delta, "gaussian")
+    assert exact <= accounting.epsilon(event, delta, "rdp") * (1 + 1e-12)
+
+
+@given(RATES, SIGMAS, STEPS, DELTAS, st.floats(1.0001, 3))
+def test_epsilon_moves_the_right_way(q: float, sigma: float, steps: int, delta: float, more: float) -> None:
+    def epsilon(q: float = q, sigma: float = sigma, steps: int = steps, delta: float = delta) -> float:
+        return epsilon_of(PoissonSampledGaussian(q, sigma, steps), delta)
+
+    here = epsilon() * (1 + 1e-12)
+    assert epsilon(sigma=sigma * more) <= here
+    assert epsilon(q=q / more) <= here
+    assert epsilon(steps=math.floor(steps / more)) <= here
+    assert epsilon(delta=min(0.5, delta * more)) <= here
+    # Sampling never costs: at most what the same steps cost with everyone in them.
+    assert here / (1 + 1e-12) <= epsilon_of(Gaussian(sigma, steps), delta) * (1 + 1e-12)
+
+
+@given(RATES, SIGMAS, STEPS, DELTAS)
+def test_delta_undoes_epsilon(q: float, sigma: float, steps: int, delta: float) -> None:
+    event = PoissonSampledGaussian(q, sigma, steps)
+    epsilon = epsilon_of(event, delta)
+    again = delta_of(event, epsilon)
+    assert again <= delta * (1 + 1e-6)
+    if epsilon > 0:
+        # log delta moves by (order - 1) times the rounding of epsilon.
+        assert again == pytest.approx(delta, rel=1e-6)
+        assert epsilon_of(event, again) == pytest.approx(epsilon, rel=1e-9)
+
+
+def test_delta_agrees_with_dp_accounting() -> None:
+    for event, _ in random_settings(30):
+        theirs = reference.RdpAccountant(REFERENCE_ORDERS)
+        step = dp_event.PoissonSampledDpEvent(event.sample_rate, dp_event.GaussianDpEvent(event.noise_multiplier))
+        theirs.compose(step, event.steps)
+        for epsilon in (0.0, 0.5, 4.0):
+            ours = accounting.delta(event, epsilon, orders=REFERENCE_ORDERS)
+            assert ours == pytest.approx(theirs.get_delta(epsilon), rel=1e-6, abs=1e-300)
+
+
+@given(st.floats(1.01, 100), st.floats(0, 20), st.floats(0, 20))
+def test_conversion_bounds_the_hockey_stick_of_a_gaussian(alpha: float, mu_squared: float, epsilon: float) -> None:
+    mu = math.sqrt(mu_squared + 1e-6)
+    bound, _ = delta_from_rdp(np.array([alpha]), np.array([alpha * mu * mu / 2]), epsilon)
+    truth = accounting.delta(Gaussian(1 / mu), epsilon, "gaussian")
+    assert truth <= bound * (1 + 1e-9)
+
+
+def test_conversion_reports_its_order_and_is_never_negative() -> None:
+    orders = np.array([2.0, 8.0, 32.0])
+    epsilon, order = epsilon_from_rdp(orders, 0.05 * orders, 1e-5)
+    assert order == 8.0
+    assert epsilon == pytest.approx(0.4 + math.log(7 / 8) - math.log(8e-5) / 7)
+    assert epsilon_from_rdp(orders, np.zeros(3), 1e-5)[0] == 0.0
+    assert epsilon_from_rdp(orders, np.full(3, 1e-3), 0.5)[0] == 0.0
+    assert epsilon_from_rdp(orders, np.full(3, np.inf), 0.5)[0] == math.inf
+
+
+def test_composition_adds_divergences() -> None:
+    first, second = PoissonSampledGaussian(0.01, 1.0, 300), PoissonSampledGaussian(0.01, 1.0, 700)
+    whole = PoissonSampledGaussian(0.01, 1.0, 1000)
+    assert epsilon_of(Composed((first, second)), 1e-5) == pytest.approx(epsilon_of(whole, 1e-5), rel=1e-13)
+    mixed = Composed((first, Gaussian(2.0, 3, Adjacency.ZERO_OUT)))
+    accountant = RdpAccountant()
+    np.testing.assert_allclose(
+        accountant.rdp(mixed), accountant.rdp(first) + 3 * np.array(DEFAULT_ORDERS) / 8, rtol=1e-14
+    )
+
+
+def test_without_noise_or_without_steps() -> None:
+    assert epsilon_of(PoissonSampledGaussian(0.01, 0.0, 1), 1e-5) == math.inf
+    assert delta_of(PoissonSampledGaussian(0.01, 0.0, 1), 5.0) == 1.0
+    assert epsilon_of(PoissonSampledGaussian(0.01, 0.0, 0), 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 1e-2, 0.03, 1e3, 1e7])
+def test_extreme_noise_stays_finite_and_ordered(sigma: float) -> None:
+    here = epsilon_of(PoissonSampledGaussian(0.01, sigma, 10), 1e-6)
+    assert 0 <= epsilon_of(PoissonSampledGaussian(0.01, 2 * sigma, 10), 1e-6) <= here < math.inf
+
+
+def test_orders_are_checked() -> None:
+    with pytest.raises(ArgumentError, match="at least one order"):
+        RdpAccountant(orders=())
+    for bad in (1.0, 0.5, -2, math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="orders="):
+            RdpAccountant(orders=(2.0, bad))
+    with pytest.raises(ArgumentTypeError, match="orders='two'"):
+        RdpAccountant(orders=("two",))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="did you mean 'exact'"):
+        RdpAccountant(fractional="exactly")
+    assert RdpAccountant(orders=(2.5,)).fractional == "series"
+    assert RdpAccountant(orders=(2.5,), fractional="exact").fractional == "exact"
+    assert RdpAccountant().fractional == "exact"

@@ -1,0 +1,254 @@
+"""RDP of every kind of step, of compositions and of long schedules, against dp-accounting and mpmath."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.rdp import rdp_privacy_accountant as reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpcore import accounting
+from dpcore.accounting import (
+    Adjacency,
+    Composed,
+    CyclicPoissonSampledGaussian,
+    Event,
+    FixedSizeSampledGaussian,
+    Gaussian,
+    MatrixGaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    RdpAccountant,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
+)
+from dpcore.accounting.phases import phases
+from dpcore.accounting.renyi.moments import log_moments_exact, log_moments_integer, log_moments_of_many
+from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
+from dpcore.accounting.renyi.schedules import schedule_delta, schedule_epsilon
+from dpcore.accounting.renyi.without_replacement import _log_bounds, _log_even_moments, log_moments_without_replacement
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of every order that it leaves out
+ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
+
+
+def reference_accountant(event: Event) -> reference.RdpAccountant:
+    accountant = reference.RdpAccountant(ORDERS, accounting.neighboring_relation(event))
+    return accountant.compose(accounting.to_dp_accounting(event))
+
+
+def agree(event: Event, delta: float = 1e-5) -> None:
+    theirs = reference_accountant(event)
+    np.testing.assert_allclose(RdpAccountant(orders=ORDERS).rdp(event), theirs._rdp, rtol=1e-9)
+    assert accounting.epsilon(event, delta, orders=ORDERS) == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
+    assert accounting.epsilon(event, delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-9)
+
+
+def fixed_sizes(count: int) -> list[FixedSizeSampledGaussian]:
+    rng, found = np.random.default_rng(7), []
+    while len(found) < count:
+        n = int(10 ** rng.uniform(1, 6))
+        batch = max(1, min(n, round(n * 10 ** rng.uniform(-4, 0))))
+        sigma = 0.3 * 100 ** rng.uniform()
+        # dp-accounting takes differences of moments close to 1 and loses its digits where many matter; what is right
+        # there is tested below against mpmath.
+        if batch / n * sigma < 0.05 or sigma < 2.0:
+            found.append(FixedSizeSampledGaussian(n, batch, sigma, int(10 ** rng.uniform(0, 5))))
+    return found
+
+
+@pytest.mark.parametrize("event", fixed_sizes(25), ids=str)
+def test_without_replacement_agrees_with_dp_accounting(event: FixedSizeSampledGaussian) -> None:
+    agree(event)
+
+
+def true_even_moment(sigma: float, power: int) -> float:
+    """log E[(r - 1)^l] by the alternating sum, in as many digits as it takes."""
+    with mpmath.workdps(60 + 4 * power):
+        s = mpmath.mpf(sigma)
+        terms = (
+            mpmath.binomial(power, k) * (-1) ** (power - k) * mpmath.exp((k * k - k) / (2 * s * s))
+            for k in range(power + 1)
+        )
+        return float(mpmath.log(mpmath.fsum(terms)))
+
+
+@pytest.mark.parametrize("sigma", [0.85, 1.0, 2.0, 7.0, 30.0, 1000.0])
+@pytest.mark.parametrize("power", [2, 4, 10, 64, 256])
+def test_even_moments_keep_their_digits(sigma: float, power: int) -> None:
+    assert _log_even_moments(sigma)[power // 2 - 1] == pytest.approx(
+        true_even_moment(sigma, power), rel=1e-12, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 0.8493])
+def test_little_noise_needs_no_even_moments(sigma: float) -> None:
+    moments = [true_even_moment(sigma, power) for power in range(2, 34, 2)]
+    with_them = [math.log(4) + 0.5 * (moments[j // 2 - 1] + moments[(j + 1) // 2 - 1]) for j in range(3, 33)]
+    simple = _log_bounds(sigma, 32)[1:]
+    assert np.all(simple <= np.array(with_them) + 1e-12)
+
+
+def test_without_replacement_where_differences_lose_their_digits() -> None:
+    q, sigma, alpha = 0.9, 20.0, 64
+    with mpmath.workdps(60):
+        total = mpmath.mpf(1)
+        for j in range(2, alpha + 1):
+            plain = 2 * mpmath.exp(mpmath.mpf(j * j - j) / (2 * sigma**2))
+            if j == 2:
+                bound = min(4 * (mpmath.exp(mpmath.mpf(1) / sigma**2) - 1), plain)
+            else:
+                low, high = true_even_moment(sigma, 2 * (j // 2)), true_even_moment(sigma, 2 * ((j + 1) // 2))
+                bound = min(4 * mpmath.exp((low + high) / 2), plain)
+            total += mpmath.mpf(q) ** j * mpmath.binomial(alpha, j) * bound
+        exact = float(mpmath.log(total))
+    assert log_moments_without_replacement(q, sigma, np.array([64.0]))[0] == pytest.approx(exact, rel=1e-10)
+
+
+@given(st.floats(-4, -0.05), st.floats(-0.5, 2), st.floats(1.001, 300))
+def test_without_replacement_costs_at_least_what_poisson_does(log_rate: float, log_sigma: float, order: float) -> None:
+    """Replace-one with sensitivity 2C: twice the multiplier is that of one example's own vector.
+
+    Exchanging an example for one that adds nothing is a special case, and what it costs at least is what the Gaussian
+    costs with the chance to be in: the mixture (1-q) N(0) + q N(1) beside N(0), that of Poisson sampling.
+    """
+    q, sigma = 10.0**log_rate, 10.0**log_sigma
+    bound = log_moments_without_replacement(q, sigma, np.array([order]))[0]
+    assert bound >= log_moments_exact(q, 2.0 * sigma, np.array([min(order, 32.0)]))[0] * (1 - 1e-9) or order > 32.0
+
+
+MIXED: dict[str, Event] = {
+    "poisson and gaussian": Composed((PoissonSampledGaussian(0.01, 1.1, 500), Gaussian(3.0, 5, Adjacency.ZERO_OUT))),
+    "nested": Composed((Composed((PoissonSampledGaussian(0.02, 0.9, 50),)), PoissonSampledGaussian(0.003, 2.0, 400))),
+    "repeated": SelfComposed(Composed((PoissonSampledGaussian(0.02, 1.5, 50), Gaussian(4.0))), 7),
+    "repeated never": Composed((SelfComposed(NonPrivate("never"), 0), Gaussian(2.0))),
+    "cyclic": CyclicPoissonSampledGaussian(0.1, 8, 1.3, 1.1, 1001),
+    "cyclic and matrix": Composed(
+        (CyclicPoissonSampledGaussian(0.1, 8, 1.3, 1.1, 100), MatrixGaussian(2.0, 1.5, 100, "tree"))
+    ),
+    "everyone in": PoissonSampledGaussian(1.0, 4.0, 10),
+    "no steps": Composed((PoissonSampledGaussian(0.1, 1.0, 0), Gaussian(2.0))),
+    "fixed sizes": Composed(
+        (
+            FixedSizeSampledGaussian(1000, 20, 0.7, 30),
+            FixedSizeSampledGaussian(1000, 50, 1.4, 5),
+            Gaussian(3.0, 2, Adjacency.REPLACE_ONE),
+        )
+    ),
+    "all of them": SelfComposed(FixedSizeSampledGaussian(10, 10, 2.0, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MIXED))
+def test_compositions_agree_with_dp_accounting(name: str) -> None:
+    agree(MIXED[name])
+
+
+def test_a_mixture_lies_between_its_parts() -> None:
+    orders = np.array([1.1, 1.5, 2.0, 7.0, 16.0])
+    event = TruncatedPoissonSampledGaussian(1000, 0.01, 12, 1.0, 1, Adjacency.ADD_REMOVE)
+    (step, _), *_ = phases(event).steps  # type: ignore[union-attr]
+    accountant = RdpAccountant(orders=tuple(orders), fractional="exact")
+    whole = (orders - 1) * accountant.rdp(event)
+    parts = [
+        (orders - 1) * accountant.rdp(PoissonSampledGaussian(q, sigma, 1))
+        for _, q, sigma in step.components  # type: ignore[union-attr]
+    ]
+    weights = [weight for weight, _, _ in step.components]  # type: ignore[union-attr]
+    assert 0.0 < sum(weights) <= 1.0 + 1e-12
+    expected = np.log(1 - sum(weights) + sum(w * np.exp(m) for w, m in zip(weights, parts, strict=True)))
+    np.testing.assert_allclose(whole, expected, rtol=1e-9)
+    assert np.all(np.minimum(*parts) <= whole + 1e-12)
+    assert np.all(whole <= np.maximum(*parts) + 1e-12)
+
+
+def test_truncation_that_never_happens_costs_nothing() -> None:
+    plain = PoissonSampledGaussian(0.01, 1.0, 50)
+    for adjacency in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE):
+        never = TruncatedPoissonSampledGaussian(1000, 0.01, 1000, 1.0, 50, adjacency)
+        hardly = TruncatedPoissonSampledGaussian(1000, 0.01, 400, 1.0, 50, adjacency)
+        often = TruncatedPoissonSampledGaussian(1000, 0.01, 10, 1.0, 50, adjacency)
+        base = accounting.epsilon(plain, 1e-5, "rdp")
+        assert accounting.epsilon(never, 1e-5, "rdp") == base
+        assert accounting.epsilon(hardly, 1e-5, "rdp") == pytest.approx(base, rel=1e-3)
+        assert accounting.epsilon(often, 1e-5, "rdp") > base
+
+
+def schedule(count: int, seed: int = 0) -> Composed:
+    rng = np.random.default_rng(seed)
+    rates, sigmas = 10 ** rng.uniform(-4, -1, count), rng.uniform(0.5, 3, count)
+    return Composed(tuple(PoissonSampledGaussian(float(q), float(s), 2) for q, s in zip(rates, sigmas, strict=True)))
+
+
+@given(st.floats(-4, -0.01), st.floats(-1.5, 2), st.sampled_from([1.01, 1.5, 3.3, 10.9, 31.5, 2.0, 5.0, 64.0, 1024.0]))
+def test_many_steps_at_once_are_the_same_as_one_by_one(log_rate: float, log_sigma: float, order: float) -> None:
+    q, sigma = np.array([10.0**log_rate, 0.3, 0.001]), np.array([10.0**log_sigma, 1.0, 0.1])
+    together = log_moments_of_many(q, sigma, order)
+    for i in range(3):
+        if order == math.floor(order):
+            alone = log_moments_integer(float(q[i]), float(sigma[i]), (int(order),))[0]
+        else:
+            alone = log_moments_exact(float(q[i]), float(sigma[i]), np.array([order]))[0]
+        assert together[i] == pytest.approx(alone, rel=1e-11, abs=1e-300)
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 12), st.integers(0, 50), st.floats(-9, -1.5), st.floats(0, 3))
+def test_schedules_find_the_best_of_all_orders(count: int, seed: int, log_delta: float, mu: float) -> None:
+    event = Composed((*schedule(count, seed).events, Gaussian(1.0 / mu)) if mu > 0.1 else schedule(count, seed).events)
+    found, delta = phases(event), 10.0**log_delta
+    assert found is not None
+    accountant = RdpAccountant(orders=DEFAULT_ORDERS, fractional="exact")
+    epsilon = accountant.epsilon(event, delta)
+    assert schedule_epsilon(found, DEFAULT_ORDERS, delta) == pytest.approx(epsilon, rel=1e-10, abs=1e-12)
+    for at in (0.0, 0.5 * epsilon, epsilon, 2.0 * epsilon):
+        theirs = accountant.delta(event, at)
+        assert schedule_delta(found, DEFAULT_ORDERS, at) == pytest.approx(theirs, rel=1e-8, abs=1e-300)
+
+
+def test_a_thousand_phases() -> None:
+    event = schedule(1000)
+    accountant = RdpAccountant(orders=DEFAULT_ORDERS[80:120], fractional="exact")
+    assert accounting.epsilon(event, 1e-6, "rdp") <= accountant.epsilon(event, 1e-6)
+    mixed = Composed(
+        (*event.events[:20], TruncatedPoissonSampledGaussian(1000, 0.01, 12, 1.0, 3), Gaussian(2.0, 3), NonPrivate("x"))
+    )
+    assert accounting.epsilon(mixed, 1e-6, "rdp") == math.inf
+    assert accounting.delta(mixed, 3.0, "rdp") == 1.0
+
+
+def test_a_schedule_of_all_kinds_of_steps_is_the_sum_of_its_parts() -> None:
+    truncated = TruncatedPoissonSampledGaussian(1000, 0.01, 12, 1.0, 3)
+    event = Composed((*schedule(12).events, truncated, Gaussian(2.0, 3)))
+    exact = RdpAccountant(orders=DEFAULT_ORDERS, fractional="exact")
+    assert accounting.epsilon(event, 1e-6, "rdp") == pytest.approx(exact.epsilon(event, 1e-6), rel=1e-10)
+    sizes = Composed(tuple(FixedSizeSampledGaussian(1000, 10 + i, 0.5 + i / 10, 2) for i in range(12)))
+    assert accounting.epsilon(sizes, 1e-6, "rdp") == pytest.approx(exact.epsilon(sizes, 1e-6), rel=1e-10)
+
+
+EVENTS_AT: dict[str, object] = {
+    "poisson": lambda sigma, steps: PoissonSampledGaussian(0.01, sigma, steps),
+    "truncated": lambda sigma, steps: TruncatedPoissonSampledGaussian(100, 0.1, 12, sigma, steps),
+    "fixed size": lambda sigma, steps: FixedSizeSampledGaussian(100, 10, sigma, steps),
+    "cyclic": lambda sigma, steps: CyclicPoissonSampledGaussian(0.1, 3, sigma, 1.0, steps),
+    "gaussian": Gaussian,
+    "matrix": lambda sigma, steps: MatrixGaussian(sigma, 1.5, steps, "tree"),
+    "repeated": lambda sigma, steps: SelfComposed(PoissonSampledGaussian(0.1, sigma, 1), steps),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVENTS_AT))
+def test_ends_of_every_event(name: str) -> None:
+    make = EVENTS_AT[name]
+    for accountant in (*accounting.accountants_for(make(1.0, 3)), None):  # type: ignore[operator]
+        assert accounting.epsilon(make(0.0, 3), 1e-5, accountant) == math.inf  # type: ignore[operator]
+        assert accounting.delta(make(0.0, 3), 5.0, accountant) == 1.0  # type: ignore[operator]
+        for sigma in (0.0, 1.0):
+            assert accounting.epsilon(make(sigma, 0), 1e-5, accountant) == 0.0  # type: ignore[operator]
+            assert accounting.delta(make(sigma, 0), 0.0, accountant) == 0.0  # type: ignore[operator]
+        assert 0.0 <= accounting.epsilon(make(1e6, 1), 0.5, accountant) <= 1e-3  # type: ignore[operator]

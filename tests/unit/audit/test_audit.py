@@ -1,0 +1,297 @@
+"""The audit's statistics against SciPy, simulations and quadrature; its step against `minimize`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+import dpcore
+from dpcore import methods
+from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
+from dpcore.accounting.gaussian import gaussian_epsilon
+from dpcore.audit import audit, checks, private_step
+from dpcore.audit.auditing import participation_rate
+from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
+from dpcore.audit.exposure import direction
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    PoissonSampler,
+    TruncatedPoissonSampler,
+    UserSampler,
+)
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
+from dpcore.spec.ops import NoiseRow
+from dpcore.stages.clipping import AdaptiveClip, Clip
+from dpcore.stages.method import Method
+
+KEY = bytes(range(32))
+ORDER = FixedOrderSampler(dataset_size=64, batch_size=32)
+SGD = methods.dp_sgd(lr=0.1, noise_multiplier=2.0)
+ADAPTIVE = methods.dp_sgd(lr=0.1, noise_multiplier=2.0, adaptive_clip=AdaptiveClip(bit_noise_std=3.0))
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (9, 10), (10, 10), (17, 400)])
+@pytest.mark.parametrize("alpha", [0.5, 0.05, 1e-4])
+def test_clopper_pearson_is_scipys(count: int, total: int, alpha: float) -> None:
+    theirs = stats.binomtest(count, total).proportion_ci(1 - 2 * alpha, "exact").high
+    assert clopper_pearson_upper(count, total, alpha) == pytest.approx(theirs, abs=1e-12)
+
+
+def test_errors_are_counted_as_they_are_guessed() -> None:
+    ins, outs = np.array([0.0, 1.0, 2.0, 3.0]), np.array([-1.0, 0.0, 1.0])
+    for threshold in (-2.0, 0.0, 0.5, 1.0, 3.0):
+        errors = count_errors(ins, outs, threshold, 0.1)
+        assert errors.false_positives == (outs > threshold).sum()
+        assert errors.false_negatives == (ins <= threshold).sum()
+    assert count_errors(ins, outs, np.array([0.5, 1.5]), 0.1).false_positives.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_bounds_hold_for_what_a_gaussian_mechanism_shows(mu: float) -> None:
+    rng = np.random.default_rng(1)
+    claim, alpha, wrong = Claim.of(Gaussian(1 / mu), 1.0), 0.1, np.zeros(3)
+    for _ in range(300):
+        ins, outs = rng.normal(mu, 1, (2, 150)), rng.normal(0, 1, (2, 150))
+        threshold = best_threshold(ins[0], outs[0], claim, alpha)
+        errors = count_errors(ins[1], outs[1], threshold, alpha)
+        exact = gaussian_epsilon(mu, 1e-5)
+        wrong += [errors.mu > mu, errors.epsilon(1e-5) > exact, claim.excess(errors) > 0]
+        # "excess" and mu are one statement, twice.
+        assert (errors.mu > mu) == (claim.excess(errors) > 0)
+        assert errors.epsilon(1e-5) <= gaussian_epsilon(float(errors.mu), 1e-5) + 1e-9
+    assert (wrong <= stats.binom.ppf(0.999, 300, alpha)).all()
+
+
+def test_a_gaussian_claim_allows_what_two_normals_do() -> None:
+    claim = Claim.of(Gaussian(2.0, 9, Adjacency.ZERO_OUT), 5.0)
+    assert claim.mu == 1.5
+    thresholds = np.linspace(-2, 3, 9)
+    np.testing.assert_allclose(claim.power(stats.norm.sf(thresholds)), stats.norm.sf(thresholds - 1.5), rtol=1e-12)
+
+
+@pytest.mark.parametrize("q", [0.05, 0.5])
+def test_a_sampled_claim_allows_every_test_of_one_step(q: float) -> None:
+    sigma = 0.8
+    event = PoissonSampledGaussian(q, sigma, 1)
+    claim = Claim.of(event, 2 * dpcore.accounting.epsilon(event, 1e-5))
+    assert claim.mu is None
+    for threshold in np.linspace(-1, 4, 11):
+        fpr = stats.norm.sf(threshold / sigma)
+        power = (1 - q) * fpr + q * stats.norm.sf((threshold - 1) / sigma)
+        assert power <= claim.power(fpr) + 1e-12
+        # The same with the two data sets exchanged.
+        assert 1 - fpr <= claim.power(1 - power) + 1e-12
+        assert claim.power(fpr) <= 1
+
+
+def test_epsilon_of_any_mechanism_from_its_definition() -> None:
+    errors = count_errors(np.full(500, 1.0), np.zeros(500), 0.5, 0.01)
+    rate = 1 - 0.005 ** (1 / 500)  # nobody of 500
+    assert float(errors.fpr) == pytest.approx(rate)
+    assert errors.epsilon(1e-5) == pytest.approx(math.log((1 - 1e-5 - rate) / rate))
+    assert count_errors(np.zeros(500), np.zeros(500), 0.5, 0.01).epsilon(1e-5) == 0
+
+
+def test_probabilities_of_the_checks_are_uniform_or_larger() -> None:
+    rng = np.random.default_rng(2)
+    names = ("noise", "repeated", "rate", "examples", "batches", "copied", "sums", "halves", "turns")
+    found = {name: [] for name in names}
+    turns = np.where(np.arange(80) % 3 == 0, 12, 4)  # how often an example may be in
+    for _ in range(400):
+        nulls = rng.normal(size=(5, 2, 60))
+        found["noise"].append(checks.too_little_noise(nulls))
+        found["repeated"].append(checks.repeated_noise(nulls))
+        used = rng.random((12, 80)) < 0.15
+        found["rate"].append(checks.wrong_rate(int(used.sum()), used.size, 0.15))
+        found["examples"].append(checks.wrong_spread(used.sum(axis=0), 12, 0.15))
+        found["batches"].append(checks.wrong_spread(used.sum(axis=1), 80, 0.15))
+        found["copied"].append(checks.copied_noise(rng.normal(size=40_000)))
+        found["sums"].append(checks.wrong_sums(nulls[:, 0, :20]))
+        sizes = used.sum(axis=1)
+        found["halves"].append(checks.uneven_halves(used[:, :40].sum(axis=1), sizes, np.full(12, 80)))
+        found["turns"].append(checks.wrong_spread((used & (np.arange(12)[:, None] < turns)).sum(axis=0), turns, 0.15))
+    for name, values in found.items():
+        for level in (0.01, 0.1):
+            assert np.mean(np.array(values) <= level) <= stats.binom.ppf(0.9999, 400, level) / 400, name
+        assert min(values) < (1 if name == "copied" else 0.1), name
+
+
+def test_values_that_occur_twice_are_found_wherever_they_are() -> None:
+    rng = np.random.default_rng(4)
+    values = rng.normal(size=5000)
+    assert checks.copied_noise(values) > 0.01
+    assert checks.copied_noise(np.concatenate([values, values[100:400] * (1 + 1e-13)])) < 1e-4
+    assert checks.copied_noise(np.zeros(100)) == 1.0  # no noise is no copy
+
+
+def test_sums_that_are_off_in_any_way() -> None:
+    rest = np.random.default_rng(5).normal(size=(6, 40))
+    assert checks.wrong_sums(rest) > 0.01
+    for wrong in (0.5 * rest, 1.6 * rest, rest + 0.5, np.repeat(rest[:1], 6, axis=0)):
+        assert checks.wrong_sums(wrong) < 1e-4
+    rest[2, 3] = np.nan  # a clip norm at its limit tells of no bits
+    assert checks.wrong_sums(rest) > 0.01
+    assert checks.wrong_sums(np.zeros((0, 3))) == 1.0
+
+
+def test_the_bound_on_halves_holds_for_hypergeometric_numbers() -> None:
+    population, drawn = 21, 8
+    early = np.arange(drawn + 1)
+    chances = stats.hypergeom(population, population // 2, drawn).pmf(early)
+    one = np.array([drawn]), np.array([population])
+    bounds = np.array([checks.uneven_halves(np.array([e]), *one) for e in early])
+    for bound in bounds:
+        assert chances[bounds <= bound].sum() <= bound + 1e-12
+    assert checks.uneven_halves(np.full(9, 8), np.full(9, 8), np.full(9, 21)) < 1e-9
+
+
+def test_runs_of_different_keys_seldom_agree() -> None:
+    assert checks.same_batches(("a", "b", "c"), -50.0) == 1.0
+    assert checks.same_batches(("a", "b", "a"), -50.0) == pytest.approx(3 * math.exp(-50))
+    assert checks.same_batches(("a", "a", "a"), math.log(0.9)) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("n", "q", "most"), [(5, 0.5, 3), (40, 0.25, 10), (4, 0.9, 4), (6, 0.1, 1)])
+def test_how_often_an_example_is_in_a_cut_batch(n: int, q: float, most: int) -> None:
+    sizes = np.arange(n + 1)
+    expected = stats.binom(n, q).pmf(sizes) @ np.minimum(sizes, most) / n
+    event = TruncatedPoissonSampledGaussian(n, q, most, 1.0, 1)
+    assert participation_rate(event, q) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_tail_of_a_correlation_by_quadrature() -> None:
+    rows = np.zeros((2, 1, 8))
+    rows[0, 0, 0], rows[1, 0, :2] = 1.0, (0.6, 0.8)
+
+    def density(cosine: float) -> float:
+        return (1 - cosine**2) ** ((8 - 3) / 2)
+
+    tail = 2 * integrate.quad(density, 0.6, 1)[0] / integrate.quad(density, -1, 1)[0]
+    assert checks.repeated_noise(rows) == pytest.approx(tail, rel=1e-9)
+
+
+def test_spread_of_a_binomial() -> None:
+    values, weights = np.arange(13), stats.binom.pmf(np.arange(13), 12, 0.3)
+    squares = (values - 3.6) ** 2
+    variance = 12 * 0.3 * 0.7
+    assert weights @ squares == pytest.approx(variance)
+    assert weights @ squares**2 - variance**2 == pytest.approx(2 * variance**2 + variance * (1 - 6 * 0.3 * 0.7))
+
+
+@pytest.mark.parametrize("rule", ["standard", "normalized"])
+def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) -> None:
+    tensors = ("first.weight", "first.bias", "second.weight")
+    clip = Clip(2.0, rule, {"first.*": 0.3, "*": 5.0})
+    grouping = clip.grouping(tensors)
+    along = clip.sensitivity(grouping).contribution * direction(grouping, rule)
+    bounds = (0.3, 5.0) if rule == "standard" else (1.0, 1.0)
+    np.testing.assert_allclose([np.hypot(along[0], along[1]), along[2]], bounds)
+
+
+def test_the_step_is_that_of_minimize() -> None:
+    target = np.random.default_rng(3).normal(size=(64, 4))
+    for method in (SGD, methods.disk(lr=0.1, noise_multiplier=1.0), methods.srg_memf(lr=0.1, noise_multiplier=1.0)):
+        plan = Plan(method, ORDER, 5)
+        one = dpcore.minimize(
+            lambda x, i: x - target[i], np.zeros(4), ORDER, method, steps=5, key=KEY, exact_key=True, record=True
+        )
+        x = [np.zeros(4)]
+        keys = RunKeys.new(KEY, exact_key=True)
+        mechanism = Mechanism(plan, Layout.of([("x", (4,))]), x, backend=dpcore.spec.backends.load_backend(), keys=keys)
+        for _ in range(5):
+            private_step(mechanism, x, lambda at, i, _: [at[0] - target[i]])
+        np.testing.assert_allclose(one.path[-1], x[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "sampler"),
+    [
+        (SGD, ORDER),
+        (SGD, PoissonSampler(dataset_size=100, batch_size=20)),
+        (SGD, TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=20)),
+        (ADAPTIVE, CyclicPoissonSampler(dataset_size=100, batch_size=20, groups=3)),
+        (ADAPTIVE, UserSampler(PoissonSampler(dataset_size=64, batch_size=20), [i % 64 for i in range(150)], 2)),
+    ],
+)
+def test_alarms_of_honest_runs_are_as_rare_as_stated(method: Method, sampler: object) -> None:
+    alarms = exceeded = 0
+    audits = 200 if method is SGD else 80
+    for number in range(audits):
+        key = bytes([number]) * 32
+        found = audit(method, sampler, 4, delta=1e-5, canaries=64, runs=2, confidence=0.9, key=key)
+        alarms += found.flagged
+        exceeded += found.lower_bound > found.claimed_epsilon
+    assert alarms <= stats.binom.ppf(0.99, audits, 0.1)
+    assert exceeded <= stats.binom.ppf(0.99, audits, 0.05)
+
+
+def test_a_key_repeats_an_audit_and_without_one_it_differs() -> None:
+    one, two = (audit(SGD, ORDER, 2, delta=1e-5, runs=2, key=KEY) for _ in range(2))
+    assert one == two
+    assert audit(SGD, ORDER, 2, delta=1e-5, runs=2) != audit(SGD, ORDER, 2, delta=1e-5, runs=2)
+
+
+def test_the_result_in_words_and_numbers() -> None:
+    found = audit(SGD, ORDER, 2, delta=1e-5, runs=2, key=KEY)
+    assert "proves no privacy" in str(found)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["flagged"] is False
+    assert told["canaries_in"] + told["canaries_out"] == 64
+
+
+def test_the_fused_step_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is observed runs as plain operations; in training the fused one adds the noise, here ever so little less."""
+    backend = load_backend("numpy")
+    step = backend.step
+
+    def weaker(slots: list[Any], noise: NoiseRow, *rest: Any, **options: Any) -> None:
+        step(slots, noise._replace(scale=0.999 * noise.scale), *rest, **options)
+
+    monkeypatch.setattr(backend, "step", weaker)
+    found = audit(SGD, ORDER, 2, delta=1e-5, runs=2, key=KEY)
+    assert found.flagged
+    assert any("nobody observes" in finding for finding in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delta": 0.0}, "delta=0.0"),
+        ({"confidence": 1.0}, "confidence=1.0"),
+        ({"canaries": 0}, "canaries=0"),
+        ({"runs": 0}, "runs=0"),
+        ({"canaries": 5, "runs": 12}, "at least 64"),
+        ({"key": b"short"}, "key"),
+        ({"dtype": "float16"}, "dtype='float16'"),
+        ({"method": methods.dp_sgd(lr=0.1, noise_multiplier=0.0)}, "claims nothing"),
+        ({"method": methods.dp_sgd(lr=0.1)}, "noise_multiplier=None"),
+        ({"method": "dp_sgd"}, "must be a dpcore.Method"),
+        ({"sampler": [[0, 1]]}, "must be a sampler"),
+        ({"tensors": "x"}, "tensors='x'"),
+    ],
+)
+def test_bad_input(change: dict[str, object], message: str) -> None:
+    given = {"method": SGD, "sampler": ORDER, "steps": 2, "delta": 1e-5} | change
+    with pytest.raises((ArgumentError, ArgumentTypeError, PrivacyError), match=message):
+        audit(**given)
+
+
+def test_the_package_does_not_load_what_is_slow() -> None:
+    import subprocess
+    import sys
+
+    slow = ("torch", "triton", "scipy.stats", "matplotlib")
+    code = f"import sys, dpcore.audit; print([m for m in {slow} if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

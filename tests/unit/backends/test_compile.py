@@ -1,0 +1,213 @@
+"""Every kernel compiles for an H200 (sm_90) without a GPU and keeps all its values in registers.
+
+Run as a program, this file compiles the kernels, in a process of its own since the tests' process may run Triton's
+interpreter, and writes one JSON record for each: ``python tests/unit/backends/test_compile.py OUT.json``. The table in
+docs/kernels.md comes from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients
+
+ROOT = Path(__file__).resolve().parents[3]
+# Registers that leave room for six warps a scheduler, to hide the latency of memory behind the cipher's arithmetic.
+MOST_REGISTERS = 80
+
+CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream"), "i32")
+SQUARE_CIPHER = dict.fromkeys(("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream"), "i32")
+TABLE = {"rows": "*i64", "row_of": "*i32"}
+
+
+def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
+    """Return title, kernel, types of its arguments, compile-time constants, elements of a thread's program."""
+    from dpcore_triton import clip, launch, noise, step, stream, update
+    from dpcore_triton import filter as filters
+
+    def step_case(
+        title: str, rule: str, filters: tuple[FilterCoefficients, ...] = (), noise_order: int = 0, **chosen: Any
+    ) -> Any:
+        order = sum(max(len(f.a), len(f.b) - 1) for f in filters)
+        taps = sum(1 + len(f.b) + len(f.a) for f in filters)
+        noise_taps = 2 + 2 * noise_order if noise_order else 0
+        floats = dict.fromkeys(("scale", "square_scale", "per_example"), "fp32")
+        types_ = {**TABLE, **CIPHER, **SQUARE_CIPHER, **floats, "derived": "*fp32"}
+        types_ |= {"noise_taps": ("fp32",) * noise_taps, "taps": ("fp32",) * taps}
+        constants = {
+            "RULE": rule, "RNG": "chacha20", "NOISE_NB": 1 + noise_order if noise_order else 0,
+            "NOISE_ORDER": noise_order, "SCALED": False, "FILTERS": step._places(filters), "ORDER": order,
+            "SQUARE": "filtered", "SQUARE_RNG": None, "MOMENTS": UPDATE_RULES[rule], "GENERAL": False,
+            "DISPLACED": False, "BLOCKS": launch.BLOCKS,
+        }  # fmt: skip
+        return f"step {title}", step._step_kernel, types_, {**constants, **chosen}, 16 * launch.BLOCKS
+
+    first = FilterCoefficients((1.0, 1.0), (1.0,))
+    second, third = (FilterCoefficients((1.0, 1.0), (1.0,) * order) for order in (2, 3))
+    noisy_square = {"SQUARE": "separate", "SQUARE_RNG": "chacha20"}
+    philox = {"RNG": "philox", "SQUARE_RNG": "philox"}
+    everything = {**noisy_square, "SCALED": True, "GENERAL": True, "DISPLACED": True}
+    block, blocks = 16 * launch.BLOCKS, {"BLOCKS": launch.BLOCKS}
+    elements = {"ELEMENTS": launch.ELEMENTS}
+    tile = {"ROWS": launch.ROWS, "COLUMNS": launch.COLUMNS}
+    tiled = launch.ROWS * launch.COLUMNS
+    squares = {**TABLE, "partial": "*fp64", "examples": "i32"}
+    norms = {"partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
+    factors = {"norms": "*fp64", "per_group": "*fp64", "factors": "*fp32", "groups": "i32", "examples": "i32"}
+    columns = launch.COLUMNS
+    one = {"row": "*i64", "taps": ("fp32",) * 6}
+    return [
+        step_case("sgd", "sgd"),
+        step_case("momentum, order 1, displacement", "momentum", (first,), DISPLACED=True),
+        step_case("adam, order 1", "adam", (first,)),
+        step_case("adamw, order 3, displacement", "adamw", (third,), DISPLACED=True),
+        step_case("sgd, philox", "sgd", RNG="philox"),
+        step_case("sgd, no noise", "sgd", RNG=None),
+        step_case("sgd, chain of orders 1 and 2", "sgd", (first, second)),
+        step_case("sgd, noise of order 1", "sgd", noise_order=1),
+        step_case("accelerated, noise of order 2", "accelerated", noise_order=2),
+        step_case("sgd, scale", "sgd", SCALED=True),
+        step_case("adam, bias and floor", "adam", GENERAL=True),
+        step_case("adam, released square", "adam", SQUARE="released"),
+        step_case("adam, given square", "adam", SQUARE="given"),
+        step_case("adagrad", "adagrad"),
+        step_case("adam, separate square", "adam", SQUARE="separate"),
+        step_case("adam, separate noisy square", "adam", **noisy_square),
+        step_case("adam, separate noisy square, philox", "adam", **noisy_square | philox),
+        step_case("adam, everything: orders 1 and 2, noise of order 2", "adam", (first, second), 2, **everything),
+        ("normal", noise._normal_kernel, {**TABLE, **CIPHER}, {"RNG": "chacha20", **blocks}, block),
+        ("words", stream._words_kernel, {**TABLE, **CIPHER}, {"TAIL": 0, "RNG": "chacha20", **blocks}, block),
+        ("row_norms: squares", clip._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
+        ("row_norms: norms", clip._norms_kernel, norms, tile, tiled),
+        ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
+        ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, tile, tiled),
+        (
+            "recurrence, order 2", filters._recurrence_kernel, one, {"NB": 3, "ORDER": 2, **elements},
+            launch.ELEMENTS,
+        ),
+        (
+            "update adam", update._update_kernel, {"row": "*i64", "derived": "*fp32"},
+            {"RULE": "adam", "MOMENTS": 2, "SQUARE": False, "GENERAL": False, **elements}, launch.ELEMENTS,
+        ),
+    ]  # fmt: skip
+
+
+def compile_and_measure(
+    title: str, kernel: Any, types_: dict[str, Any], constants: dict[str, Any], elements: int
+) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dpcore_triton import launch
+
+    names = kernel.arg_names
+    signature = {**types_, **dict.fromkeys(constants, "constexpr")}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types_.items() if str(kind)[0] == "*"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": launch.WARPS, "enable_fp_fusion": False}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+
+    def run(tool: str, *options: str) -> str:
+        return subprocess.run([tools / tool, *options, cubin], capture_output=True, text=True, check=True).stdout
+
+    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", run("cuobjdump", "--dump-resource-usage"))
+    assert used is not None
+    lines = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", run("nvdisasm", "-c"), re.MULTILINE)
+    counted = Counter(lines)
+    threads = 32 * launch.WARPS
+    registers = int(used[1])
+    warps_resident = min(64, 65536 // (-(-registers // 8) * 8 * threads) * launch.WARPS)
+    return {
+        "kernel": title, "registers": registers, "stack": int(used[2]), "shared": compiled.metadata.shared,
+        "spills": counted["STL"] + counted["LDL"], "instructions": sum(counted.values()) - counted["NOP"],
+        "elements_a_thread": elements // threads, "warps_resident": warps_resident,
+    }  # fmt: skip
+
+
+def main(out: Path) -> None:
+    sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
+    # The package itself refuses a machine without a GPU; its modules do not need one to be compiled.
+    package = types.ModuleType("dpcore_triton")
+    package.__path__ = [str(ROOT / "backends" / "dpcore_triton")]
+    sys.modules["dpcore_triton"] = package
+    out.write_text(json.dumps({"kernels": [compile_and_measure(*case) for case in cases()], "binder": bound_types()}))
+
+
+def bound_types() -> list[Any]:
+    """Return what a launch of the step is compiled for, for calls that differ in everything that changes in a run."""
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from dpcore_triton.step import _step_kernel
+    from dpcore_triton.stream import cipher_words
+
+    binder = create_function_from_signature(
+        _step_kernel.signature, _step_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
+    )
+    table = torch.zeros(4, dtype=torch.int64)
+    floats = torch.zeros(4)
+    constants = ("adam", "chacha20", 1, 0, False, ((0, 2, 1, 0, 0),), 0, "separate", "philox", 2, False, False, 128)
+    found = []
+    for key, row, scale, b in (
+        (bytes(32), 0, 1.0, 1.0),
+        (b"\x01\x00\x00\x00" * 8, 1, 16.0, 0.5),
+        (b"\x10\x00\x00\x00" * 8, 16, 1e-3, 1.0),
+        (b"\xff" * 32, 2**32 - 1, 3.0, 2.0),
+    ):
+        cipher = cipher_words(key, row, 0, 0, 1, "chacha20")
+        square_cipher = cipher_words(key[::-1], 2**32 - 1 - row, 1, 0, 1, "philox")
+        numbers = (scale, 1 / scale, 1 / 7, (1.0, b), (b, 1.0))
+        bound = binder(table, table.int(), *cipher, *square_cipher, *numbers, floats, *constants)
+        found.append(repr(bound[1]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder)
+    out = folder / "measured.json"
+    done = subprocess.run(
+        [sys.executable, __file__, out], env=environment, capture_output=True, text=True, timeout=3600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured: dict[str, Any] = json.loads(out.read_text())
+    return measured
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_spills_nothing(compiled: dict[str, Any]) -> None:
+    assert len(compiled["kernels"]) >= 26
+    for record in compiled["kernels"]:
+        assert record["spills"] == 0, record
+        assert record["stack"] == 0, record
+        assert 0 < record["registers"] <= MOST_REGISTERS, record
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_again_for_another_key_row_scale_or_coefficient(compiled: dict[str, Any]) -> None:
+    assert len(compiled["binder"]) == 4
+    assert len(set(compiled["binder"])) == 1, compiled["binder"]
+    assert "i32" in compiled["binder"][0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,102 @@
+"""Which runs a comparison makes, what its contestants are, and what its paragraph claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from dpcore.cli.compare.comparison import FINAL, SEARCH, Comparison, Contestant, Run
+from dpcore.cli.compare.contestants import from_methods, from_tables, option_parsers
+from dpcore.cli.train.settings import SETTINGS
+from dpcore.errors import ArgumentError
+
+
+def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Comparison:
+    return Comparison(
+        **{"contestants": from_methods(("dp_sgd", "disk"), {"epochs": 2}, lr), "epsilon": (1.0, 8.0), **settings}
+    )
+
+
+def test_finals_wait_for_their_own_search_only() -> None:
+    asked = comparison(seeds=2, search_seeds=2)
+    assert asked.total == 2 * 2 * (4 + 2) == 24
+    due = asked.due({})
+    assert len(due) == 16
+    assert {run.role for run in due} == {SEARCH}
+    # The best mean over the search seeds, not the best single run.
+    accuracy = {Run("disk", 1.0, SEARCH, lr, seed): 0.5 for lr in (0.5, 1.0) for seed in (1000, 1001)}
+    accuracy[Run("disk", 1.0, SEARCH, 0.5, 1000)] = 0.9
+    accuracy[Run("disk", 1.0, SEARCH, 1.0, 1000)] = accuracy[Run("disk", 1.0, SEARCH, 1.0, 1001)] = 0.8
+    assert asked.chosen("disk", 1.0, accuracy) == 1.0
+    assert asked.chosen("dp_sgd", 1.0, accuracy) is None
+    finals = [run for run in asked.due(accuracy) if run.role == FINAL]
+    assert finals == [Run("disk", 1.0, FINAL, 1.0, 0), Run("disk", 1.0, FINAL, 1.0, 1)]
+
+
+def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched() -> None:
+    asked = comparison(search_seeds=1)
+    accuracy = dict.fromkeys(asked.due({}), 0.5)
+    assert asked.chosen("disk", 8.0, accuracy) == 0.5
+    assert {run.role for run in comparison(lr=(0.3,)).due({})} == {FINAL}
+    assert comparison(lr=()).grid("dp_sgd") == (0.5,)
+
+
+def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones() -> None:
+    asked = comparison(seeds=3, search_epochs=1)
+    search, final = asked.search("disk", 1.0)[0], asked.final("disk", 1.0, 1.0)
+    assert search.seed not in {run.seed for run in final}
+    assert (asked.settings_for(search).epochs, asked.settings_for(final[0]).epochs) == (1, 2)
+    assert asked.settings_for(final[1]).seed == 1
+
+
+def test_tables_are_read_as_the_options_are() -> None:
+    tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "2%"], "batch-size": "1k"}, "b": {"method": "memf"}}
+    first, second = from_tables(tables, {"epochs": 3, "clipping": None}, (0.5,))
+    assert first == Contestant("a", {"epochs": 3, "method": "disk", "kappa": 0.5, "batch_size": 1000}, (1.0, 0.02))
+    assert second == Contestant("b", {"epochs": 3, "method": "memf"}, (0.5,))
+    asked = Comparison((first, second), (3.0,))
+    assert asked.words("a") == "batch size 1000, kappa 0.5, sampling poisson"
+    assert asked.words("b") == "sampling fixed-order"
+
+
+def test_every_setting_has_a_parser() -> None:
+    assert set(SETTINGS) <= set(option_parsers())
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"kappa": 0.5}, "names no method"),
+        ({"method": "disk", "kapa": 0.5}, "unknown key 'kapa'; did you mean 'kappa'"),
+        ({"method": "disk", "epsilon": 3}, "'epsilon' is the same for all; set it outside of the table"),
+        ({"method": "disk", "kappa": "much"}, "kappa: 'much' is not a number"),
+        ({"method": "disc"}, "did you mean disk"),
+        (3, "must be a table"),
+        ({"method": "dp_sgd", "kappa": 0.5}, "contestant 'x': kappa=0.5: is only for the method disk"),
+        ({"method": "memf", "sampling": "poisson"}, "use --sampling fixed-order"),
+    ],
+)
+def test_wrong_tables_are_one_sentence(table: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, {}, ()), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"contestants": ()}, "at least one method"),
+        ({"contestants": (Contestant("a", {"method": "disk"}), Contestant("a", {"method": "disk"}))}, "same name"),
+        ({"epsilon": ()}, "give at least one"),
+        ({"epsilon": (1.0, 1.0)}, "a value twice"),
+        ({"lr": (1.0, 1.0)}, "a value twice"),
+        ({"lr": (0.0, 1.0)}, "must be greater than 0"),
+        ({"seeds": 0}, "between 1 and"),
+        ({"search_seeds": 0}, "at least 1"),
+        ({"search_epochs": 0}, "at least 1"),
+    ],
+)
+def test_nothing_to_compare_is_one_sentence(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        comparison(**settings)

@@ -1,0 +1,116 @@
+"""NumPy archives: what is written is read; what is damaged is refused, or comes back true."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpcore.cli.datasets import npz
+from dpcore.errors import DataError
+
+FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def arrays() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(3)
+    return {
+        "x_train": generator.integers(0, 256, (6, 4, 4), dtype=np.uint8),
+        "y_train": np.arange(6) % 3,
+        "x_test": generator.integers(0, 256, (3, 4, 4), dtype=np.uint8),
+        "y_test": np.arange(3),
+    }
+
+
+def packed(save: Any = np.savez_compressed, **changes: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, **{key: value for key, value in (arrays() | changes).items() if value is not None})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_is_read_back(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "data.npz"
+    path.write_bytes(packed(save, classes=np.int64(7)))
+    read = npz.read(path)
+    assert set(read) == {*npz.KEYS, "classes"}
+    for key, value in arrays().items():
+        assert read[key].dtype == value.dtype
+        np.testing.assert_array_equal(read[key], value)
+
+
+@given(compressed=st.booleans(), data=st.data())
+@FILES
+def test_every_truncation_is_refused(tmp_path: Path, compressed: bool, data: st.DataObject) -> None:
+    content = packed(np.savez_compressed if compressed else np.savez)
+    path = tmp_path / "data.npz"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(DataError):
+        npz.read(path)
+
+
+@given(compressed=st.booleans(), data=st.data())
+@settings(FILES, max_examples=300)
+def test_a_damaged_archive_is_refused_or_gives_the_true_arrays(
+    tmp_path: Path, compressed: bool, data: st.DataObject
+) -> None:
+    content = bytearray(packed(np.savez_compressed if compressed else np.savez))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path = tmp_path / "data.npz"
+    path.write_bytes(content)
+    try:
+        read = npz.read(path)
+    except DataError:
+        return
+    for key, value in arrays().items():
+        assert read[key].dtype == value.dtype
+        np.testing.assert_array_equal(read[key], value)
+
+
+def test_a_shape_that_hides_a_part_of_the_data_is_refused(tmp_path: Path) -> None:
+    # numpy.load returns the first four rows without a word: the checksum is right, the header is not.
+    member = io.BytesIO()
+    np.save(member, arrays()["x_train"])
+    shortened = member.getvalue().replace(b"(6, 4, 4)", b"(4, 4, 4)")
+    source, path = io.BytesIO(packed()), tmp_path / "data.npz"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, shortened if name == "x_train.npy" else old.read(name))
+    assert len(np.load(path)["x_train"]) == 4
+    with pytest.raises(DataError, match="x_train has more data than its header states"):
+        npz.read(path)
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    ran = []
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return ran.append, (1,)
+
+    path = tmp_path / "data.npz"
+    path.write_bytes(packed(x_test=np.array([Trap()], dtype=object)))
+    with pytest.raises(DataError, match="x_test holds Python objects"):
+        npz.read(path)
+    assert not ran
+
+
+def test_messages_name_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    with pytest.raises(DataError, match="no such file"):
+        npz.read(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        npz.read(tmp_path)
+    path.write_bytes(packed(y_test=None, x_train=None))
+    with pytest.raises(DataError, match=r"lacks x_train, y_test; it holds x_test, y_train, and must hold"):
+        npz.read(path)
+    path.write_text("nonsense")
+    with pytest.raises(DataError, match="is not a"):
+        npz.read(path)

@@ -1,0 +1,89 @@
+"""Pictures: written whole, from released numbers, without a display and without pyplot's global state."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcore.errors import ArgumentError
+
+pytest.importorskip("matplotlib")
+from dpcore.cli.plots import plots
+
+
+def pixels(path: Path) -> np.ndarray:
+    from matplotlib.image import imread
+
+    return np.asarray(imread(path))
+
+
+def test_the_learning_curve_shows_its_numbers(tmp_path: Path) -> None:
+    epochs = [1, 2, 3]
+    one = plots.learning_curve(tmp_path / "one.png", epochs, [0.1, 0.5, 0.9], [1, 2, 3], title="a", target_epsilon=3)
+    same = plots.learning_curve(tmp_path / "same.png", epochs, [0.1, 0.5, 0.9], [1, 2, 3], title="a", target_epsilon=3)
+    other = plots.learning_curve(
+        tmp_path / "other.png", epochs, [0.1, 0.6, 0.9], [1, 2, 3], title="a", target_epsilon=3
+    )
+    spent = plots.learning_curve(
+        tmp_path / "spent.png", epochs, [0.1, 0.5, 0.9], [1, 2, 2.5], title="a", target_epsilon=3
+    )
+    assert np.array_equal(pixels(one), pixels(same))
+    assert not np.array_equal(pixels(one), pixels(other))
+    assert not np.array_equal(pixels(one), pixels(spent))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "other.png", "same.png", "spent.png"]
+
+
+def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path: Path) -> None:
+    assert (
+        plots.learning_curve(tmp_path / "a.png", [1], [0.5], [math.inf], target_epsilon=math.inf).stat().st_size > 1000
+    )
+    assert plots.comparison(tmp_path / "b.png", {"one": [[0.5]]}, [1], [math.inf]).stat().st_size > 1000
+
+
+def test_the_comparison_shows_every_seed(tmp_path: Path) -> None:
+    curves = {"DP-SGD": np.array([[0.2, 0.8], [0.3, 0.9], [0.3, 0.85]]), "DiSK": np.array([[0.3, 0.9]] * 3)}
+    one = plots.comparison(tmp_path / "one.png", curves, [1, 2], [1, 2], title="t")
+    moved = {**curves, "DP-SGD": np.array([[0.2, 0.81], [0.3, 0.89], [0.3, 0.85]])}
+    other = plots.comparison(tmp_path / "other.png", moved, [1, 2], [1, 2], title="t")
+    assert not np.array_equal(pixels(one), pixels(other))
+
+
+def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="have 2, 1, 2 values"):
+        plots.learning_curve(tmp_path / "a.png", [1, 2], [0.1], [1, 2])
+    with pytest.raises(ArgumentError, match="have 0, 0, 0 values"):
+        plots.learning_curve(tmp_path / "a.png", [], [], [])
+    with pytest.raises(ArgumentError, match=r"curves\['x'\]: has shape \(1, 3\)"):
+        plots.comparison(tmp_path / "a.png", {"x": [[1, 2, 3]]}, [1, 2], [1, 2])
+    with pytest.raises(ArgumentError, match="0 methods"):
+        plots.comparison(tmp_path / "a.png", {}, [1, 2], [1, 2])
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dpcore.statement import plots; assert 'matplotlib' not in sys.modules;"
+        f"plots.learning_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0]);"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""})
+
+
+def test_intervals_stay_within_the_range_of_an_accuracy() -> None:
+    from matplotlib.figure import Figure
+
+    from dpcore.cli.plots.comparison_plots import Curves, _end, _way
+
+    way, end = Figure().subplots(2)
+    curves = Curves([1], [[0.61], [0.82]])
+    _way(way, 0, "a", curves, 0.1)
+    _end(end, 0, curves)
+    bars = end.collections[0].get_segments()[0][:, 0]
+    assert bars.min() == pytest.approx(0)
+    assert bars.max() == pytest.approx(100)
+    assert list(way.get_xticks()) == [1]

@@ -1,0 +1,461 @@
+"""The running mechanism: state, resume, fork, interruption, and the end of the plan."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpcore import accounting, methods
+from dpcore.accounting import Adjacency, Event
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.sampling import FixedBatches, FixedOrderSampler, FixedSizeSampler, PoissonSampler
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
+from dpcore.stages.clipping import AdaptiveClip
+from dpcore.stages.filters import OptimalFIR, ScalarKalman
+from dpcore.stages.strategies import NamedStrategy
+from dpcore.stages.updates.averaging import ExponentialAverage
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import WarmupCosine
+
+KEY = bytes(range(32))
+SHAPES = [("w", (3, 4)), ("b", (4,))]
+METHODS = {
+    "dp_sgd": methods.dp_sgd(lr=0.1, base="momentum", noise_multiplier=1.0),
+    "doppler": methods.doppler(lr=0.1, filter="second-order", noise_multiplier=1.0),
+    "disk": methods.disk(lr=0.1, noise_multiplier=1.0),
+    "dp_adam": methods.dp_adam(lr=0.1, noise_multiplier=1.0),
+}
+BANDS = np.tril(np.triu(np.full((10, 10), 0.4), -2))
+np.fill_diagonal(BANDS, 1.0)
+# All that a run may keep from step to step.
+STATEFUL = METHODS | {
+    "doppler, optimal": methods.doppler(lr=0.1, filter=OptimalFIR(2), noise_multiplier=1.0),
+    "doppler, galore": methods.doppler(lr=0.1, base="adam", galore=GaLore(2, 3), noise_multiplier=1.0),
+    "disk, kalman": methods.disk(lr=0.1, kappa=ScalarKalman(0.1, 0.2, 0.7), base="adam", noise_multiplier=1.0),
+    "pmlf": methods.pmlf(lr=0.1, window=4, noise_multiplier=1.0),
+    "inner_outer": methods.inner_outer(lr=0.1, window=3, noise_multiplier=1.0),
+    "memf, banded": methods.memf(lr=0.1, strategy=BANDS, noise_multiplier=1.0),
+    "srg_memf": methods.srg_memf(lr=0.1, noise_multiplier=1.0),
+    "accelerated": methods.accelerated_srgd(lr=0.1, noise_multiplier=1.0, radius=2.0),
+    "averages": methods.dp_sgd(lr=0.1, averaging=ExponentialAverage(0.8), noise_multiplier=1.0),
+    "schedule": methods.dp_sgd(lr=0.1, schedule=WarmupCosine(6), noise_multiplier=1.0),
+    "adaptive clip": methods.dp_sgd(lr=0.1, noise_multiplier=0.7, adaptive_clip=AdaptiveClip()),
+    "bias": methods.dp_adam(lr=0.1, variant="bias_corrected", strategy="tree", noise_multiplier=1.0),
+    "independent": methods.dp_adam(lr=0.1, variant="independent_moments", strategy=BANDS, noise_multiplier=1.0),
+    "scaled": methods.dp_adam(
+        lr=0.1, variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=4, noise_multiplier=1.0
+    ),
+    "dp_adagrad": methods.dp_adagrad(lr=0.1, variant="scale_then_privatize", noise_multiplier=1.0),
+    "everything": methods.disk(
+        lr=0.1, filter="second-order", base="adam", strategy=BANDS, radius=2.0, schedule=WarmupCosine(2),
+        averaging=ExponentialAverage(0.8), galore=GaLore(2, 3), noise_multiplier=1.0,
+    ),
+}  # fmt: skip
+
+
+def sampler_of(method):
+    if method.noise.strategy is not None or method.update.second_moment == "independent":
+        return FixedOrderSampler(dataset_size=50, batch_size=10)
+    return PoissonSampler(dataset_size=50, batch_size=10)
+
+
+def build(method, steps: int = 10, keys: RunKeys | None = None) -> tuple[Mechanism, list[np.ndarray]]:
+    plan = Plan(method, sampler_of(method), steps, ("w", "b"))
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    keys = keys or RunKeys.new(KEY, exact_key=True)
+    return Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys), x
+
+
+def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int) -> None:
+    for _ in range(steps):
+        indices = mechanism.plan.sampler.indices(mechanism.keys.sampling, mechanism.step)
+        rows = None
+        for point in mechanism.points():
+            at = mechanism.at(x, point)
+            gradient = [np.stack([np.cos(p + np.float32(i)).reshape(-1) for i in indices]) for p in at]
+            weighted = [np.float32(point.weight) * g for g in gradient]
+            rows = weighted if rows is None else [a + b for a, b in zip(rows, weighted, strict=True)]
+        mechanism.add(rows)
+        mechanism.release(x)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_resumed_run_is_the_straight_run_bit_for_bit(name: str) -> None:
+    straight, x = build(STATEFUL[name])
+    advance(straight, x, 9)
+
+    first, y = build(STATEFUL[name])
+    advance(first, y, 4)
+    saved, saved_y = first.state_dict(), [p.copy() for p in y]
+    advance(first, y, 3)
+    resumed, _ = build(STATEFUL[name])
+    resumed.load_state_dict(saved, fork=False)
+    advance(resumed, saved_y, 5)
+    for a, b in zip(straight.output(x), resumed.output(saved_y), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_fork_never_repeats_noise_or_batches() -> None:
+    first, x = build(METHODS["dp_sgd"])
+    advance(first, x, 2)
+    state = first.state_dict()
+    branches = []
+    for _ in range(2):
+        branch, _ = build(METHODS["dp_sgd"])
+        branch.load_state_dict(state)
+        branches.append(branch)
+    keys = [first.keys, *(branch.keys for branch in branches)]
+    assert len({k.noise for k in keys}) == len({k.sampling for k in keys}) == 3
+    assert [k.forks for k in keys] == [0, 1, 1]
+    statement = branches[0].plan.statement(1e-5, steps_taken=2, keys=branches[0].keys, backend="numpy")
+    assert any("resumed 1 time" in caveat for caveat in statement.caveats)
+
+
+def test_a_row_that_was_released_is_never_drawn_again_in_this_process() -> None:
+    """Also not after a fork in between, and not by another object that loads the same checkpoint."""
+    first, x = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(first, x, 2)
+    state = first.state_dict()
+    advance(first, x, 3)
+    first.load_state_dict(state)
+    other, y = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    for mechanism, parameters in ((first, x), (other, y)):
+        mechanism.load_state_dict(state, fork=False)
+        with pytest.raises(PrivacyError, match="step 3 was already released"):
+            advance(mechanism, parameters, 1)
+
+
+def test_abandoned_steps_are_counted() -> None:
+    mechanism, x = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(mechanism, x, 2)
+    state = mechanism.state_dict()
+    for times in (1, 2, 3):
+        advance(mechanism, x, 5)
+        mechanism.load_state_dict(state)
+        assert (mechanism.step, mechanism.releases, mechanism.keys.forks) == (2, 2 + 5 * times, times)
+    assert mechanism.statement(1e-5).epsilon["pld"] == mechanism.plan.epsilon(1e-5, steps=17)
+    assert any("counts 15 further" in caveat for caveat in mechanism.statement(1e-5).caveats)
+
+    later, y = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(later, y, 4)
+    later.load_state_dict(mechanism.state_dict())
+    assert (later.step, later.releases) == (2, 4 + 17)
+
+
+def test_abandoned_steps_of_a_kept_order_may_all_have_met_one_example() -> None:
+    plan = Plan(METHODS["dp_sgd"], FixedOrderSampler(dataset_size=50, batch_size=10), 10, ("w", "b"))
+    composed = plan.event_after(7, 3)
+    participations = 2 + 3
+    assert accounting.epsilon(composed, 1e-5, "gaussian") == pytest.approx(
+        accounting.epsilon(accounting.Gaussian(1.0, participations, "zero-out"), 1e-5, "gaussian")
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+def test_a_forked_process_cannot_go_on_with_the_same_noise() -> None:
+    mechanism, x = build(METHODS["dp_sgd"], keys=RunKeys.new())
+    advance(mechanism, x, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            advance(mechanism, x, 1)
+        except PrivacyError as refusal:
+            os._exit(0 if "forked" in str(refusal) else 1)
+        except BaseException:  # noqa: BLE001 - a child of a test must end here
+            os._exit(2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_keys_are_neither_pickled_nor_copied() -> None:
+    for write in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(PrivacyError, match="not pickled"):
+            write(RunKeys.new())
+
+
+@pytest.mark.parametrize("arguments", [{"exact_key": True}, {"run_id": b"x"}])
+def test_arguments_that_need_a_key_are_refused_without_one(arguments: dict) -> None:
+    with pytest.raises(ArgumentError, match="together with a key"):
+        RunKeys.new(**arguments)
+
+
+def test_a_fork_keeps_a_fixed_order() -> None:
+    """Under another order an example could be met once more than the event says."""
+    sampler = FixedOrderSampler(dataset_size=50, batch_size=10)
+    plan = Plan(METHODS["dp_sgd"], sampler, 10, ("w", "b"))
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
+    before = mechanism.keys
+    mechanism.load_state_dict(mechanism.state_dict())
+    assert mechanism.keys.sampling == before.sampling
+    assert mechanism.keys.noise != before.noise
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    mechanism, _ = build(METHODS["dp_sgd"])
+    state = mechanism.state_dict()
+    other, _ = build(METHODS["doppler"])
+    with pytest.raises(ArgumentError, match="other filter or update state"):
+        other.load_state_dict(state)
+    state["public"]["layout"][0][1] = [4, 3]
+    with pytest.raises(ArgumentError, match="layout"):
+        mechanism.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="format"):
+        mechanism.load_state_dict({})
+
+
+def test_the_secret_part_is_only_in_the_secret_part() -> None:
+    mechanism, _ = build(METHODS["disk"])
+    state = mechanism.state_dict()
+    assert state["secret"]["noise_key"] == KEY
+    public = repr(state["public"]) + repr(mechanism.keys)
+    assert KEY.hex() not in public
+    assert repr(KEY) not in public
+    assert repr(mechanism.keys.sampling) not in public
+
+
+def test_no_step_beyond_the_plan() -> None:
+    mechanism, x = build(METHODS["dp_sgd"], steps=2)
+    advance(mechanism, x, 2)
+    before = [p.copy() for p in x]
+    with pytest.raises(PrivacyError, match="end at step 2"):
+        mechanism.release(x)
+    for a, b in zip(x, before, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, x = build(METHODS["dp_sgd"])
+
+    class Interrupting:
+        def __getattr__(self, name):
+            return getattr(load_backend("numpy"), name)
+
+        def step(self, *arguments, **settings):
+            raise KeyboardInterrupt
+
+    mechanism.add([np.ones((2, 12), np.float32), np.ones((2, 4), np.float32)])
+    monkeypatch.setattr(mechanism, "backend", Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x)
+    assert mechanism.step == 1
+    monkeypatch.undo()
+    mechanism.release(x)  # the sum of the interrupted step is gone, too: an ordinary step of noise alone
+    assert mechanism.step == 2
+
+
+@pytest.mark.parametrize("cycle", [(0, 1), (1, 1)])
+def test_an_interrupted_step_leaves_a_scale_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, cycle: tuple[int, int]
+) -> None:
+    s1, s2 = cycle
+    mechanism, x = build(
+        methods.dp_adam(
+            lr=0.1, variant="delayed_preconditioner", unscaled_steps=s1, scaled_steps=s2, noise_multiplier=1.0
+        )
+    )
+
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mechanism, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x)
+    monkeypatch.undo()
+    advance(mechanism, x, 3)
+    assert all(np.isfinite(p).all() for p in x)
+
+
+def test_the_sum_of_one_step_does_not_reach_the_next() -> None:
+    quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
+    mechanism, x = build(quiet)
+    mechanism.add([np.ones((2, 12), np.float32), np.ones((2, 4), np.float32)])
+    mechanism.release(x)
+    moved = [p.copy() for p in x]
+    mechanism.release(x)
+    for a, b in zip(x, moved, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_micro_batches_add_up() -> None:
+    quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
+    rows = [np.random.default_rng(0).normal(size=(9, d)).astype(np.float32) for d in (12, 4)]
+    results = []
+    for pieces in ([slice(0, 9)], [slice(0, 4), slice(4, 4), slice(4, 9)]):
+        mechanism, x = build(quiet)
+        for piece in pieces:
+            mechanism.add([block[piece] for block in rows])
+        mechanism.release(x)
+        results.append(np.concatenate([p.ravel() for p in x]))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-7)
+
+
+@dataclass(frozen=True)
+class UnknownEvent(Event):
+    """Of a kind that no accountant covers."""
+
+    adjacency = Adjacency.REPLACE_ONE
+
+
+class UnknownSampler(FixedSizeSampler):
+    """Its steps are of that kind."""
+
+    def event(self, noise_multiplier: float, steps: int) -> Any:
+        return UnknownEvent()
+
+
+def test_an_uncovered_sampler_is_refused_before_anything_is_touched() -> None:
+    plan = Plan(METHODS["dp_sgd"], UnknownSampler(dataset_size=50, batch_size=10), 3, ("w", "b"))
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    with pytest.raises(PrivacyError, match="UnknownEvent: no accountant of this version covers it"):
+        Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
+
+
+def test_rows_keep_the_key_they_were_drawn_with_through_forks_of_forks() -> None:
+    """Correlated noise draws them again; under another key it would not cancel what was released."""
+    first = RunKeys.new()
+    second = first.fork(keep_sampling=True, row=5)
+    again = second.fork(keep_sampling=True, row=5)  # resumed twice before any step was taken
+    third = again.fork(keep_sampling=True, row=8)
+    back = third.fork(keep_sampling=True, row=3)
+    assert [second.noise_of(row) for row in (4, 5)] == [first.noise, second.noise]
+    assert [again.noise_of(row) for row in (0, 4, 5)] == [first.noise, first.noise, again.noise]
+    assert [third.noise_of(row) for row in (4, 5, 7, 8)] == [first.noise, again.noise, again.noise, third.noise]
+    assert [back.noise_of(row) for row in (2, 3)] == [first.noise, back.noise]
+    assert [row for row, _ in third.earlier] == [5, 8]
+    assert third.fork(keep_sampling=True, row=0).earlier == ()
+
+
+@pytest.mark.parametrize("strategy", ["tree", "square-root", BANDS], ids=["tree", "square-root", "banded"])
+def test_a_fork_of_correlated_noise_goes_on_from_the_rows_that_were_released(strategy) -> None:
+    """Rows of Z before the fork are of the old key, rows from it on of the new one: C times the noise shows them."""
+    method = methods.memf(lr=0.1, strategy=strategy, noise_multiplier=1.0)
+    mechanism, x = build(method, keys=RunKeys.new())
+    released: list[np.ndarray] = []
+
+    def noise_of(steps: int) -> None:
+        for _ in range(steps):
+            mechanism.release(x, observe=lambda g, y: released.append(np.concatenate(g).astype(np.float64)))
+
+    noise_of(4)
+    before = mechanism.keys.noise
+    mechanism.load_state_dict(mechanism.state_dict())
+    after = mechanism.keys.noise
+    assert before != after
+    noise_of(6)
+    chosen = mechanism.plan.method.noise.strategy
+    z = chosen.matrix(10) @ np.stack(released) * mechanism.plan.batch_size
+    normal = load_backend("numpy").normal
+    for t in range(10):
+        key = before if t < 4 else after
+        expected = np.concatenate([normal(key, t, 0, 0, 12), normal(key, t, 0, 4096, 4)])
+        np.testing.assert_allclose(z[t], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_every_method_says_what_it_did_in_a_statement_that_reads_back(name: str) -> None:
+    mechanism, x = build(STATEFUL[name])
+    advance(mechanism, x, 3)
+    statement = mechanism.statement(1e-5)
+    assert type(statement).from_json(statement.to_json()) == statement
+    assert accounting.Event.from_dict(statement.event) == mechanism.plan.event_after(3)
+    assert statement.private
+    assert 0 < min(statement.epsilon.values()) < min(statement.epsilon_planned.values()) < np.inf
+
+
+class Failing:
+    """A backend that is interrupted in the call of `normal` with this number."""
+
+    def __init__(self, call: int) -> None:
+        self.backend, self.left = load_backend("numpy"), call
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.backend, name)
+
+    def normal(self, *arguments: object, **settings: object) -> np.ndarray:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.backend.normal(*arguments, **settings)
+
+
+def test_a_step_that_was_cut_short_leaves_no_gap_in_correlated_noise() -> None:
+    """The second tensor's noise of step 2 is never drawn; later steps are rows of C^{-1} Z all the same."""
+    method = methods.memf(lr=1.0, strategy=NamedStrategy("banded-inverse-square-root", 3), noise_multiplier=1.5)
+    sampler = FixedBatches([[]] * 6 + [[0]], batch_size=1)
+    plan = Plan(method, sampler, 7, ("w", "b"))
+    x = [np.zeros(shape) for _, shape in SHAPES]
+    keys = RunKeys.new()
+    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=Failing(6), keys=keys)
+    for _ in range(2):
+        mechanism.release(x, observe=lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x, observe=lambda *_: None)
+    assert (mechanism.step, mechanism.releases) == (3, 3)
+    for step in range(3, 6):
+        before = [p.copy() for p in x]
+        mechanism.release(x, observe=(lambda *_: None) if step == 4 else None)
+        for entry, old, new in zip(mechanism.layout.entries, before, x, strict=True):
+            noise = sum(
+                weight * load_backend("numpy").normal(keys.noise, row, 0, entry.first, entry.size, dtype="float64")
+                for row, weight in plan.method.noise.strategy.rows(step)
+            )
+            np.testing.assert_allclose((old - new).reshape(-1), 1.5 * noise, rtol=1e-12, atol=1e-12)
+
+
+def test_the_sum_of_one_step_never_enters_another() -> None:
+    """As when an interruption came between the release and the end of the sum."""
+    mechanism, x = build(METHODS["dp_sgd"])
+    rows = [np.ones((1, 12), np.float32), np.ones((1, 4), np.float32)]
+    mechanism.add(rows)
+    mechanism.step += 1
+    mechanism.release(x)
+    empty, y = build(METHODS["dp_sgd"])
+    empty.step += 1
+    empty.release(y)
+    assert [p.tobytes() for p in x] == [p.tobytes() for p in y]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("variant", ["scale_then_privatize", "independent_moments"])
+def test_an_example_that_overflows_is_not_told_of(variant: str, dtype: type) -> None:
+    method = methods.dp_adam(lr=0.1, variant=variant, noise_multiplier=1.0)
+    plan = Plan(method, FixedBatches([[0, 1]]), 1, ("w", "b"))
+    x = [np.zeros(shape, dtype) for _, shape in SHAPES]
+    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new())
+    largest = np.finfo(dtype).max
+    mechanism.add([np.full((2, 12), largest, dtype), np.array([[-np.inf] * 4, [largest] * 4], dtype)])
+    mechanism.release(x)
+    assert all(np.isfinite(p).all() for p in x)
+
+
+@pytest.mark.parametrize("norm", [1e-35, 1e35])
+def test_noise_that_the_numbers_cannot_hold_is_refused(norm: float) -> None:
+    with pytest.raises(ArgumentError, match=r"max_grad_norm=.*standard deviation .* float32 numbers do not hold"):
+        build(methods.dp_sgd(lr=0.1, max_grad_norm=norm, noise_multiplier=1.0))
+    scaled = methods.dp_adam(lr=0.1, variant="scale_then_privatize", max_scaled_norm=norm, noise_multiplier=1.0)
+    with pytest.raises(ArgumentError, match=r"max_grad_norm=.*float32 numbers do not hold"):
+        build(scaled)
+
+
+def test_normals_of_the_caller_void_the_guarantee_for_good() -> None:
+    mechanism, x = build(METHODS["dp_sgd"])
+    advance(mechanism, x, 1)
+    assert "supplied by the caller" not in mechanism.statement(1e-5).text()
+    mechanism.add([np.zeros((0, p.size), np.float32) for p in x])
+    mechanism.release(x, normals=lambda row, stream: [np.zeros(p.size, np.float32) for p in x])
+    assert not np.isfinite(mechanism.statement(1e-5).best_epsilon)
+    resumed, _ = build(METHODS["dp_sgd"])
+    resumed.load_state_dict(mechanism.state_dict())
+    assert not np.isfinite(resumed.statement(1e-5).best_epsilon)

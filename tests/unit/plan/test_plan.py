@@ -1,0 +1,430 @@
+"""The plan: what fits together, what it costs, what its statement says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpcore
+from dpcore import accounting, methods, sampling
+from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.plan.plan import Plan
+from dpcore.spec.keys import Provenance, RunKeys
+from dpcore.spec.ops import FilterCoefficients
+from dpcore.stages import queries, updates
+from dpcore.stages.clipping import Clip
+from dpcore.stages.filters import OptimalFIR
+from dpcore.stages.strategies import BandedToeplitz, Identity, from_matrix, strategy
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import WarmupCosine
+
+POISSON = sampling.PoissonSampler(dataset_size=1000, batch_size=50)
+ORDER = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
+ONE = sampling.FixedOrderSampler(dataset_size=20, batch_size=1)
+
+
+def test_the_sampler_and_the_event_are_one() -> None:
+    plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=1.1), POISSON, 200)
+    assert plan.event == accounting.PoissonSampledGaussian(POISSON.sample_rate, 1.1, 200)
+    assert plan.epsilon(1e-5) == accounting.epsilon(plan.event, 1e-5)
+    assert plan.epsilon(1e-5, steps=10) < plan.epsilon(1e-5)
+    assert plan.epsilon(1e-5, steps=0) == 0
+    assert plan.batch_size == 50
+
+
+def test_calibration_meets_the_target() -> None:
+    plan = Plan(methods.doppler(lr=0.1), POISSON, 200).calibrated(3.0, 1e-5)
+    assert 3.0 * (1 - 1e-3) < plan.epsilon(1e-5) <= 3.0
+
+
+def test_a_target_that_only_one_accountant_reaches() -> None:
+    # RDP finds no epsilon between 0 and 0.00102 at this delta, whatever the noise.
+    plan = Plan(methods.dp_sgd(lr=0.1), POISSON, 20).calibrated(1e-3, 1e-8)
+    assert 0.0 < plan.epsilon(1e-8) <= 1e-3
+    with pytest.raises(ArgumentError, match=r"target_epsilon=-1\.0|target_epsilon=-1:"):
+        Plan(methods.dp_sgd(lr=0.1), POISSON, 20).calibrated(-1, 1e-8)
+
+
+def test_the_noise_scale_comes_from_the_clip() -> None:
+    for rule, sensitivity in (("standard", 2.5), ("automatic", 2.5), ("normalized", 1.0)):
+        method = methods.dp_sgd(lr=0.1, max_grad_norm=2.5, clipping=rule, noise_multiplier=2.0)
+        assert Plan(method, POISSON, 1).noise_standard_deviation() == pytest.approx(2 * sensitivity)
+    per_tensor = methods.dp_sgd(lr=0.1, clipping="normalized", clipping_groups="per_tensor", noise_multiplier=2.0)
+    assert Plan(per_tensor, POISSON, 1, ("a", "b", "c")).noise_standard_deviation() == pytest.approx(2 * math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Plan("dp_sgd", POISSON, 1), ArgumentTypeError, "method='dp_sgd'"),
+        (lambda: Plan(methods.dp_sgd(lr=1), "poisson", 1), ArgumentTypeError, "sampler='poisson'"),
+        (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 0), ArgumentError, "steps=0"),
+        (lambda: Plan(methods.dp_sgd(lr=1, batch_size=64), POISSON, 1), ArgumentError, "batch_size=64"),
+        (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).event, PrivacyError, "noise_multiplier=None"),
+        (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).epsilon(1e-5), PrivacyError, "noise_multiplier=None"),
+        (
+            lambda: Plan(methods.dp_sgd(lr=1, noise_multiplier=1), POISSON, 1).epsilon(1e-5, accountant="pdl"),
+            ArgumentError,
+            "did you mean 'pld'",
+        ),
+    ],
+)
+def test_what_does_not_fit(make, error, words: str) -> None:
+    with pytest.raises(error) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (methods.dp_sgd, "lr=None"),
+        (lambda: methods.dp_sgd(lr=-1), "lr=-1"),
+        (lambda: methods.dp_sgd(lr=0.1, base="adan"), "did you mean 'adam'"),
+        (lambda: methods.dp_sgd(lr=0.1, momentun=0.9, base="momentum"), "did you mean 'momentum'"),
+        (lambda: methods.dp_sgd(lr=0.1, base=dpcore.stages.updates.SGD(0.1)), "base"),
+        (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=-1), "noise_multiplier=-1"),
+        (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=math.nan), "noise_multiplier=nan"),
+        (lambda: methods.dp_sgd(lr=0.1, batch_size=0), "batch_size=0"),
+        (lambda: methods.doppler(lr=0.1, filter="first"), "filter='first'"),
+        (lambda: methods.doppler(lr=0.1, filter="f1", b=[1.0]), "must not be given together"),
+        (lambda: methods.doppler(lr=0.1, a=[-0.9]), "b=None"),
+        (lambda: methods.disk(lr=0.1, gamma=0), "gamma=0"),
+        (lambda: methods.disk(lr=0.1, kappa=0), "kappa=0"),
+        (lambda: methods.disk(lr=0.1, kappa=1.5), "kappa=1.5"),
+        (lambda: methods.dp_adam(lr=0.1, variant="bias_correct"), "did you mean 'bias_corrected'"),
+        (lambda: methods.dp_adam(lr=0.1, scale_eps=0.1), "scale_eps=0.1: is only for variant scale_then_privatize"),
+        (lambda: methods.dp_adam(lr=0.1, scaled_steps=2), "scaled_steps=2: is only for variant delayed_preconditioner"),
+        (lambda: methods.dp_adam(lr=0.1, joint_scale=0.1), "joint_scale=0.1: is only for variant joint_moments"),
+        (lambda: methods.dp_adam(lr=0.1, variant="delayed_preconditioner"), "needs unscaled_steps and scaled_steps"),
+        (lambda: methods.dp_adam(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+        (lambda: methods.dp_adagrad(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+        (lambda: methods.doppler(lr=0.1, bias_corrected=True), "is only for base='adam' or 'adamw'"),
+        (lambda: methods.doppler(lr=0.1, base="adam", betas=(0.9, 0.99)), "the first must be 0"),
+        (lambda: methods.pmlf(lr=0.1, window=0), "window=0"),
+        (lambda: methods.pmlf(lr=0.1, beta=1.0), "beta=1.0"),
+        (lambda: methods.inner_outer(lr=0.1, window=2.5), "window=2.5"),
+        (lambda: methods.inner_outer(lr=0.1, outer_momentum=1.0), "momentum=1.0"),
+        (lambda: methods.srg_memf(lr=0.1, decay=2.0), "decay=2.0"),
+        (lambda: methods.memf(lr=0.1, strategy="tre"), "did you mean 'tree'"),
+        (lambda: methods.memf(lr=0.1, strategy=[[1.0, 1.0], [0.0, 1.0]]), "lies above the diagonal"),
+        (lambda: methods.memf(lr=0.1, strategy=[[1.0, 0.0], [1.0, 0.0]]), "the matrix is singular"),
+        (lambda: methods.accelerated_srgd(lr=0.1, variant="accelerate"), "did you mean 'accelerated'"),
+        (lambda: methods.dp_sgd(lr=0.1, radius=0), "radius=0"),
+        (lambda: methods.dp_sgd(lr=0.1, schedule="cosine"), "schedule='cosine'"),
+        (lambda: methods.dp_sgd(lr=0.1, galore=4), "galore=4"),
+        (lambda: dpcore.Method(update="sgd"), "update='sgd'"),
+        (
+            lambda: dpcore.Method(update=dpcore.stages.updates.SGD(0.1), filter=dpcore.stages.filters.Identity),
+            "dpcore.stages.filters",
+        ),
+    ],
+)
+def test_bad_methods(make, words: str) -> None:
+    with pytest.raises(dpcore.errors.DpcoreError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_the_statement_is_complete_and_reads_back() -> None:
+    plan = Plan(methods.disk(lr=0.1, noise_multiplier=1.0), POISSON, 100)
+    statement = plan.statement(1e-5, steps_taken=40, keys=RunKeys.new(), backend="numpy")
+    assert statement.epsilon["pld"] == plan.epsilon(1e-5, steps=40)
+    assert statement.epsilon_planned["pld"] == plan.epsilon(1e-5)
+    assert accounting.Event.from_dict(statement.event) == plan.event_after(40)
+    assert statement.noise["standard_deviation_on_sum"] == plan.noise_standard_deviation()
+    assert type(statement).from_json(statement.to_json()) == statement
+    caller = plan.statement(1e-5, steps_taken=40, keys=RunKeys.new(bytes(32)), backend="numpy")
+    assert any("stays secret" in caveat for caveat in caller.caveats)
+    assert bytes(32).hex() not in caller.to_json()
+
+
+@pytest.mark.parametrize("change", [{"rng": "philox"}, {"caller_noise": True}])
+def test_simulations_are_not_private(change: dict) -> None:
+    plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=1.0), POISSON, 100)
+    statement = plan.statement(1e-5, steps_taken=100, keys=RunKeys.new(), backend="numpy", **change)
+    assert not statement.private
+    assert "not" in statement.text()
+
+
+def test_no_noise_costs_everything() -> None:
+    plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=0.0), POISSON, 100)
+    assert plan.epsilon(1e-5) == math.inf
+    assert not plan.statement(1e-5, steps_taken=1, keys=RunKeys.new(), backend="numpy").private
+
+
+ADAM = updates.Adam(0.1)
+SCALED = queries.Preconditioned()
+FIR = OptimalFIR(2)
+
+
+def adam(**settings) -> updates.Adam:
+    return updates.Adam(0.1, eps=0.1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ({"query": SCALED, "update": updates.SGD(0.1)}, "needs an update with a second moment, such as Adam"),
+        ({"query": SCALED, "update": adam(second_moment="independent")}, "must be 'filtered', 'released' or 'public'"),
+        ({"query": SCALED, "update": adam(second_moment="joint")}, "must be 'filtered', 'released' or 'public'"),
+        ({"query": SCALED, "update": ADAM, "filter": FIR}, "take one of them away"),
+        (
+            {"query": SCALED, "update": adam(denominator="floored", bias_corrected=True)},
+            "take one of them away",
+        ),
+        (
+            {"query": queries.Preconditioned(max_scaled_norm=1.0), "update": ADAM, "clip": Clip(groups={"*": 1.0})},
+            "must be None with a mapping of clipping_groups",
+        ),
+        ({"query": queries.ParameterWindow(2, query=SCALED), "update": ADAM}, "put it outermost"),
+        ({"query": queries.RecursiveDifference(0.5, SCALED), "update": ADAM}, "put it outermost"),
+        (
+            {"update": ADAM, "filter": FIR, "noise": dpcore.stages.noise.CorrelatedGaussian(1.0, Identity())},
+            "give strategy=None, or another filter",
+        ),
+        (
+            {"filter": FIR, "update": adam(denominator="floored", bias_corrected=True)},
+            "give second_moment='released'",
+        ),
+        ({"galore": GaLore(2), "update": ADAM, "filter": FIR}, "galore: takes filters"),
+        ({"galore": GaLore(2), "update": ADAM, "query": SCALED}, "no preconditioned query"),
+        ({"galore": GaLore(2), "update": updates.Accelerated(0.1)}, "no accelerated coupling"),
+        ({"galore": GaLore(2), "update": adam(second_moment="public")}, "of the released gradient only"),
+        ({"galore": GaLore(2), "update": adam(second_moment="independent")}, "of the released gradient only"),
+    ],
+)
+def test_combinations_without_a_meaning(stages: dict, words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        dpcore.Method(**stages)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def plan(method, sampler=ORDER, steps: int = 8) -> Plan:
+    return Plan(method, sampler, steps)
+
+
+INDEPENDENT = methods.dp_adam(lr=0.1, variant="independent_moments", noise_multiplier=1.0)
+JOINT = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0)
+MEMF = methods.memf(lr=0.1, noise_multiplier=1.0)
+TRUNCATED = sampling.FixedSizeSampler(dataset_size=20, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: plan(MEMF, POISSON), PrivacyError, "use dpcore.sampling.FixedOrderSampler, or strategy=None"),
+        (lambda: plan(MEMF, TRUNCATED), PrivacyError, "use dpcore.sampling.FixedOrderSampler, or strategy=None"),
+        (lambda: plan(INDEPENDENT, POISSON), PrivacyError, "need a hard maximum of examples in a batch"),
+        (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use dpcore.sampling.FixedOrderSampler"),
+        (lambda: plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=2)), PrivacyError, "batch_size=1"),
+        (lambda: plan(JOINT, sampling.PoissonSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
+        (lambda: plan(JOINT, sampling.FixedSizeSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
+        (
+            lambda: plan(methods.memf(lr=1, strategy=[[1.0, 0.0], [0.5, 1.0]])),
+            ArgumentError,
+            "take at most 2 steps or a strategy of 8 rows",
+        ),
+        (
+            lambda: plan(methods.dp_sgd(lr=1, schedule=WarmupCosine(8))),
+            ArgumentError,
+            "must be less than the 8 steps of the run",
+        ),
+        (lambda: plan(methods.srg_memf(lr=1, decay=[0.0, 0.5])), ArgumentError, "decay"),
+    ],
+)
+def test_what_the_analysis_does_not_cover_is_refused(make, error: type, words: str) -> None:
+    with pytest.raises(error) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_nearest_allowed_settings_are_allowed() -> None:
+    assert plan(MEMF).event.adjacency is Adjacency.ZERO_OUT
+    assert plan(INDEPENDENT).event == Gaussian(1.0, 2, Adjacency.ZERO_OUT)
+    assert plan(JOINT, ONE).event.adjacency is Adjacency.REPLACE_ONE
+    plan(methods.memf(lr=1, strategy=[[1.0, 0.0], [0.5, 1.0]]), steps=2)
+    plan(methods.dp_sgd(lr=1, schedule=WarmupCosine(7)))
+    plan(methods.srg_memf(lr=1, decay=[0.0] + [0.5] * 7))
+
+
+CUT = sampling.TruncatedPoissonSampler(dataset_size=1000, batch_size=5, max_batch_size=20)
+
+
+def test_independent_moments_hold_under_a_hard_maximum_of_a_random_batch() -> None:
+    """The square's noise follows the largest batch that can be drawn, not the expected one."""
+    whole = plan(INDEPENDENT, CUT)
+    assert whole.event == accounting.TruncatedPoissonSampledGaussian(1000, CUT.sample_rate, 20, 1.0, 8)
+    assert whole.noise_standard_deviation() == pytest.approx(math.sqrt(2))
+    assert whole.square_noise_standard_deviation() == pytest.approx(math.sqrt(2) * 39 / 25)
+    assert whole.event_after(3, 2) == whole.event_after(5)
+    shuffled = sampling.ShuffledSampler(dataset_size=20, batch_size=5)
+    assert plan(INDEPENDENT, shuffled).event == Gaussian(1.0, 2, Adjacency.ZERO_OUT)
+    cyclic = sampling.CyclicPoissonSampler(dataset_size=20, batch_size=2, groups=4)
+    assert plan(INDEPENDENT, cyclic).square_noise_standard_deviation() == pytest.approx(math.sqrt(2) * 9 / 4)
+    for sampler in (CUT, cyclic):
+        with pytest.raises(PrivacyError, match="joint moments hold for batches of one example only"):
+            plan(JOINT, sampler)
+    with pytest.raises(PrivacyError, match="or strategy=None with this sampler"):
+        plan(MEMF, CUT)
+
+
+def test_a_shard_is_no_sampler() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"must be a sampler from dpcore\.sampling"):
+        plan(INDEPENDENT, sampling.shard(ORDER, 0, 2))
+
+
+def test_joint_moments_are_half_the_noise_relative_to_a_replacement() -> None:
+    """The pair's sensitivity is 2C under replacement, and the noise sigma C."""
+    assert plan(JOINT, ONE, 50).event == Gaussian(0.5, 3, Adjacency.REPLACE_ONE)
+    correlated = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0, strategy="tree")
+    event = plan(correlated, ONE).event
+    assert isinstance(event, MatrixGaussian)
+    assert (event.noise_multiplier, event.adjacency) == (0.5, Adjacency.REPLACE_ONE)
+    assert event.mu == pytest.approx(2 * plan(methods.memf(lr=1, noise_multiplier=1.0, strategy="tree"), ONE).event.mu)
+
+
+@pytest.mark.parametrize("name", ["tree", "square-root", "identity"])
+@pytest.mark.parametrize("steps", [1, 3, 4, 8])
+def test_a_matrix_event_has_the_sensitivity_of_what_was_run(name: str, steps: int) -> None:
+    whole = plan(methods.memf(lr=0.1, noise_multiplier=1.5, strategy=name))
+    event = whole.event_after(steps)
+    c = strategy(name, 8).matrix(8)[:steps, :steps]
+    worst = max(math.sqrt((c[:, first:steps:4].sum(axis=1) ** 2).sum()) for first in range(min(4, steps)))
+    assert event.sensitivity == pytest.approx(worst)
+    assert (event.noise_multiplier, event.steps) == (1.5, steps)
+    assert whole.event_after(0).mu == 0
+
+
+def test_abandoned_steps_of_correlated_noise_are_whole_runs() -> None:
+    whole = plan(MEMF)
+    event = whole.event_after(3, 2)
+    assert isinstance(event, Composed)
+    assert event.events == (whole.event_after(3), whole.event, whole.event)
+    joint = plan(methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0), ONE)
+    assert joint.event_after(3, 2).events == (joint.event_after(3), Gaussian(0.5, 2, Adjacency.REPLACE_ONE))
+
+
+def test_a_branch_of_correlated_noise_is_one_whole_run_however_long() -> None:
+    whole = plan(methods.memf(lr=1.0, noise_multiplier=2.0, strategy="tree"), ORDER, steps=12)
+    assert whole.event_after(7, 5, 1) == Composed((whole.event_after(7), whole.event))
+    assert whole.event_after(7, 5, 2) == Composed((whole.event_after(7), whole.event, whole.event))
+    assert whole.event_after(7, 2, 9) == whole.event_after(7, 2)
+    assert whole.event_after(7, 5, 0) == whole.event_after(7, 5, 1)  # abandoned steps lie on a branch
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=4))
+def test_abandoned_steps_of_a_kept_order_meet_an_example_as_often_as_is_counted(
+    epoch: int, branches: list[tuple[int, int]]
+) -> None:
+    sampler = sampling.FixedOrderSampler(dataset_size=epoch, batch_size=1)
+    whole = plan(methods.dp_sgd(lr=1.0, noise_multiplier=2.0), sampler, steps=30)
+    abandoned = sum(length for _, length in branches)
+    event = whole.event_after(3, abandoned, len(branches))
+    met = [
+        sum(step % epoch == example for first, length in branches for step in range(first, first + length))
+        for example in range(epoch)
+    ]
+    assert event.events[0] == whole.event_after(3)
+    assert max(met) <= event.events[1].count <= abandoned
+    if all(length % epoch == 1 for _, length in branches) and all(first == 0 for first, _ in branches):
+        assert max(met) == event.events[1].count  # tight where every branch begins with the same batch
+
+
+def test_negative_products_of_columns_are_bounded_by_their_size() -> None:
+    matrix = [[1.0, 0, 0, 0], [0, 1, 0, 0], [-0.9, 0, 1, 0], [0, -0.9, 0, 1]]
+    twice = sampling.FixedOrderSampler(dataset_size=2, batch_size=1)
+    event = plan(methods.memf(lr=0.1, noise_multiplier=1.0, strategy=matrix), twice, 4).event
+    c = from_matrix(matrix).matrix(4)
+    # The worst pair of vectors points against each other: the columns' difference, not their sum.
+    assert event.sensitivity == pytest.approx(math.sqrt(((c[:, 0] - c[:, 2]) ** 2).sum()))
+    assert event.sensitivity > 1.5 * math.sqrt(((c[:, 0] + c[:, 2]) ** 2).sum())
+
+
+def test_the_noiseless_preconditioner_costs_everything() -> None:
+    method = methods.dp_adam(lr=0.1, variant="noiseless_preconditioner", allow_nonprivate=True, noise_multiplier=1.0)
+    assert isinstance(plan(method).event, NonPrivate)
+    assert isinstance(plan(method).event_after(3, 2), NonPrivate)
+
+
+def test_scaled_steps_have_their_own_clip_noise_and_line_in_the_statement() -> None:
+    method = methods.dp_adam(
+        lr=0.1, variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=1, max_grad_norm=0.5,
+        max_scaled_norm=3.0, noise_multiplier=2.0,
+    )  # fmt: skip
+    whole = plan(method, POISSON)
+    assert [whole.noise_standard_deviation(t) for t in range(6)] == [1.0, 1.0, 6.0] * 2
+    assert [whole.clip_at(t).max_grad_norm for t in range(3)] == [0.5, 0.5, 3.0]
+    assert whole.event == accounting.PoissonSampledGaussian(POISSON.sample_rate, 2.0, 8)
+    statement = whole.statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
+    assert statement.clip["max_scaled_norm"] == statement.clip["scaled_sensitivity"] == 3.0
+    assert statement.clip["standard_deviation_on_scaled_sum"] == 6.0
+
+
+def test_independent_moments_are_said_in_the_statement() -> None:
+    statement = plan(INDEPENDENT).statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
+    assert statement.noise["standard_deviation_on_sum"] == pytest.approx(math.sqrt(2))
+    assert statement.noise["standard_deviation_on_square"] == pytest.approx(math.sqrt(2) * 9 / 25)
+    assert statement.noise["sensitivity_of_square"] == pytest.approx(9 / 25)
+
+
+def test_joint_moments_are_said_in_the_statement() -> None:
+    statement = plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=1)).statement(
+        1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy"
+    )
+    assert statement.noise["joint_scale"] == pytest.approx(1 / math.sqrt(2))
+    share = statement.noise["standard_deviation_on_sum"] / statement.noise["sensitivity_under_replacement"]
+    assert share == statement.event["noise_multiplier"]
+
+
+def test_a_cycle_that_never_scales_is_refused() -> None:
+    method = methods.dp_adam(lr=0.1, variant="delayed_preconditioner", unscaled_steps=8, scaled_steps=2)
+    with pytest.raises(ArgumentError, match=r"unscaled_steps=8: must be less than the 8 steps"):
+        plan(method)
+
+
+@pytest.mark.parametrize("name", ["memf", "joint", "independent"])
+def test_calibration_meets_the_target_of_every_event(name: str) -> None:
+    uncalibrated = {
+        "memf": plan(methods.srg_memf(lr=0.1)),
+        "joint": plan(methods.dp_adam(lr=0.1, variant="joint_moments"), ONE, 40),
+        "independent": plan(methods.dp_adam(lr=0.1, variant="independent_moments", strategy="tree")),
+    }[name]
+    calibrated = uncalibrated.calibrated(3.0, 1e-5)
+    assert 3.0 * (1 - 1e-3) < calibrated.epsilon(1e-5) <= 3.0
+    if name != "joint":  # one Gaussian mechanism: sigma = sensitivity / mu
+        assert calibrated.event.mu == pytest.approx(calibrated.event.sensitivity / calibrated.noise_multiplier)
+
+
+def test_a_statement_has_one_adjacency() -> None:
+    """That of joint moments is another one than the sampler's own."""
+    method = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=3.0)
+    plan = Plan(method, sampling.FixedOrderSampler(dataset_size=4, batch_size=1), 4)
+    stated = plan.statement(1e-5, steps_taken=4, keys=RunKeys.new(), backend="numpy")
+    assert stated.adjacency == stated.sampler["adjacency"] == "replace-one"
+
+
+def test_a_statement_of_correlated_noise_speaks_of_the_seed_noise() -> None:
+    sampler = dpcore.sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
+    plan = Plan(methods.memf(lr=0.1, noise_multiplier=2.0), sampler, 8)
+    noise = plan.statement(1e-5, steps_taken=8, keys=Provenance(), backend="numpy").noise
+    assert noise["seed_standard_deviation_on_sum"] == 2.0
+    assert "standard_deviation_on_sum" not in noise
+
+
+def test_a_plan_refuses_a_strategy_that_streams_another_matrix_than_it_accounts_for() -> None:
+    class Liar(BandedToeplitz):
+        """Accounts for more correlation than its noise has."""
+
+        def coefficients(self, step: int) -> FilterCoefficients:
+            return BandedToeplitz((1.0, 0.1)).coefficients(step)
+
+    sampler = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
+    with pytest.raises(ArgumentError, match="must describe one matrix"):
+        Plan(methods.memf(lr=0.1, noise_multiplier=2.0, strategy=Liar((1.0, 0.9))), sampler, 8)

@@ -1,0 +1,52 @@
+"""Choosing a backend."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+import dpcore
+from dpcore.errors import ArgumentError, BackendError
+from dpcore.spec.backends import load_backend
+
+
+def test_numpy_is_the_default_and_the_variable_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dpcore.get_backend() == "numpy"
+    monkeypatch.setenv("DPCORE_BACKEND", "triton")
+    assert dpcore.get_backend() == "triton"
+    monkeypatch.setenv("DPCORE_BACKEND", "tritn")
+    with pytest.raises(ArgumentError, match="DPCORE_BACKEND='tritn': did you mean 'triton'"):
+        dpcore.get_backend()
+
+
+def test_unknown_backends_name_the_nearest() -> None:
+    with pytest.raises(ArgumentError, match="backend='nunpy': did you mean 'numpy'"):
+        dpcore.set_backend("nunpy")
+    assert dpcore.get_backend() == "numpy"
+    assert {"numpy", "triton"} <= set(dpcore.available_backends())
+
+
+def test_use_backend_restores_and_is_seen_by_every_thread() -> None:
+    seen = []
+    with dpcore.use_backend("numpy") as backend:
+        thread = threading.Thread(target=lambda: seen.append(dpcore.get_backend()))
+        thread.start()
+        thread.join()
+        assert backend.name == "numpy"
+    assert seen == ["numpy"]
+
+
+def test_a_backend_that_cannot_be_imported_is_an_error_never_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dpcore_triton", None)
+    with pytest.raises(BackendError, match=r"pip install 'dpcore\[triton\]'"):
+        dpcore.set_backend("triton")
+    assert dpcore.get_backend() == "numpy"
+
+
+def test_the_reference_has_every_member_of_the_port() -> None:
+    from dpcore.spec.ops import Backend
+
+    members = {name for name in vars(Backend) if not name.startswith("_")}
+    assert members <= set(vars(load_backend("numpy")))

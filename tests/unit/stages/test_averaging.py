@@ -1,0 +1,51 @@
+"""Averages of the parameters over time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcore.errors import ArgumentError
+from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
+
+
+def run(average, points: np.ndarray) -> np.ndarray:
+    kept = np.zeros_like(points[0])
+    for step, x in enumerate(points):
+        kept = kept + average.weight(step) * (x - kept)
+    return kept
+
+
+@given(st.floats(0, 0.999), st.integers(1, 30), st.integers(0, 9))
+def test_the_exponential_average_has_weights_that_add_up_to_one(decay: float, steps: int, seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(steps, 3))
+    weights = (1 - decay) * decay ** np.arange(steps - 1, -1, -1.0) / (1 - decay**steps)
+    assert weights.sum() == pytest.approx(1)
+    np.testing.assert_allclose(run(ExponentialAverage(decay), points), weights @ points, rtol=1e-9, atol=1e-12)
+
+
+@given(st.integers(0, 12), st.integers(1, 30))
+def test_the_uniform_average_is_the_mean_after_start(start: int, steps: int) -> None:
+    points = np.random.default_rng(1).normal(size=(steps, 3))
+    expected = points[start:].mean(axis=0) if steps > start else points[-1]
+    np.testing.assert_allclose(run(UniformAverage(start), points), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_first_weight_is_one() -> None:
+    assert ExponentialAverage(0.9).weight(0) == UniformAverage().weight(0) == UniformAverage(5).weight(5) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ExponentialAverage(1.0), "decay=1.0"),
+        (lambda: ExponentialAverage(-0.1), "decay=-0.1"),
+        (lambda: UniformAverage(-1), "start=-1"),
+    ],
+)
+def test_bad_settings(make, words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make()
+    assert words in str(caught.value)

@@ -1,0 +1,225 @@
+"""Clipping: rules, groups, certified factors, non-finite rows, extreme values."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import CLIP_RULES
+from dpcore.stages.clipping import Clip, Grouping
+from dpcore_numpy import clip_factors, row_norms, weighted_sum
+
+DTYPES = ("float32", "float64")
+finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def exact_norm_squared(vector: np.ndarray) -> Fraction:
+    """In rational arithmetic: no rounding at all."""
+    return sum((Fraction(float(value)) ** 2 for value in vector), Fraction(0))
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=finite32))
+def test_norms_of_any_finite_float32_row(rows: np.ndarray) -> None:
+    norms = row_norms([rows])
+    for row, norm in zip(rows, norms, strict=True):
+        exact = exact_norm_squared(row)
+        assert abs(Fraction(float(norm)) ** 2 - exact) <= exact * Fraction(2 * (row.size + 8), 2**53)
+
+
+@given(
+    hnp.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-1e300, 1e300)),
+)
+def test_norms_of_any_finite_float64_row(rows: np.ndarray) -> None:
+    for row, norm in zip(rows, row_norms([rows]), strict=True):
+        exact = exact_norm_squared(row)
+        if exact > Fraction(5e-324) ** 2 * 2**20:
+            assert abs(Fraction(float(norm)) ** 2 - exact) <= exact * Fraction(2 * (row.size + 8), 2**53)
+
+
+@pytest.mark.parametrize("rule", CLIP_RULES)
+@given(
+    st.sampled_from([1e-30, 1e-3, 0.1, 1.0, 3.7, 1e4, 1e30]),
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=finite32),
+)
+def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str, bound: float, rows: np.ndarray) -> None:
+    (factors,) = clip_factors([row_norms([rows])], rule, [bound], [rows.shape[1]], "float32")
+    limit = Fraction(1 if rule == "normalized" else bound) ** 2
+    with np.errstate(under="ignore"):
+        for row, factor in zip(rows, factors, strict=True):
+            assert exact_norm_squared(np.float32(factor) * row) <= limit
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rules_are_their_formulas(dtype: str) -> None:
+    norms = np.array([0.0, 0.2, 0.5, 2.0, 100.0])
+    c = 0.5
+    expected = {
+        "standard": np.minimum(1, c / np.maximum(norms, 1e-300)),
+        "automatic": c / (norms + 0.01),
+        "automatic_v": np.where(norms > 0, c / np.maximum(norms, 1e-300), 0),
+        "normalized": np.minimum(1, c / np.maximum(norms, 1e-300)) / c,
+    }
+    for rule, factors in expected.items():
+        (got,) = clip_factors([norms], rule, [c], [7], dtype)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, factors, rtol=16 * np.finfo(dtype).eps)
+        assert (got <= factors).all()
+
+
+def test_standard_leaves_short_vectors_alone() -> None:
+    (factors,) = clip_factors([np.array([0.0, 0.5, 1 - 1e-7])], "standard", [1.0], [10], "float32")
+    assert (factors == 1).all()
+
+
+@pytest.mark.parametrize("rule", CLIP_RULES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_row_adds_exactly_zero_in_every_group(rule: str, bad: float) -> None:
+    blocks = [np.ones((3, 4), np.float32), np.ones((3, 2), np.float32)]
+    blocks[1][1, 0] = bad
+    factors = clip_factors([row_norms([block]) for block in blocks], rule, [1.0, 1.0], [4, 2], "float32")
+    out = [np.zeros(4, np.float32), np.zeros(2, np.float32)]
+    weighted_sum(blocks, factors, out)
+    kept = [block[[0, 2]] for block in blocks]
+    expected = [np.zeros(4, np.float32), np.zeros(2, np.float32)]
+    weighted_sum(kept, [factor[[0, 2]] for factor in factors], expected)
+    for got, wanted in zip(out, expected, strict=True):
+        assert np.isfinite(got).all()
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_scale_is_applied_before_the_norm() -> None:
+    rows, scale = np.array([[3.0, 4.0]]), np.array([2.0, 0.5])
+    assert row_norms([rows], [scale])[0] == pytest.approx(math.hypot(6, 2))
+
+
+@pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385])
+def test_sizes_across_blocks_and_empty_batches(size: int) -> None:
+    rows = np.full((3, size), 2.0, np.float32)
+    np.testing.assert_allclose(row_norms([rows, rows]), 2 * math.sqrt(2 * size))
+    assert row_norms([rows[:0]]).shape == (0,)
+    out = np.ones(size, np.float32)
+    weighted_sum([rows[:0]], [np.ones(0, np.float32)], [out])
+    assert (out == 1).all()
+
+
+def test_ten_million_entries_never_pass_where_torch_lets_them() -> None:
+    """The claim of algorithms.md 11, with its contrast: torch's own float32 norm of the same row is short."""
+    torch = pytest.importorskip("torch")
+    row = np.full((1, 10_000_000), 0.1, np.float32)
+    row[0, ::7] = 1e-3
+    exact = math.sqrt(math.fsum(np.square(row[0].astype(np.float64)).tolist()))
+    norms = row_norms([row])
+    assert norms[0] == pytest.approx(exact, rel=1e-9)
+    (factor,) = clip_factors([norms], "standard", [1.0], [row.shape[1]], "float32")
+    total = np.zeros(row.shape[1], np.float32)
+    weighted_sum([row], [factor], [total])
+    ours = math.sqrt(math.fsum(np.square(total.astype(np.float64)).tolist()))
+    assert 1 - 1e-5 < ours <= 1
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        short = float(torch.linalg.vector_norm(torch.from_numpy(row[0])))
+    finally:
+        torch.set_num_threads(threads)
+    theirs = np.float32(1 / short) * row[0]
+    assert math.sqrt(math.fsum(np.square(theirs.astype(np.float64)).tolist())) > 1.0005
+
+
+@pytest.mark.parametrize(
+    ("clip", "bounds", "sensitivity"),
+    [
+        (Clip(2.0), (2.0,), 2.0),
+        (Clip(2.0, groups="per_layer"), (2 / math.sqrt(2),) * 2, 2.0),
+        (Clip(2.0, groups="per_tensor"), (2 / math.sqrt(3),) * 3, 2.0),
+        (Clip(2.0, groups={"conv*": 3.0, "*": 4.0}), (3.0, 4.0), 5.0),
+        (Clip(2.0, rule="normalized"), (2.0,), 1.0),
+        (Clip(2.0, rule="normalized", groups="per_tensor"), (2 / math.sqrt(3),) * 3, math.sqrt(3)),
+    ],
+)
+def test_groups_and_what_they_are_worth(clip: Clip, bounds: tuple[float, ...], sensitivity: float) -> None:
+    grouping = clip.grouping(("conv.weight", "conv.bias", "fc.weight"))
+    np.testing.assert_allclose(grouping.bounds, bounds)
+    assert clip.sensitivity(grouping).contribution == pytest.approx(sensitivity)
+    assert sorted(i for members in grouping.members for i in members) == [0, 1, 2]
+
+
+@given(st.sampled_from(CLIP_RULES), st.sampled_from(["flat", "per_layer", "per_tensor"]), st.integers(0, 2**32 - 1))
+def test_the_sensitivity_object_bounds_every_example(rule: str, groups: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clip = Clip(0.7, rule, groups)
+    grouping = clip.grouping(("a.w", "a.b", "c.w"))
+    blocks = [(rng.normal(size=(5, d)) * 10 ** rng.uniform(-3, 3)).astype(np.float32) for d in (6, 2, 9)]
+    norms = [row_norms([blocks[i] for i in members]) for members in grouping.members]
+    sizes = [sum(blocks[i].shape[1] for i in members) for members in grouping.members]
+    factors = clip_factors(norms, rule, grouping.bounds, sizes, "float32")
+    squares = np.zeros(5)
+    for members, factor in zip(grouping.members, factors, strict=True):
+        for i in members:
+            squares += np.square((factor[:, None] * blocks[i]).astype(np.float64)).sum(axis=1)
+    assert np.sqrt(squares).max() <= clip.sensitivity(grouping).contribution
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0"),
+        ({"max_grad_norm": -1}, "max_grad_norm=-1"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm=nan"),
+        ({"max_grad_norm": math.inf}, "max_grad_norm=inf"),
+        ({"rule": "automatc"}, "did you mean 'automatic'"),
+        ({"groups": "layers"}, "clipping_groups='layers'"),
+        ({"groups": {}}, "clipping_groups={}"),
+        ({"groups": {"*": 0}}, "must be greater than 0"),
+    ],
+)
+def test_bad_settings(arguments: dict, words: str) -> None:
+    with pytest.raises(ArgumentError, match="must") as caught:
+        Clip(**arguments)
+    assert words in str(caught.value)
+
+
+def test_mappings_must_cover_and_be_used() -> None:
+    with pytest.raises(ArgumentError, match=r"no pattern matches the tensor 'fc\.weight'"):
+        Clip(groups={"conv*": 1.0}).grouping(("conv.weight", "fc.weight"))
+    with pytest.raises(ArgumentError, match="matches no tensor"):
+        Clip(groups={"*": 1.0, "fc*": 2.0}).grouping(("conv.weight", "fc.weight"))
+    with pytest.raises(ArgumentError, match=r"no pattern matches the tensor 'conv\.weight'"):
+        Grouping.of({"Conv.*": 1.0}, 1.0, ("conv.weight",))  # on every system
+
+
+def test_bad_arrays() -> None:
+    rows = np.ones((2, 3), np.float32)
+    with pytest.raises(ArgumentError, match="at least one block"):
+        row_norms([])
+    with pytest.raises(ArgumentError, match=r"\(B, d\)"):
+        row_norms([rows[0]])
+    with pytest.raises(ArgumentError, match=r"rows\[1\]\.shape"):
+        row_norms([rows, rows[:1]])
+    with pytest.raises(ArgumentTypeError, match="float16"):
+        row_norms([rows.astype(np.float16)])
+    with pytest.raises(ArgumentTypeError, match="list"):
+        row_norms([[1.0, 2.0]])  # type: ignore[list-item]
+    with pytest.raises(ArgumentError, match=r"weights\[0\]\.shape"):
+        weighted_sum([rows], [np.ones(3, np.float32)], [np.zeros(3, np.float32)])
+    with pytest.raises(ArgumentTypeError, match=r"weights\[0\]\.dtype=float64"):
+        weighted_sum([rows], [np.ones(2)], [np.zeros(3, np.float32)])
+    with pytest.raises(ArgumentTypeError, match="contiguous"):
+        weighted_sum([rows], [np.ones(2, np.float32)], [np.zeros(6, np.float32)[::2]])
+
+
+def test_inputs_are_not_written() -> None:
+    rows = np.array([[3.0, np.inf], [3.0, 4.0]], np.float32)
+    rows.flags.writeable = False
+    (factors,) = clip_factors([row_norms([rows])], "standard", [1.0], [2], "float32")
+    factors.flags.writeable = False
+    out = np.zeros(2, np.float32)
+    weighted_sum([rows], [factors], [out])
+    np.testing.assert_allclose(out, [0.6, 0.8], rtol=1e-6)

@@ -1,0 +1,517 @@
+"""The contract of every filter, and each kind against an explicit loop, scipy, or simulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.signal import butter, cheby1, freqz, lfilter
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.spec.check import order_of
+from dpcore.stages.filters import (
+    NAMED_FILTERS,
+    Accumulation,
+    Averaging,
+    Chain,
+    Filter,
+    FullKalman,
+    Identity,
+    LowPass,
+    OptimalFIR,
+    ScalarKalman,
+    butterworth,
+    chebyshev,
+    named_filter,
+)
+from dpcore.stages.method import describe
+from dpcore.stages.queries import TwoPoint
+from dpcore_numpy import recurrence
+
+DECAYS = (0.0, 0.5, 0.25, 1.0, 0.0, 0.9) * 20
+KALMAN = ScalarKalman(sigma_H=0.4, sigma_v=0.1, sigma_w=1.0)
+FILTERS: dict[str, Filter] = {
+    "identity": Identity(),
+    "averaging": Averaging(0.7),
+    "low-pass": LowPass(b=(0.2, 0.1, 0.05), a=(-0.9, 0.25)),
+    "butterworth": butterworth(3, 0.2),
+    "chebyshev": chebyshev(2, 0.3, 1.0),
+    "accumulation": Accumulation(math.exp(-2.5)),
+    "prefix sum": Accumulation(1),
+    "decays": Accumulation(DECAYS),
+    "kalman": KALMAN,
+    "chain": Chain(Accumulation(DECAYS), named_filter("second-order"), Averaging(0.5)),
+    "empty chain": Chain(),
+} | {name: named_filter(name) for name in NAMED_FILTERS}
+
+
+def run(stage: Filter, signal: np.ndarray) -> np.ndarray:
+    """Pass each row of the signal through the recurrences of its step, in a row."""
+    state = [np.zeros(signal.shape[1], signal.dtype) for _ in range(stage.order)]
+    outputs = []
+    for t, y in enumerate(signal):
+        used = 0
+        for coefficients in stage.coefficients(t):
+            order = order_of(coefficients)
+            y = recurrence(y, state[used : used + order], coefficients)
+            used += order
+        outputs.append(y)
+    return np.stack(outputs)
+
+
+def expected(stage: Filter, x: np.ndarray) -> np.ndarray:
+    """The same filter by another road: scipy for constant coefficients, a loop over the definition for the others."""
+    if isinstance(stage, Chain):
+        for part in stage.filters:
+            x = expected(part, x)
+        return x
+    if isinstance(stage, LowPass):
+        a = (1.0, *stage.a)
+        return lfilter(stage.b, a, x, axis=0) / lfilter(stage.b, a, np.ones(len(x)))[:, None]
+    outputs, y = [], np.zeros(x.shape[1])
+    for t, g in enumerate(x):
+        if isinstance(stage, Identity):
+            y = g
+        elif isinstance(stage, Accumulation):
+            c = stage.decay[t] if isinstance(stage.decay, tuple) else stage.decay
+            y = g + (c * y if t else 0)
+        else:
+            k = stage.kappa if isinstance(stage, Averaging) else stage.gain(t)
+            y = g if t == 0 else (1 - k) * y + k * g
+        outputs.append(y)
+    return np.stack(outputs)
+
+
+@pytest.mark.parametrize("kind", FILTERS)
+class TestContract:
+    def test_equals_the_definition(self, kind: str) -> None:
+        signal = np.random.default_rng(4).normal(size=(100, 3))
+        np.testing.assert_allclose(run(FILTERS[kind], signal), expected(FILTERS[kind], signal), rtol=1e-9, atol=1e-11)
+
+    def test_lengths_do_not_change_and_make_up_the_order(self, kind: str) -> None:
+        stage = FILTERS[kind]
+        lengths = {tuple((len(c.b), len(c.a)) for c in stage.coefficients(t)) for t in range(100)}
+        assert len(lengths) == 1
+        assert sum(order_of(c) for c in stage.coefficients(0)) == stage.order
+        assert stage.adaptive is False
+
+    def test_outputs_stay_finite(self, kind: str) -> None:
+        signal = np.random.default_rng(5).choice([-1e30, 1e30], size=(119, 2)).astype(np.float32)
+        output = run(FILTERS[kind], signal)
+        assert np.isfinite(output).all()
+        assert output.dtype == np.float32
+
+    def test_is_described_in_plain_values(self, kind: str) -> None:
+        described = describe(FILTERS[kind])
+        assert json.loads(json.dumps(described)) == described
+        assert set(described) == {"kind"} | {field.name for field in dataclasses.fields(FILTERS[kind])}  # type: ignore[arg-type]
+
+    def test_is_frozen_and_comparable(self, kind: str) -> None:
+        stage = FILTERS[kind]
+        assert hash(stage) == hash(stage)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            stage.order_of_magnitude = 1  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------------------------------- chain
+
+
+@given(st.lists(st.sampled_from(sorted(FILTERS)), max_size=4), st.integers(0, 2**32 - 1))
+def test_a_chain_is_one_filter_after_the_other(kinds: list[str], seed: int) -> None:
+    stages = [FILTERS[kind] for kind in kinds]
+    signal = np.random.default_rng(seed).normal(size=(20, 2))
+    chained = signal
+    for stage in stages:
+        chained = run(stage, chained)
+    assert run(Chain(*stages), signal).tobytes() == chained.tobytes()
+    assert Chain(*stages).order == sum(stage.order for stage in stages)
+
+
+def test_chains_are_laid_out_flat() -> None:
+    first, second = Averaging(0.3), Accumulation(0.5)
+    assert Chain(Chain(first), Chain(Chain(), Chain(second, first))) == Chain(first, second, first)
+    assert Chain(first).coefficients(3) == first.coefficients(3)
+
+
+def test_the_order_of_a_chain_matters_at_the_start() -> None:
+    signal = np.random.default_rng(6).normal(size=(10, 1))
+    first, second = named_filter("momentum"), Accumulation(0.5)
+    assert not np.allclose(run(Chain(first, second), signal), run(Chain(second, first), signal))
+
+
+def test_chains_refuse() -> None:
+    with pytest.raises(ArgumentError, match=r"adaptive filter .* cannot stand in a chain"):
+        Chain(Identity(), OptimalFIR(3))
+    with pytest.raises(ArgumentTypeError, match="must be filters"):
+        Chain(0.7)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="must be filters"):
+        Chain(Averaging)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------------- accumulation
+
+
+def test_accumulation_undoes_the_recursive_difference() -> None:
+    """With x_t = g_t - c_t g_{t-1}, G_t is g_t again."""
+    g = np.random.default_rng(7).normal(size=(len(DECAYS), 3))
+    x = g.copy()
+    x[1:] -= np.array(DECAYS)[1:, None] * g[:-1]
+    np.testing.assert_allclose(run(Accumulation(DECAYS), x), g, atol=1e-12)
+
+
+def test_accumulation_ignores_c_0() -> None:
+    assert Accumulation((0.7, 0.5)).coefficients(0) == Accumulation((0.0, 0.5)).coefficients(0)
+    assert Accumulation((0.7,)).coefficients(0)[0].a == (0.0,)
+
+
+@pytest.mark.parametrize(
+    ("decay", "words"),
+    [
+        (-0.1, "decay=-0.1: must lie between 0 and 1"),
+        (1.01, "between 0 and 1"),
+        ([0, 0.5, 2], "decay=2: must lie"),
+        ([], "one number a step"),
+        (math.nan, "finite"),
+    ],
+)
+def test_accumulation_refuses(decay: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Accumulation(decay)
+
+
+def test_a_sequence_of_decays_that_ends_too_early_is_refused() -> None:
+    stage = Accumulation([0, 0.5, 0.5])
+    assert stage.coefficients(2)[0].a == (0.0,)
+    with pytest.raises(ArgumentError, match="<3 numbers>: must hold one number a step, and step 4 is asked for"):
+        stage.coefficients(3)
+    with pytest.raises(ArgumentTypeError, match="real number"):
+        Accumulation("0.5")  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------------------- Kalman
+
+SIGMAS = st.tuples(st.floats(0.0, 1.0), st.floats(0.01, 2.0), st.floats(0.5, 2.0)).map(lambda s: (s[0] * s[2], *s[1:]))
+
+
+@given(SIGMAS, st.floats(0, 5))
+def test_the_gain_follows_the_recursion(sigmas: tuple[float, float, float], p: float) -> None:
+    stage = ScalarKalman(*sigmas, initial_variance=p)
+    sH, sv, sw = (sigma**2 for sigma in sigmas)
+    for step in range(100):
+        k = (p + sH + sv) / (p + sw + sv)
+        p = (1 - k) * (p + sH + sv)
+        assert stage.gain(step) == pytest.approx(k, rel=1e-9)
+        assert 0 < stage.gain(step) <= 1
+    assert ScalarKalman(*sigmas).gain(0) == pytest.approx((sw + sH + sv) / (2 * sw + sv))
+
+
+def test_the_gain_settles_at_kappa() -> None:
+    assert KALMAN.gain(400) == pytest.approx(KALMAN.kappa, rel=1e-12)
+    late, average = KALMAN.coefficients(400)[0], Averaging(KALMAN.kappa).coefficients(400)[0]
+    assert (*late.b, *late.a) == pytest.approx((*average.b, *average.a), rel=1e-12)
+
+
+def test_the_gain_has_no_unit() -> None:
+    tiny = ScalarKalman(*(1e-200 * s for s in (0.4, 0.1, 1.0)))
+    assert [tiny.gain(t) for t in range(9)] == pytest.approx([KALMAN.gain(t) for t in range(9)])
+
+
+def test_without_hessian_error_the_filter_is_the_optimal_one_for_a_random_walk() -> None:
+    """The mean squared error of k_t on simulated random walks is p_t, and no constant weight does better."""
+    rng = np.random.default_rng(8)
+    stage = ScalarKalman(sigma_H=0.0, sigma_v=0.3, sigma_w=1.0, initial_variance=1.0)
+    steps, walks = 60, 20_000
+    truth = np.cumsum(0.3 * rng.normal(size=(steps, walks)), axis=0)
+    observed = truth + rng.normal(size=truth.shape)
+    error = np.mean((run(stage, observed)[-1] - truth[-1]) ** 2)
+    p_inf = stage.kappa  # p = k sw, where sw = 1 and sH = 0
+    assert error == pytest.approx(p_inf, rel=0.05)
+    for factor in (0.7, 1.4):
+        assert np.mean((run(Averaging(factor * stage.kappa), observed)[-1] - truth[-1]) ** 2) > error
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "words"),
+    [
+        ((2.0, 0.5, 1.0), "square root .* is not real"),
+        ((1.1, 1.0, 1.0), "gain would exceed 1"),
+        ((0.0, 0.0, 1.0), "gain would tend to 0"),
+        ((0.0, 1e-200, 1.0), "gain would tend to 0"),
+        ((0.0, 0.0, 0.0), "gain would tend to 0"),
+        ((-0.1, 1.0, 1.0), "sigma_H=-0.1"),
+        ((0.1, math.inf, 1.0), "sigma_v=inf"),
+    ],
+)
+def test_variances_without_a_gain_are_refused(sigmas: tuple[float, float, float], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        ScalarKalman(*sigmas)
+
+
+def test_a_negative_initial_variance_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="initial_variance=-1"):
+        ScalarKalman(0.1, 1.0, 1.0, initial_variance=-1)
+
+
+def test_two_point_takes_a_changing_gain() -> None:
+    query = TwoPoint(kappa=KALMAN, gamma=0.5)
+    assert [point.weight for point in query.points(0)] == [1.0]
+    for step in range(1, 20):
+        k = KALMAN.gain(step)
+        w = (1 - k) / (0.5 * k)
+        assert [tuple(point) for point in query.points(step)] == [
+            (pytest.approx(w), 0.5, 0),
+            (pytest.approx(1 - w), 0, 0),
+        ]
+    assert query.uses_displacement
+    assert TwoPoint(ScalarKalman(1.0, 0.5, 1.0), 0.5).points(3) == TwoPoint(1.0, 0.5).points(3)
+    with pytest.raises(ArgumentError, match="gamma=0: must not be 0"):
+        TwoPoint(KALMAN, 0)
+    with pytest.raises(ArgumentTypeError, match="kappa"):
+        TwoPoint("0.7", 0.5)  # type: ignore[arg-type]
+
+
+def full(dimension: int = 3, **changes: Any) -> FullKalman:
+    settings = {"hessian_covariance": 0.16, "motion_covariance": 0.01, "noise_covariance": 1.0} | changes
+    return FullKalman(dimension, allow_nonprivate=True, **settings)  # type: ignore[arg-type]
+
+
+def test_the_full_filter_with_isotropic_covariances_is_the_scalar_one() -> None:
+    rng = np.random.default_rng(9)
+    gradients, products = rng.normal(size=(2, 40, 3))
+    products[0] = 0
+    kalman = full(initial_estimate=gradients[0])
+    estimate = gradients[0]
+    for t, (g, product) in enumerate(zip(gradients, products, strict=True)):
+        k = KALMAN.gain(t)
+        estimate = (1 - k) * (estimate + product) + k * g
+        np.testing.assert_allclose(kalman.step(g, product), estimate, rtol=1e-12)
+        np.testing.assert_allclose(kalman.gain, k * np.eye(3), atol=1e-12)
+    # Without a prediction it is the filter itself.
+    kalman = full(initial_estimate=gradients[0])
+    ours = [kalman.step(g, np.zeros(3)) for g in gradients]
+    np.testing.assert_allclose(ours, run(KALMAN, gradients), rtol=1e-11)
+
+
+@pytest.mark.parametrize("gamma", [-1.0, 0.5])
+def test_on_a_quadratic_the_query_and_the_filter_are_the_full_filter(gamma: float) -> None:
+    """Two gradients replace the Hessian: the query w_t and the filter k_t must be those of the same step."""
+    rng = np.random.default_rng(14)
+    hessian, noise = np.diag([1.0, 0.3, 2.0]), rng.normal(size=(25, 3))
+    query, state = TwoPoint(KALMAN, gamma), [np.zeros(3)]
+    x, d = np.array([1.0, -2.0, 0.5]), np.zeros(3)
+    kalman: FullKalman | None = None
+    for t in range(25):
+        released = noise[t] + sum(p.weight * hessian @ (x + p.displacement * d) for p in query.points(t))
+        (coefficients,) = KALMAN.coefficients(t)
+        estimate = recurrence(np.asarray(released), state, coefficients)
+        # The full filter sees the plain gradient under the noise that the query's weights leave as it is.
+        kalman = kalman or full(initial_estimate=estimate)
+        np.testing.assert_allclose(kalman.step(hessian @ x + noise[t], hessian @ d), estimate, rtol=1e-10, atol=1e-12)
+        d = -0.1 * estimate
+        x = x + d
+
+
+def test_the_full_filter_follows_the_formulas() -> None:
+    rng = np.random.default_rng(10)
+    root = rng.normal(size=(4, 3, 3))
+    S_H, S_v, S_C, extra = (r @ r.T for r in root)
+    S_w, C = S_H + extra, rng.normal(size=(3, 3))
+    kalman = full(
+        hessian_covariance=S_H, motion_covariance=S_v, noise_covariance=S_w, observation=C, observation_covariance=S_C
+    )
+    estimate, P = np.zeros(3), S_w
+    for _ in range(8):
+        g, product = rng.normal(size=(2, 3))
+        predicted, P = estimate + product, P + S_H + S_v
+        inverse = np.linalg.inv(S_w + C @ (S_C @ np.outer(predicted, predicted) + P) @ C.T - S_H)
+        K = P @ C.T @ inverse
+        estimate, P = predicted + K @ (g - C @ predicted), (np.eye(3) - K @ C) @ P
+        np.testing.assert_allclose(kalman.step(g, product), estimate, rtol=1e-7, atol=1e-9)
+
+
+def test_the_full_filter_without_hessian_error_is_the_textbook_one_and_its_covariance_is_the_error() -> None:
+    rng = np.random.default_rng(11)
+    mix = rng.normal(size=(2, 2))
+    S_v, S_w, C = mix @ mix.T / 4, np.diag([1.0, 0.2]), np.array([[0.9, 0.1], [0.0, 0.7]])
+    errors = []
+    for _ in range(1500):
+        kalman = full(
+            2, hessian_covariance=0.0, motion_covariance=S_v, noise_covariance=S_w, observation=C,
+            initial_covariance=0.0,
+        )  # fmt: skip
+        truth = np.zeros(2)
+        for _ in range(6):
+            truth = truth + mix @ rng.normal(size=2) / 2
+            kalman.step(C @ truth + np.sqrt(np.diag(S_w)) * rng.normal(size=2), np.zeros(2))
+        errors.append(kalman.estimate - truth)
+    np.testing.assert_allclose(np.cov(np.array(errors).T, bias=True), kalman.covariance, atol=0.05)
+
+
+def test_a_hessian_covariance_of_one_step() -> None:
+    g = np.ones(3)
+    first, second = full(hessian_covariance=0.5), full()
+    np.testing.assert_array_equal(first.step(g, g), second.step(g, g, hessian_covariance=0.5))
+
+
+def test_the_full_filter_is_not_private_and_refuses() -> None:
+    with pytest.raises(PrivacyError, match="epsilon is infinity"):
+        FullKalman(2, hessian_covariance=0, motion_covariance=1, noise_covariance=1)
+    assert FullKalman.private is False
+    assert not hasattr(FullKalman, "coefficients")
+    with pytest.raises(ArgumentError, match="must not exceed noise_covariance in any direction"):
+        full(2, hessian_covariance=np.diag([0.1, 1.5]))
+    with pytest.raises(ArgumentError, match="no negative eigenvalue"):
+        full(2, motion_covariance=np.diag([1.0, -1.0]))
+    with pytest.raises(ArgumentError, match=r"shape \(3, 3\)"):
+        full(noise_covariance=np.eye(2))
+    with pytest.raises(ArgumentError, match=r"gradient: must be a finite array of shape \(3,\)"):
+        full().step(np.ones(2), np.zeros(3))
+    with pytest.raises(ArgumentError, match="must not be singular"):
+        full(hessian_covariance=1.0, motion_covariance=0.0, observation=0.0).step(np.ones(3), np.zeros(3))
+
+
+# -------------------------------------------------------------------------------------------------------------- designs
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("cutoff", [0.01, 0.1, 0.5, 0.9])
+def test_designs_are_scipys_with_unit_gain(order: int, cutoff: float) -> None:
+    for stage, (b, a) in (
+        (butterworth(order, cutoff), butter(order, cutoff)),
+        (chebyshev(order, cutoff, 0.5), cheby1(order, 0.5, cutoff)),
+    ):
+        np.testing.assert_allclose(stage.b, b * a.sum() / b.sum(), rtol=1e-12)
+        np.testing.assert_allclose(stage.a, a[1:])
+        assert sum(stage.b) - sum(stage.a) == pytest.approx(1)
+    power = abs(freqz(butterworth(order, cutoff).b, (1, *butterworth(order, cutoff).a), [math.pi * cutoff])[1][0]) ** 2
+    assert power == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("order", "cutoff", "words"),
+    [
+        (0, 0.1, "order=0"),
+        (4, 0.1, "order=4: must be 1, 2 or 3; steeper filters are chains"),
+        (2, 1.0, "cutoff=1.0"),
+        (2, 0, "cutoff=0"),
+        (3, 1e-5, "normalizer c_t .* Take a higher cutoff or a lower order"),
+        (1, 1e-13, "Take a higher cutoff$"),
+    ],
+)
+def test_refused_designs(order: int, cutoff: float, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        butterworth(order, cutoff)
+
+
+def test_a_refused_ripple() -> None:
+    with pytest.raises(ArgumentError, match="ripple=0"):
+        chebyshev(2, 0.1, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- optimal FIR
+
+
+def observe(stage: OptimalFIR, signal: np.ndarray, noise_power: float) -> tuple[float, ...]:
+    statistics = stage.initial()
+    for t, g in enumerate(signal):
+        products = [float(g @ signal[t - tau]) for tau in range(min(t, stage.memory) + 1)]
+        statistics = stage.observe(statistics, products, noise_power)
+        assert len(statistics) == len(stage.initial())
+    return statistics
+
+
+def test_the_estimate_is_the_formula() -> None:
+    signal = np.random.default_rng(12).normal(0.3, 1, size=(30, 20))
+    stage, power = OptimalFIR(4), 12.0
+    excess = (signal**2).sum(axis=1) - power
+    bottom = np.mean(np.maximum(excess, 1e-3))
+    for count in (1, 3, 30):
+        part = signal[:count]
+        bottom = np.mean(np.maximum(excess[:count], 1e-3))
+        expected_c = [0.5]
+        for tau in range(1, 5):
+            top = [part[t] @ part[t - tau] - max(excess[t - tau], 0) / 2 for t in range(tau, count)]
+            expected_c.append(max(0.0, np.mean(top)) / bottom if top else 0.0)
+        assert stage.autocorrelation(observe(stage, part, power)) == pytest.approx(expected_c, abs=1e-12)
+
+
+def test_the_estimate_converges_to_the_autocorrelation() -> None:
+    """A gradient <g_t, g_{t-tau}> = rho^tau ||g||^2 under noise of the given power: c_tau = rho^tau - 1/2."""
+    rng = np.random.default_rng(13)
+    d, rho, s = 3000, 0.9, 0.8
+    signal, g = [], rng.normal(size=d)
+    for _ in range(1200):
+        g = rho * g + math.sqrt(1 - rho**2) * rng.normal(size=d)
+        signal.append(g + s * rng.normal(size=d))
+    truth = [0.5, *(max(rho**tau - 0.5, 0) for tau in range(1, 8))]
+    stage = OptimalFIR(7)
+    assert stage.autocorrelation(observe(stage, np.array(signal), d * s**2)) == pytest.approx(truth, abs=0.02)
+    # A noise power that is 0.9 of the true one is noticed.
+    assert stage.autocorrelation(observe(stage, np.array(signal), 0.9 * d * s**2)) != pytest.approx(truth, abs=0.02)
+
+
+def snr(b: np.ndarray, c: np.ndarray) -> float:
+    return float(c @ b / (b @ b))
+
+
+def statistics_of(stage: OptimalFIR, c: np.ndarray) -> tuple[float, ...]:
+    """Statistics whose estimate is c."""
+    return (1e6, 1.0, *c[1:], *(0.0 for _ in c[1:]))
+
+
+@given(st.lists(st.floats(0, 0.5), min_size=1, max_size=6))
+def test_the_optimal_weights_maximize_the_ratio(tail: list[float]) -> None:
+    c = np.array([0.5, *tail])
+    n = len(c)
+    optimal, paper = OptimalFIR(n - 1), OptimalFIR(n - 1, weighting="paper")
+    b = np.array(optimal.weights(statistics_of(optimal, c), 100))
+    plain = np.array(paper.weights(statistics_of(paper, c), 100))
+    assert b == pytest.approx((c + np.linalg.norm(c) / np.sqrt(n)) / (c.sum() + np.linalg.norm(c) * np.sqrt(n)))
+    assert plain == pytest.approx(c / c.sum())
+    # Free coordinates b_1..b_nb, b_0 = 1 - their sum.
+    found = minimize(lambda v: -snr(np.array([1 - v.sum(), *v]), c), np.full(n - 1, 1 / n), tol=1e-10)
+    assert snr(b, c) == pytest.approx(-found.fun, rel=1e-6)
+    assert snr(b, c) == pytest.approx((c.sum() + np.linalg.norm(c) * np.sqrt(n)) / 2)
+    assert snr(b, c) >= snr(plain, c) - 1e-12
+
+
+@pytest.mark.parametrize("weighting", ["optimal", "paper"])
+def test_weights_of_the_first_steps(weighting: str) -> None:
+    stage = OptimalFIR(3, weighting=weighting)
+    c = np.array([0.5, 0.4, 0.3, 0.2])
+    for statistics, step in itertools.product((stage.initial(), statistics_of(stage, c)), range(6)):
+        b = stage.weights(statistics, step)
+        assert len(b) == 4
+        assert sum(b) == pytest.approx(1)
+        assert all(value == 0 for value in b[step + 1 :])
+        assert min(b) >= 0
+    assert stage.weights(stage.initial(), 0) == (1.0, 0.0, 0.0, 0.0)
+
+
+def test_optimal_fir_refuses() -> None:
+    stage = OptimalFIR(2)
+    assert stage.adaptive
+    assert (stage.order, stage.memory) == (0, 2)
+    assert json.loads(json.dumps(describe(stage))) == {"kind": "OptimalFIR", "length": 2, "weighting": "optimal"}
+    with pytest.raises(ArgumentError, match="length=0"):
+        OptimalFIR(0)
+    with pytest.raises(ArgumentError, match="did you mean 'optimal'"):
+        OptimalFIR(2, weighting="optimum")
+    with pytest.raises(ArgumentError, match="weights depend on the released averages"):
+        stage.coefficients(0)
+    with pytest.raises(ArgumentError, match="len\\(products\\)=2: must be 1 at step 0"):
+        stage.observe(stage.initial(), [1.0, 1.0], 0.0)
+    with pytest.raises(ArgumentError, match="finite"):
+        stage.observe(stage.initial(), [math.inf], 0.0)
+    with pytest.raises(ArgumentError, match="noise_power=-1"):
+        stage.observe(stage.initial(), [1.0], -1.0)
+    with pytest.raises(ArgumentError, match="len\\(statistics\\)=1: must be 6"):
+        stage.weights((0.0,), 0)

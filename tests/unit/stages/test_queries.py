@@ -1,0 +1,125 @@
+"""Queries: the points that they ask for, alone and inside of each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcore.errors import ArgumentError
+from dpcore.stages.filters import ScalarKalman
+from dpcore.stages.queries import (
+    AcceleratedDifference,
+    ParameterWindow,
+    Phase,
+    Plain,
+    Point,
+    Preconditioned,
+    RecursiveDifference,
+    TwoPoint,
+)
+
+leaves = st.sampled_from(
+    [Plain(), TwoPoint(0.7, 0.5), TwoPoint(0.4, -1.0), TwoPoint(1.0, 2.0), AcceleratedDifference()]
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(ParameterWindow, st.integers(1, 4), st.sampled_from([0.0, 0.3, 0.9]), st.booleans(), inner),
+        st.builds(RecursiveDifference, st.sampled_from([0.0, 0.5, 1.0]), inner),
+    ),
+    max_leaves=3,
+)
+
+
+def meaning(query, t: int, points: np.ndarray, loss_gradient) -> np.ndarray:
+    """What a query stands for, by its definition, from x_0 .. x_t."""
+    if isinstance(query, ParameterWindow):
+        count = min(query.window, t + 1)
+        c = sum(query.beta**j for j in range(count)) if query.normalized else 1.0
+        return sum(query.beta**j / c * meaning(query.query, t - j, points, loss_gradient) for j in range(count))
+    if isinstance(query, RecursiveDifference):
+        now = meaning(query.query, t, points, loss_gradient)
+        return now if t == 0 else now - query.decay * meaning(query.query, t - 1, points, loss_gradient)
+    if isinstance(query, AcceleratedDifference):
+        before = t * loss_gradient(points[t - 1]) if t else 0.0
+        return (t + 1) * loss_gradient(points[t]) - before
+    if isinstance(query, TwoPoint) and t and query.kappa != 1:
+        w = (1 - query.kappa) / (query.kappa * query.gamma)
+        d = points[t] - points[t - 1]
+        return w * loss_gradient(points[t] + query.gamma * d) + (1 - w) * loss_gradient(points[t])
+    return loss_gradient(points[t])
+
+
+@given(nested, st.integers(0, 7))
+def test_points_mean_what_the_query_says(query, t: int) -> None:
+    points = np.random.default_rng(0).normal(size=(t + 1, 3))
+    total = np.zeros(3)
+    for weight, displacement, lag in query.points(t):
+        assert lag <= t
+        assert lag + int(displacement != 0) <= t  # a displacement ends at the point before
+        at = points[t - lag]
+        if displacement:
+            at = at + displacement * (points[t - lag] - points[t - lag - 1])
+            assert query.uses_displacement
+            assert lag == 0 or lag + 1 <= query.lags
+        assert lag <= query.lags
+        total = total + weight * np.sin(at)
+    np.testing.assert_allclose(total, meaning(query, t, points, np.sin), rtol=1e-9, atol=1e-9)
+
+
+@given(nested, st.integers(0, 7))
+def test_no_place_is_asked_for_twice(query, t: int) -> None:
+    places = [(point.displacement, point.lag) for point in query.points(t)]
+    assert len(places) == len(set(places)) > 0
+
+
+def test_the_weights_of_a_normalized_window_add_up_to_one_from_the_first_step_on() -> None:
+    query = ParameterWindow(4, 0.6)
+    for t in range(8):
+        assert math.fsum(point.weight for point in query.points(t)) == pytest.approx(1)
+        assert len(query.points(t)) == min(4, t + 1)
+    assert query.points(0) == (Point(1.0),)
+
+
+def test_phases() -> None:
+    query = Preconditioned(Plain(), unscaled_steps=2, scaled_steps=3)
+    u, r, f = Phase.UNSCALED, Phase.REFRESHED, Phase.FROZEN
+    assert [query.phase(t) for t in range(11)] == [u, u, r, f, f, u, u, r, f, f, u]
+    assert {Preconditioned().phase(t) for t in range(5)} == {r}
+
+
+def test_a_gain_that_changes_gives_weights_that_change() -> None:
+    kalman = ScalarKalman(0.1, 0.2, 0.7)
+    query = TwoPoint(kalman, 0.5)
+    for t in range(1, 6):
+        k = kalman.gain(t)
+        assert query.weight(t) == pytest.approx((1 - k) / (k * 0.5))
+    assert query.points(0) == (Point(1.0),)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ParameterWindow(0), "window=0"),
+        (lambda: ParameterWindow(2, 1.0), "beta=1.0"),
+        (lambda: ParameterWindow(2, -0.1), "beta=-0.1"),
+        (lambda: RecursiveDifference(1.1), "decay=1.1: must be at least 0 and at most 1"),
+        (lambda: RecursiveDifference([0.0, -0.5]), "decay=-0.5"),
+        (lambda: RecursiveDifference([0.0, 0.5]).points(2), "decay: has 2 steps"),
+        (lambda: Preconditioned(Preconditioned()), "scale once"),
+        (lambda: Preconditioned(scale_eps=0), "scale_eps=0"),
+        (lambda: Preconditioned(max_scaled_norm=-1), "max_scaled_norm=-1"),
+        (lambda: Preconditioned(unscaled_steps=-1), "unscaled_steps=-1"),
+        (lambda: Preconditioned(scaled_steps=0), "scaled_steps=0"),
+        (lambda: TwoPoint(0.5, 0), "gamma=0"),
+        (lambda: TwoPoint(0.0, 1), "kappa=0.0"),
+    ],
+)
+def test_bad_settings(make, words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make()
+    assert words in str(caught.value)

@@ -1,0 +1,432 @@
+"""Strategies: what they stream is C^{-1} Z, for every kind, and matrices that cannot be one are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.backends import load_backend
+from dpcore.spec.stream import Stream
+from dpcore.stages import strategies
+from dpcore.stages.noise import CorrelatedGaussian
+from dpcore.stages.strategies import (
+    BLT,
+    Banded,
+    BandedInverseToeplitz,
+    BandedToeplitz,
+    Dense,
+    Identity,
+    SquareRoot,
+    Strategy,
+    Tree,
+    TreeOptimal,
+    banded_inverse_square_root,
+    check_steps,
+    from_matrix,
+    identify,
+    nodes_touched,
+    strategy,
+)
+
+T = 21
+Floats = NDArray[np.float64]
+
+
+def random_lower(steps: int, bands: int, seed: int) -> Floats:
+    """Return a well-conditioned time-varying matrix: its diagonal outweighs the rest of its row."""
+    rng = np.random.default_rng(seed)
+    matrix = np.triu(np.tril(rng.uniform(-1, 1, (steps, steps))), 1 - bands)
+    np.fill_diagonal(matrix, 0.0)
+    np.fill_diagonal(matrix, rng.uniform(0.5, 3, steps) + np.abs(matrix).sum(axis=1))
+    return matrix * rng.uniform(0.1, 10)
+
+
+KINDS: list[Strategy] = [
+    Identity(),
+    Dense(random_lower(T, T, 1)),
+    Banded.from_matrix(random_lower(T, 4, 2)),
+    Banded.from_matrix(random_lower(T, 1, 3)),
+    Banded(np.ones((1, T))),
+    BandedToeplitz((2.0, 1.0, -0.5)),
+    BandedToeplitz((3.0,)),
+    SquareRoot(T),
+    BandedInverseToeplitz((1.0, -0.4, 0.3), T),
+    banded_inverse_square_root(4, T),
+    banded_inverse_square_root(1, T),
+    Tree(T),
+    TreeOptimal(T),
+    BLT((0.4, 0.15), (0.9, 0.5), T),
+]
+NAMES = [f"{number}-{kind.describe()['kind']}" for number, kind in enumerate(KINDS)]
+
+
+def stream(chosen: Strategy, seeds: Floats, *, by_rows: bool = False) -> Floats:
+    """Return the noise of each step as a run makes it, (steps, d)."""
+    backend = load_backend("numpy")
+    state = [np.zeros(seeds.shape[1]) for _ in range(chosen.order)]
+    noise = []
+    for step, seed in enumerate(seeds):
+        coefficients = chosen.coefficients(step)
+        if coefficients is None or by_rows:
+            noise.append(sum(weight * seeds[row] for row, weight in chosen.rows(step)))
+        else:
+            assert max(len(coefficients.a), len(coefficients.b) - 1) == chosen.order
+            noise.append(np.array(backend.recurrence(seed.copy(), state, coefficients)))
+    return np.array(noise)
+
+
+@pytest.mark.parametrize("chosen", KINDS, ids=NAMES)
+class TestContract:
+    """What holds for every strategy."""
+
+    @pytest.mark.parametrize("steps", [1, 2, 8, T])
+    def test_streams_the_solution_of_c_n_equals_z(self, chosen: Strategy, steps: int) -> None:
+        seeds = np.random.default_rng(steps).standard_normal((steps, 5))
+        solved = np.linalg.solve(chosen.matrix(steps), seeds)
+        assert stream(chosen, seeds) == pytest.approx(solved, rel=1e-10, abs=1e-11)
+        assert stream(chosen, seeds, by_rows=True) == pytest.approx(solved, rel=1e-10, abs=1e-11)
+
+    def test_is_lower_triangular_with_a_positive_diagonal_and_unit_columns(self, chosen: Strategy) -> None:
+        matrix = chosen.matrix(T)
+        assert matrix.shape == (T, T)
+        assert matrix.dtype == np.float64
+        assert not np.triu(matrix, 1).any()
+        assert (np.diagonal(matrix) > 0).all()
+        assert np.linalg.norm(matrix, axis=0).max() == pytest.approx(1, rel=1e-12)
+
+    def test_blocks_columns_and_row_norms_are_those_of_the_matrix(self, chosen: Strategy) -> None:
+        matrix = chosen.matrix(T)
+        for steps in (0, 1, 9, T):
+            block = matrix[:steps, :steps]
+            assert np.array_equal(chosen.matrix(steps), block)
+            picked = np.arange(0, steps, 3)
+            assert np.array_equal(chosen.columns(picked, steps), block[:, picked])
+            squares = np.square(np.linalg.inv(block)).sum(axis=1)
+            assert chosen.inverse_row_norms(steps) == pytest.approx(squares, rel=1e-10)
+
+    def test_rows_reach_no_later_step(self, chosen: Strategy) -> None:
+        for step in range(T):
+            rows = [row for row, _ in chosen.rows(step)]
+            assert all(type(row) is int and 0 <= row <= step for row in rows)
+            assert len(set(rows)) == len(rows)
+            assert all(type(weight) is float and weight for _, weight in chosen.rows(step))
+
+    def test_coefficients_keep_their_lengths(self, chosen: Strategy) -> None:
+        found = [chosen.coefficients(step) for step in range(T)]
+        assert len({None if c is None else (len(c.b), len(c.a)) for c in found}) == 1
+        if found[0] is None:
+            assert chosen.order == 0
+
+    def test_describes_itself_compares_and_hashes(self, chosen: Strategy) -> None:
+        assert json.loads(json.dumps(chosen.describe())) == chosen.describe()
+        assert "array" not in identify(chosen)
+        twin = dataclasses.replace(chosen) if dataclasses.fields(chosen) else Identity()  # type: ignore[arg-type, type-var]
+        assert twin == chosen
+        assert hash(twin) == hash(chosen)
+        assert [other for other in KINDS if other == chosen] == [chosen]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            chosen.series = chosen.steps = 3  # type: ignore[attr-defined, misc]
+
+    def test_refuses_steps_beyond_its_rows(self, chosen: Strategy) -> None:
+        assert check_steps(chosen, T) == T
+        assert CorrelatedGaussian(None, chosen).with_noise_multiplier(2.0).noise_multiplier == 2.0
+        with pytest.raises(ArgumentError, match="step=-1"):
+            chosen.rows(-1)
+        if chosen.steps is None:
+            return
+        with pytest.raises(ArgumentError, match=f"steps={T + 1}: .* has {T} rows; take at most {T} steps"):
+            check_steps(chosen, T + 1)
+        for refused in (chosen.matrix, chosen.inverse_row_norms):
+            with pytest.raises(ArgumentError, match=f"steps={T + 1}: must be at most {T}"):
+                refused(T + 1)
+        with pytest.raises(ArgumentError, match=f"step={T}: the strategy has {T} rows"):
+            chosen.rows(T)
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**31), st.booleans())
+def test_any_banded_matrix_streams_its_inverse(steps: int, bands: int, seed: int, stop_early: bool) -> None:
+    given_matrix = random_lower(steps, bands, seed)
+    chosen = Banded.from_matrix(given_matrix)
+    assert chosen.order == min(bands, steps) - 1
+    used = (steps + 1) // 2 if stop_early else steps
+    seeds = np.random.default_rng(seed).standard_normal((used, 3))
+    scale = np.linalg.norm(given_matrix, axis=0).max()
+    solved = np.linalg.solve(given_matrix[:used, :used] / scale, seeds)
+    assert stream(chosen, seeds) == pytest.approx(solved, rel=1e-9, abs=1e-10)
+    squares = np.square(np.linalg.inv(given_matrix[:used, :used] / scale)).sum(axis=1)
+    assert chosen.inverse_row_norms(used) == pytest.approx(squares, rel=1e-9)
+
+
+def test_the_inverse_of_a_banded_matrix_is_not_cut_off() -> None:
+    chosen = BandedToeplitz((1.0, -0.9))
+    weights = [weight for _, weight in chosen.rows(30)]
+    assert len(weights) == 31
+    assert weights[0] == pytest.approx(0.9**30 * weights[-1])
+
+
+def test_few_bands_stream_and_many_are_drawn_again() -> None:
+    assert isinstance(from_matrix(random_lower(40, 5, 0)), Banded)
+    assert isinstance(from_matrix(random_lower(40, 30, 0)), Dense)
+    assert from_matrix(np.eye(1)) == Banded(np.ones((1, 1)))
+    assert from_matrix(random_lower(T, 4, 2)) == KINDS[2]
+
+
+def test_scale_and_memory_of_the_callers_matrix_do_not_matter() -> None:
+    mine = random_lower(9, 9, 5)
+    chosen = Dense(mine)
+    assert Dense(np.asfortranarray(8.0 * mine)) == chosen
+    assert Dense(mine + 1e-9 * np.eye(9)) != chosen
+    mine[0, 0] = 77.0
+    assert chosen.matrix(9)[0, 0] != 77.0
+    with pytest.raises(ValueError, match="read-only"):
+        chosen.entries[0, 0] = 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------ Toeplitz
+
+
+@pytest.mark.parametrize("steps", [1, 2, 50, 1000])
+def test_square_root_times_itself_is_all_ones(steps: int) -> None:
+    matrix = SquareRoot(steps).matrix(steps)
+    closed = np.abs(special.binom(-0.5, np.arange(steps)))
+    norm = np.linalg.norm(closed)
+    assert matrix[:, 0] == pytest.approx(closed / norm, rel=1e-9)
+    assert np.abs(matrix @ matrix * norm**2 - np.tril(np.ones((steps, steps)))).max() < 1e-10
+    # Columns only lose entries at their lower end: the first is the longest, and each has the norm of its head.
+    heads = np.sqrt(np.cumsum(closed**2))[::-1] / norm
+    assert np.linalg.norm(matrix, axis=0) == pytest.approx(heads, rel=1e-9)
+
+
+def test_banded_inverse_square_root_is_the_square_root_of_the_inverse_cut_off() -> None:
+    chosen = banded_inverse_square_root(4, 300)
+    inverse = np.linalg.inv(chosen.matrix(300))
+    wanted = special.binom(0.5, np.arange(4)) * np.array([1, -1, 1, -1])
+    assert inverse[:4, 0] / inverse[0, 0] == pytest.approx(wanted, rel=1e-9)
+    assert np.abs(inverse[4:, 0]).max() < 1e-12
+    assert banded_inverse_square_root(300, 300).matrix(300) == pytest.approx(SquareRoot(300).matrix(300), abs=1e-12)
+    # The recurrence of C, and so C, dies out, however many rows there are.
+    assert banded_inverse_square_root(4, 5000).first_column(5000)[-1] < 1e-12
+
+
+# ----------------------------------------------------------------------------------------------------------------- tree
+
+
+def nodes_of(steps: int) -> list[range]:
+    """Every complete dyadic block of 0 .. steps - 1."""
+    sizes = [2**k for k in range(steps.bit_length())]
+    return [range(first, first + size) for size in sizes for first in range(0, steps - size + 1, size)]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 21, 64, 100])
+def test_tree_prefixes_carry_the_noise_of_their_own_nodes(steps: int) -> None:
+    tree = Tree(steps)
+    rows = [range(t - (t & -t), t) for t in range(1, steps + 1)]  # the nodes that the rows of C mark
+    matrix = np.array([[float(s in row) for s in range(steps)] for row in rows])
+    touched = matrix.sum(axis=0)
+    assert touched.max() == nodes_touched(steps) == 1 + math.floor(math.log2(steps))
+    assert tree.matrix(steps) * math.sqrt(touched.max()) == pytest.approx(matrix, abs=1e-15)
+    decoder = np.tril(np.ones((steps, steps))) @ np.linalg.inv(tree.matrix(steps))
+    for step in range(steps):
+        mine = tree.prefix(step)
+        assert sorted(itertools.chain(*(rows[row] for row, _ in mine))) == list(range(step + 1))
+        assert len(mine) == (step + 1).bit_count()
+        direct = np.zeros(steps)
+        direct[[row for row, _ in mine]] = [weight for _, weight in mine]
+        assert decoder[step] == pytest.approx(direct, abs=1e-9)
+        assert len(tree.rows(step)) <= nodes_touched(steps)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 8, 13, 32])
+def test_optimal_tree_has_the_nodes_products_and_the_least_squares_error(steps: int) -> None:
+    nodes = np.array([[float(s in node) for s in range(steps)] for node in nodes_of(steps)])
+    gram = nodes.T @ nodes
+    matrix = TreeOptimal(steps).matrix(steps)
+    assert matrix.T @ matrix == pytest.approx(gram / gram.diagonal().max(), abs=1e-12)
+    prefixes = np.tril(np.ones((steps, steps)))
+    estimate = prefixes @ np.linalg.pinv(nodes) * math.sqrt(gram.diagonal().max())
+    decoder = prefixes @ np.linalg.inv(matrix)
+    assert decoder @ decoder.T == pytest.approx(estimate @ estimate.T, abs=1e-9)
+    naive = prefixes @ np.linalg.inv(Tree(steps).matrix(steps))
+    assert np.all(np.square(decoder).sum(axis=1) <= np.square(naive).sum(axis=1) + 1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+def scale_and_correlation_pvalue(noise: Floats, matrix: Floats, sigma: float) -> float:
+    """Undo the claimed correlation: what is left must be independent normals of the claimed scale."""
+    white = matrix @ noise / sigma
+    size = white.shape[1]
+    scale = stats.chi2(white.size).cdf(float(np.square(white).sum()))
+    together = white @ white.T / math.sqrt(size)
+    off = together[np.tril_indices(len(white), -1)]
+    pairs = stats.chi2(off.size).cdf(float(off @ off))
+    return float(2 * min(scale, 1 - scale, pairs, 1 - pairs))
+
+
+@pytest.mark.parametrize("chosen", KINDS, ids=NAMES)
+def test_injected_noise_has_the_claimed_scale_and_correlation(chosen: Strategy) -> None:
+    backend, sigma = load_backend("numpy"), 1.7
+    draws = [backend.normal(bytes(range(32)), row, Stream.GRADIENT, 0, 8192, dtype="float32") for row in range(T)]
+    noise = stream(chosen, sigma * np.array(draws, np.float64))
+    matrix = chosen.matrix(T)
+    assert scale_and_correlation_pvalue(noise, matrix, sigma) > 1e-4
+    assert scale_and_correlation_pvalue(noise, matrix, 0.9 * sigma) < 1e-4
+    assert scale_and_correlation_pvalue(0.9 * noise, matrix, sigma) < 1e-4
+    marginal = noise.var(axis=1) / (sigma**2 * chosen.inverse_row_norms(T))
+    assert marginal == pytest.approx(np.ones(T), abs=0.1)
+    if np.count_nonzero(matrix) > T:  # independent noise of the same variances is not this noise
+        alone = np.sqrt(chosen.inverse_row_norms(T))[:, None] * sigma * np.array(draws, np.float64)
+        assert scale_and_correlation_pvalue(alone, matrix, sigma) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["banded-toeplitz", "banded", "inverse"])
+def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind: str) -> None:
+    # C times the noise that was added is what the analysis calls Z: rounding must not pile up in the recurrence.
+    steps, root = 2000, SquareRoot(2000).first_column(8)
+    chosen: Strategy = banded_inverse_square_root(8, steps)
+    if kind != "inverse":
+        chosen = BandedToeplitz(tuple(root.tolist()))
+    if kind == "banded":
+        chosen = from_matrix(chosen.matrix(steps))
+        assert isinstance(chosen, Banded)
+    seeds = np.random.default_rng(3).standard_normal((steps, 4)).astype(np.float32)
+    backend = load_backend("numpy")
+    state = [np.zeros(4, np.float32) for _ in range(chosen.order)]
+    noise = [np.array(backend.recurrence(z.copy(), state, chosen.coefficients(t))) for t, z in enumerate(seeds)]
+    assert noise[-1].dtype == np.float32
+    assert np.abs(chosen.matrix(steps) @ np.array(noise, np.float64) - seeds).max() < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def bad(change: tuple[tuple[int, int], float], steps: int = 4) -> Floats:
+    matrix = np.tril(np.ones((steps, steps)))
+    matrix[change[0]] = change[1]
+    return matrix
+
+
+@pytest.mark.parametrize("make", [Dense, from_matrix, Banded.from_matrix, lambda matrix: strategy(matrix, 3)])
+def test_refuses_matrices_that_are_no_strategy(make: Any) -> None:
+    for matrix, message in (
+        (bad(((0, 2), 0.5)), "at row 0, column 2 lies above the diagonal"),
+        (bad(((1, 1), 0.0)), "row 1 must be greater than 0: the matrix is singular"),
+        (bad(((3, 3), -2.0)), "row 3 must be greater than 0: multiply that row by -1"),
+        (bad(((2, 0), math.nan)), r"nan at \(2, 0\) must be finite"),
+        (bad(((2, 0), math.inf)), "must be finite"),
+        (np.ones((3, 4)), r"must be square, .* such as \(3, 3\)"),
+        (np.ones((0, 0)), "none of them 0"),
+        (np.ones((2, 2, 2)), "must have 2 dimension"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            make(matrix)
+
+
+def test_refuses_other_bad_settings() -> None:
+    with pytest.raises(ArgumentError, match="column norm inf is out of range"), np.errstate(over="ignore"):
+        BandedToeplitz((1e200, 1e200))
+    with pytest.raises(ArgumentError, match="stands for row 3 of 3 and must be 0"):
+        Banded([[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]])
+    with pytest.raises(ArgumentError, match="at most T = 2 bands"):
+        Banded(np.ones((3, 2)))
+    with pytest.raises(ArgumentError, match="first coefficient is the diagonal"):
+        BandedToeplitz((0.0, 1.0))
+    with pytest.raises(ArgumentError, match="must be finite"):
+        BandedToeplitz((1.0, math.nan))
+    with pytest.raises(ArgumentTypeError, match="real numbers"):
+        BandedToeplitz(("a",))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="overflows within 5000 rows"):
+        BandedInverseToeplitz((1.0, -2.0), 5000)
+    with pytest.raises(ArgumentError, match="bands=9: must be at most 8"):
+        banded_inverse_square_root(9, 8)
+    for kind in (SquareRoot, Tree, TreeOptimal):
+        with pytest.raises(ArgumentError, match="steps=0"):
+            kind(0)
+    with pytest.raises(ArgumentError, match="noise_multiplier=-1"):
+        CorrelatedGaussian(-1.0, Identity())
+    with pytest.raises(ArgumentTypeError, match=r"strategy='tree': must be a strategy .*strategy\(name, steps\)"):
+        CorrelatedGaussian(1.0, "tree")  # type: ignore[arg-type]
+
+
+def test_refuses_noise_that_grows_until_its_rounding_shows() -> None:
+    explosive = BandedToeplitz((1.0, -2.0))  # N_t = Z_t + 2 N_{t-1}
+    with pytest.raises(ArgumentError, match=r"close to singular .* take at most 9 steps") as caught:
+        check_steps(explosive, 5000)
+    assert "at step 9" in str(caught.value)
+    assert check_steps(explosive, 9) == 9
+    with pytest.raises(ArgumentError, match="close to singular"):
+        strategy(bad(((2, 2), 1e-200)), 4)
+
+
+def test_names_arrays_and_objects_give_strategies() -> None:
+    assert strategy("identity", 5) == Identity()
+    assert strategy("tree", 5) == Tree(5)
+    assert strategy("tree-optimal", 5) == TreeOptimal(5)
+    assert strategy("square-root", 5) == SquareRoot(5)
+    assert strategy("banded-inverse-square-root", 5, bands=2) == banded_inverse_square_root(2, 5)
+    assert strategy(np.eye(6), 5) == Banded(np.ones((1, 6)))
+    assert strategy([[1.0, 0.0], [1.0, 1.0]], 2) == Dense([[1.0, 0.0], [1.0, 1.0]])
+    tree = Tree(8)
+    assert strategy(tree, 5) is tree
+    assert set(strategies.NAMES) == {"identity", "tree", "tree-optimal", "square-root", "banded-inverse-square-root"}
+    with pytest.raises(ArgumentError, match="did you mean 'square-root'"):
+        strategy("squareroot", 5)
+    with pytest.raises(ArgumentError, match="needs a number of bands"):
+        strategy("banded-inverse-square-root", 5)
+    with pytest.raises(ArgumentError, match="bands=3: only"):
+        strategy("tree", 5, bands=3)
+    with pytest.raises(ArgumentError, match="steps=9: the strategy \\(tree\\) has 8 rows"):
+        strategy(tree, 9)
+    with pytest.raises(ArgumentTypeError, match="must be a name"):
+        strategy(3.0, 5)
+
+
+def test_a_blt_has_the_sum_of_geometric_sequences_as_its_series() -> None:
+    scales, decays = (0.4, 0.15, -0.05), (0.9, 0.5, 0.0)
+    series = [1.0] + [sum(w * u ** (k - 1) for w, u in zip(scales, decays, strict=True)) for k in range(1, 40)]
+    chosen = BLT(scales, decays, 40)
+    assert chosen.first_column(40) == pytest.approx(np.array(series) / np.linalg.norm(series), rel=1e-12)
+    assert chosen.order == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (((0.5,), (0.5, 0.2), 5), "decays"),
+        (((0.5,), (1.0,), 5), "decays=1.0"),
+        (((math.nan,), (0.5,), 5), "scales"),
+        (((0.5,), (0.5,), 0), "steps=0"),
+    ],
+)
+def test_a_blt_refuses(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        BLT(*arguments)
+
+
+@pytest.mark.parametrize("chosen", KINDS, ids=NAMES)
+def test_every_kind_streams_its_own_matrix(chosen: Strategy) -> None:
+    for steps in (1, 5, T):
+        strategies.check_streaming(chosen, steps)
+
+
+@pytest.mark.parametrize("part", ["rows", "coefficients", "columns"])
+def test_a_strategy_that_contradicts_itself_is_refused(part: str) -> None:
+    class Liar(BandedToeplitz):
+        """Claims one matrix and streams, or counts, another."""
+
+    other = BandedToeplitz((1.0, 0.1))
+    setattr(Liar, part, lambda self, *arguments: getattr(other, part)(*arguments))
+    with pytest.raises(ArgumentError, match=r"one matrix|columns\(\)"):
+        strategies.check_streaming(Liar((1.0, 0.9)), 8)

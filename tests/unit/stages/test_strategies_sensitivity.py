@@ -1,0 +1,222 @@
+"""The sensitivity of a strategy against all signs and many vectors, and its error on a workload against simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling import FixedBatches, FixedOrderSampler
+from dpcore.stages.strategies import (
+    Banded,
+    BandedToeplitz,
+    Dense,
+    Identity,
+    SquareRoot,
+    Strategy,
+    Tree,
+    TreeOptimal,
+    banded_inverse_square_root,
+    rmse,
+    sensitivity,
+    strategy,
+    workloads,
+)
+from dpcore.stages.strategies.sensitivity import _squared
+
+T = 12
+Floats = NDArray[np.float64]
+
+
+def random_lower(seed: int, bands: int, *, signed: bool) -> Floats:
+    rng = np.random.default_rng(seed)
+    matrix = np.triu(np.tril(rng.uniform(-1 if signed else 0, 1, (T, T))), 1 - bands)
+    np.fill_diagonal(matrix, rng.uniform(0.2, 1, T))
+    return matrix
+
+
+def all_signs(matrix: Floats, pattern: list[int]) -> float:
+    """The exact sensitivity for one-dimensional vectors: a convex function is largest at a corner."""
+    corners = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern))))
+    return float(np.linalg.norm(matrix[:, pattern] @ corners.T, axis=0).max())
+
+
+PATTERNS = st.lists(st.integers(0, T - 1), unique=True, min_size=1, max_size=7)
+
+
+@given(st.integers(0, 10**6), st.integers(1, T), st.lists(PATTERNS, min_size=1, max_size=3))
+def test_no_signs_and_no_vectors_of_norm_one_move_it_further(seed: int, bands: int, patterns: list[list[int]]) -> None:
+    rng = np.random.default_rng(seed)
+    for chosen in (
+        Dense(random_lower(seed, bands, signed=True)),
+        Banded.from_matrix(random_lower(seed, bands, signed=True)),
+    ):
+        matrix, value = chosen.matrix(T), sensitivity(chosen, patterns, T)
+        assert value >= max(all_signs(matrix, pattern) for pattern in patterns) * (1 - 1e-12)
+        for pattern in patterns:
+            x = rng.standard_normal((200, len(pattern), 3))
+            x /= np.linalg.norm(x, axis=2, keepdims=True)
+            moved = np.einsum("tk,nkd->ntd", matrix[:, pattern], x)
+            assert np.linalg.norm(moved, axis=(1, 2)).max() <= value * (1 + 1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(1, T), st.lists(PATTERNS, min_size=1, max_size=3))
+def test_exact_where_no_product_of_columns_is_negative(seed: int, bands: int, patterns: list[list[int]]) -> None:
+    given_matrix = random_lower(seed, bands, signed=False)
+    for chosen in (Dense(given_matrix), Banded.from_matrix(given_matrix)):
+        matrix = chosen.matrix(T)
+        columns = max(float(np.linalg.norm(matrix[:, pattern].sum(axis=1))) for pattern in patterns)
+        assert sensitivity(chosen, patterns, T) == pytest.approx(columns, rel=1e-12)
+        assert columns == pytest.approx(max(all_signs(matrix, pattern) for pattern in patterns), rel=1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(1, T), PATTERNS, st.integers(1, T))
+def test_one_value_by_bands_by_columns_and_by_the_matrix(seed: int, bands: int, pattern: list[int], steps: int) -> None:
+    pattern = [step for step in pattern if step < steps]
+    banded = Banded.from_matrix(random_lower(seed, bands, signed=True))
+    series = tuple(np.random.default_rng(seed).uniform(-1, 1, bands) + np.eye(1, bands)[0] * 2)
+    for chosen in (banded, BandedToeplitz(series)):
+        block = chosen.matrix(steps)
+        direct = math.sqrt(np.abs((block.T @ block)[np.ix_(pattern, pattern)]).sum())
+        assert sensitivity(chosen, [pattern], steps) == pytest.approx(direct, rel=1e-12)
+        assert sensitivity(Dense(block), [pattern], steps) == pytest.approx(
+            direct / np.linalg.norm(block, axis=0).max()
+        )
+
+
+def test_columns_are_added_up_in_pieces() -> None:
+    chosen = SquareRoot(700)
+    assert _squared(chosen, 700)(np.arange(700)) == pytest.approx(np.square(chosen.matrix(700).sum(axis=1)).sum())
+
+
+def test_the_absolute_bound_is_above_the_plain_sum_where_products_are_negative() -> None:
+    chosen = Dense([[1.0, 0.0], [-1.0, 1.0]])
+    assert sensitivity(chosen, [[0, 1]], 2) == pytest.approx(all_signs(chosen.matrix(2), [0, 1]))
+    assert sensitivity(chosen, [[0, 1]], 2) > np.linalg.norm(chosen.matrix(2).sum(axis=1)) * 1.5
+
+
+@given(st.integers(0, 10**6), PATTERNS, st.data())
+def test_missing_a_step_never_costs_more(seed: int, pattern: list[int], data: st.DataObject) -> None:
+    part = data.draw(st.lists(st.sampled_from(pattern), unique=True))
+    for chosen in (Dense(random_lower(seed, T, signed=True)), Banded.from_matrix(random_lower(seed, 3, signed=True))):
+        assert sensitivity(chosen, [part], T) <= sensitivity(chosen, [pattern], T) * (1 + 1e-12)
+
+
+SINGLE: list[Strategy] = [
+    Identity(), Tree(T), TreeOptimal(T), SquareRoot(T), banded_inverse_square_root(3, T), BandedToeplitz((1.0, 0.5))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", SINGLE, ids=lambda chosen: str(chosen.describe()["kind"]))
+def test_single_participation_is_one_and_fixed_order_the_sum_of_columns(chosen: Strategy) -> None:
+    assert sensitivity(chosen, [[step] for step in range(T)], T) == pytest.approx(1, rel=1e-12)
+    matrix = chosen.matrix(T)
+    value = sensitivity(chosen, FixedOrderSampler(dataset_size=50, batch_size=10).patterns(T), T)
+    assert value == pytest.approx(max(np.linalg.norm(matrix[:, j::5].sum(axis=1)) for j in range(5)), rel=1e-12)
+    # A stopped run is the leading block.
+    stopped = sensitivity(chosen, FixedOrderSampler(dataset_size=50, batch_size=10).patterns(7), 7)
+    assert stopped == pytest.approx(max(np.linalg.norm(matrix[:7, j:7:5].sum(axis=1)) for j in range(5)), rel=1e-12)
+    assert stopped <= value
+
+
+@pytest.mark.parametrize("sampler", [FixedOrderSampler(dataset_size=9, batch_size=2), FixedBatches([[0, 1], [1], [2]])])
+def test_independent_noise_costs_the_root_of_the_participations(sampler: FixedOrderSampler | FixedBatches) -> None:
+    for steps in range(20):
+        value = sensitivity(Identity(), sampler.patterns(steps), steps)
+        assert value == pytest.approx(math.sqrt(sampler.participations(steps)))
+
+
+def test_the_optimal_tree_costs_what_all_nodes_cost() -> None:
+    patterns = FixedOrderSampler(dataset_size=8, batch_size=2).patterns(16)
+    nodes = np.array([[i // 2**k == j for i in range(16)] for k in range(5) for j in range(16 >> k)], np.float64)
+    touched = max(np.linalg.norm(nodes[:, pattern].sum(axis=1)) for pattern in patterns)
+    assert sensitivity(TreeOptimal(16), patterns, 16) == pytest.approx(touched / math.sqrt(5))
+    # The naive tree leaves the right-hand nodes out.
+    assert sensitivity(TreeOptimal(16), patterns, 16) >= sensitivity(Tree(16), patterns, 16)
+
+
+def test_refuses_bad_patterns() -> None:
+    with pytest.raises(ArgumentError, match="step 12 lies outside of the run, steps 0 to 11"):
+        sensitivity(Identity(), [[3, 12]], T)
+    with pytest.raises(ArgumentError, match="step -1 lies outside"):
+        sensitivity(Identity(), [[-1]], T)
+    with pytest.raises(ArgumentError, match="step 3 occurs twice"):
+        sensitivity(Identity(), [[3, 1, 3]], T)
+    with pytest.raises(ArgumentTypeError, match="must hold integer steps"):
+        sensitivity(Identity(), [[0.5]], T)
+    with pytest.raises(ArgumentError, match="one-dimensional"):
+        sensitivity(Identity(), [[[1]]], T)
+    with pytest.raises(ArgumentError, match="steps=13: must be at most 12"):
+        sensitivity(Tree(T), [[1]], T + 1)
+    assert sensitivity(Identity(), [], T) == 0.0
+    assert sensitivity(Identity(), [[]], T) == 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------ workloads
+
+
+def test_workloads_are_what_the_loops_do() -> None:
+    rng = np.random.default_rng(0)
+    g, c = rng.standard_normal((T, 3)), rng.uniform(0.2, 1.5, T)
+    plain, heavy, recursive, both = np.zeros((4, T, 3))
+    x = x_heavy = x_recursive = x_both = m = m_both = gradient = np.zeros(3)
+    for t in range(T):
+        x = x - g[t]
+        m = 0.9 * m + g[t]
+        x_heavy = x_heavy - m
+        gradient = c[t] * gradient + g[t]
+        x_recursive = x_recursive - gradient
+        m_both = 0.9 * m_both + gradient
+        x_both = x_both - m_both
+        plain[t], heavy[t], recursive[t], both[t] = x, x_heavy, x_recursive, x_both
+    assert -workloads.ones(T) @ g == pytest.approx(plain)
+    assert -workloads.momentum(T, 0.9) @ g == pytest.approx(heavy)
+    assert -workloads.srg(T, c) @ g == pytest.approx(recursive)
+    assert -workloads.srg(T, c, 0.9) @ g == pytest.approx(both)
+    assert workloads.srg(T, np.exp(-2.5), 0.9) == pytest.approx(workloads.srg(T, np.full(T, np.exp(-2.5)), 0.9))
+    assert workloads.srg(T, 0.0) == pytest.approx(workloads.ones(T))
+
+
+def test_error_is_that_of_the_noise_at_mu_one() -> None:
+    sampler = FixedOrderSampler(dataset_size=40, batch_size=10)
+    chosen, wanted, patterns = TreeOptimal(T), workloads.momentum(T, 0.9), sampler.patterns(T)
+    sigma = sensitivity(chosen, patterns, T)  # mu = sensitivity / sigma = 1
+    noise = wanted @ np.linalg.inv(chosen.matrix(T)) @ np.random.default_rng(1).standard_normal((T, 100_000)) * sigma
+    assert rmse(chosen, wanted, T, patterns) == pytest.approx(math.sqrt(np.square(noise).mean()), rel=0.01)
+    worst = math.sqrt(np.square(noise).mean(axis=1).max())
+    assert workloads.max_error(chosen, wanted, T, patterns) == pytest.approx(worst, rel=0.01)
+    with pytest.raises(ArgumentError, match=r"workload.shape=\(11, 11\): must be \(12, 12\)"):
+        rmse(chosen, workloads.ones(11), T, patterns)
+
+
+def test_figures_of_the_page() -> None:
+    steps, wanted = 1000, workloads.momentum(1000, 0.9)
+    once = [[step] for step in range(steps)]
+    ten = FixedOrderSampler(dataset_size=50_000, batch_size=500).patterns(steps)
+    page = {
+        "tree": (7.03, 52.2, 3.225, 22.66, 168.4),
+        "tree-optimal": (3.89, 31.3, 3.755, 14.62, 117.3),
+        "square-root": (3.10, 24.1, 5.066, 15.72, 121.9),
+    }
+    for name, figures in page.items():
+        chosen = strategy(name, steps)
+        errors = [rmse(chosen, a, steps, p) for p in (once, ten) for a in (workloads.ones(steps), wanted)]
+        found = (errors[0], errors[1], sensitivity(chosen, ten, steps), errors[2], errors[3])
+        assert found == pytest.approx(figures, rel=2e-3)
+
+
+def test_correlated_noise_beats_independent_noise_on_prefix_sums_in_the_known_order() -> None:
+    steps = 256
+    once = [[step] for step in range(steps)]
+    kinds = [SquareRoot(steps), TreeOptimal(steps), Tree(steps), Identity()]
+    errors = [rmse(chosen, workloads.ones(steps), steps, once) for chosen in kinds]
+    assert errors == sorted(errors)
+    assert errors[-1] == pytest.approx(math.sqrt((steps + 1) / 2))
+    # Independent noise: row t of the prefix sums has norm sqrt(t + 1). The square root is within 1 + log(T) / pi.
+    assert errors[0] <= 1 + math.log(steps) / math.pi

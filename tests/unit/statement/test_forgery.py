@@ -1,0 +1,481 @@
+"""Statements forged as a whole: events, epsilons, sentences and hashes changed together, as one who knows how would.
+
+`test_report_verify` changes one leaf at a time. Here the forger also renews everything that follows from the change.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpcore import methods
+from dpcore.accounting import Composed, Event, Gaussian, MatrixGaussian, PoissonSampledGaussian, SelfComposed
+from dpcore.errors import DataError
+from dpcore.plan.plan import Plan
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedBatches,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    ShuffledSampler,
+    UserSampler,
+)
+from dpcore.spec.keys import Provenance
+from dpcore.stages.clipping import AdaptiveClip, Clip
+from dpcore.stages.noise import IndependentGaussian
+from dpcore.stages.strategies import Dense
+from dpcore.stages.updates import SGD
+from dpcore.statement import Statement
+from dpcore.statement.guarantee import guarantee
+from dpcore.statement.text import visible
+from dpcore.statement.verify import holds, verify
+
+SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
+COMMON: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.2}
+POISSON, ORDER = PoissonSampler(**SIZES), FixedOrderSampler(**SIZES)
+DENSE = np.tril(np.ones((22, 22))) + np.eye(22)
+BANDED = np.eye(22) + 0.5 * np.diag(np.ones(21), -1)
+
+
+class MySampler(FixedSizeSampler):
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "replace-one"}
+
+
+class Coins(PoissonSampler):
+    """Draws anew at every step, so that abandoned steps are steps like the others."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "coins", "adjacency": "add-remove"}
+
+
+class TwoRates(Coins):
+    """The even steps at one rate, the odd ones at another."""
+
+    def event(self, noise_multiplier: float, steps: int) -> Any:
+        rates = (self.sample_rate, (steps + 1) // 2), (0.05, steps // 2)
+        return Composed(tuple(PoissonSampledGaussian(rate, noise_multiplier, count) for rate, count in rates))
+
+
+class OftenWhole(Coins):
+    """The even steps with all examples, whose event has no number of steps; the odd ones by coins."""
+
+    def event(self, noise_multiplier: float, steps: int) -> Any:
+        coins = PoissonSampledGaussian(self.sample_rate, noise_multiplier, steps // 2)
+        return Composed((Gaussian(noise_multiplier, (steps + 1) // 2, self.adjacency), coins))
+
+
+class Ordered(FixedOrderSampler):
+    """Does not say how many examples a batch has."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "ordered", "adjacency": "zero-out"}
+
+
+class TakenBack(Dense):
+    """A strategy of the caller's, whose settings stand in an order of its own."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "taken back", "steps": self.steps, "decay": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MySGD(SGD):
+    """Not of the library."""
+
+
+@dataclass(frozen=True)
+class MyClip(Clip):
+    """Not of the library."""
+
+
+class Bound:
+    """Has what a clip must have, and says nothing of itself."""
+
+    def grouping(self, tensors: tuple[str, ...]) -> Any:
+        return Clip().grouping(tensors)
+
+    def sensitivity(self, grouping: Any) -> Any:
+        return Clip().sensitivity(grouping)
+
+
+@dataclass(frozen=True)
+class MyNoise(IndependentGaussian):
+    """Not of the library."""
+
+
+def state(method: Any, sampler: Any, steps_taken: int = 11, **said: Any) -> Statement:
+    plan = Plan(method, sampler, 22)
+    return plan.statement(1e-5, steps_taken=steps_taken, keys=Provenance(), backend="numpy", **said)
+
+
+def plain(sampler: Any = POISSON, **said: Any) -> Statement:
+    return state(methods.dp_sgd(**COMMON), sampler, **said)
+
+
+def correlated(strategy: Any, sampler: Any = ORDER, **said: Any) -> Statement:
+    return state(methods.memf(strategy=strategy, **COMMON), sampler, **said)
+
+
+def joint(sampler: Any, **said: Any) -> Statement:
+    return state(methods.dp_adam(variant="joint_moments", **COMMON, **said), sampler)
+
+
+def moments(sampler: Any) -> Statement:
+    return state(methods.dp_adam(variant="independent_moments", **COMMON), sampler)
+
+
+SGD_METHOD = methods.dp_sgd(**COMMON)
+HONEST: dict[str, Callable[[], Statement]] = {
+    "matrix by digest": lambda: correlated(DENSE, abandoned=5, branches=2),
+    "matrix, shuffled": lambda: correlated(DENSE, ShuffledSampler(**SIZES), abandoned=1),
+    "matrix, list": lambda: correlated(DENSE, FixedBatches([[0, 1], [2, 3]])),
+    "matrix, whole run": lambda: correlated(BANDED, steps_taken=22),
+    "matrix, no step": lambda: correlated(DENSE, steps_taken=0),
+    "matrix, cyclic": lambda: correlated(BANDED, CyclicPoissonSampler(groups=4, **SIZES), abandoned=3),
+    "matrix, another generator": lambda: correlated(DENSE, rng="philox"),
+    "matrix, not private": lambda: state(
+        methods.dp_adam(variant="noiseless_preconditioner", allow_nonprivate=True, strategy=DENSE, **COMMON), ORDER
+    ),
+    "separate moments, list": lambda: moments(FixedBatches([[0, 1], [2]], batch_size=1.5)),
+    "joint, list": lambda: joint(FixedBatches([[0], [1]])),
+    "joint, matrix": lambda: joint(FixedOrderSampler(dataset_size=11, batch_size=1), strategy=DENSE),
+    "own sampler": lambda: plain(MySampler(**SIZES)),
+    "own sampler, forked": lambda: plain(Coins(**SIZES), abandoned=3),
+    "own sampler, two rates": lambda: plain(TwoRates(**SIZES), abandoned=2),
+    "own sampler, often whole": lambda: plain(OftenWhole(**SIZES), abandoned=2),
+    "own sampler, separate moments": lambda: moments(Ordered(**SIZES)),
+    "own strategy": lambda: correlated(TakenBack(BANDED), abandoned=1),
+    "own strategy, one cyclic step": lambda: Plan(
+        methods.memf(strategy=TakenBack(np.eye(1)), **COMMON), CyclicPoissonSampler(groups=4, **SIZES), 1
+    ).statement(1e-5, steps_taken=1, keys=Provenance(), backend="numpy", abandoned=2),
+    "own update": lambda: state(replace(SGD_METHOD, update=MySGD(lr=0.1)), POISSON),
+    "own clip": lambda: state(replace(SGD_METHOD, clip=MyClip()), POISSON),
+    "own clip without groups": lambda: state(replace(SGD_METHOD, clip=Bound()), POISSON),
+    "own noise": lambda: state(replace(SGD_METHOD, noise=MyNoise(1.2)), POISSON),
+    "users, list": lambda: plain(UserSampler(FixedBatches([[0, 1], [2, 3]]), [0, 1, 2, 3, 3], 2), abandoned=3),
+    "list, nothing yet": lambda: plain(FixedBatches([[], [], [2, 3]]), steps_taken=1),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_statement_holds_in_whatever_order_it_is_written_down(name: str) -> None:
+    statement = HONEST[name]()
+    assert [finding for finding in verify(statement) if finding.status == "failed"] == []
+    assert holds(verify(json.dumps(statement.to_dict(), sort_keys=True)))
+    assert Statement.from_json(statement.to_json()).to_json() == statement.to_json()
+
+
+def forged(statement: Statement, event: Event | None = None, planned: Event | None = None, **places: Any) -> Any:
+    """Change some places ("sampler.unit"), state other events if given, and renew all that follows from either."""
+    content = json.loads(statement.to_json())
+    for place, value in places.items():
+        *way, last = place.split(".")
+        at = content
+        for name in way:
+            at = at[name]
+        at[last] = value
+    if event is not None:
+        content |= guarantee(event, planned or event, content["delta"])
+    read = Statement.unchecked(content)
+    renewed = {"settings_hash": read.settings_hash, "statement_hash": read.statement_hash}
+    return {**content, **renewed, "delta_is_below_1/n": read.delta_is_small}
+
+
+def failed(content: Any) -> list[str]:
+    return [finding.words for finding in verify(content) if finding.status == "failed"]
+
+
+def said_mine(statement: Statement) -> list[str]:
+    words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."
+    return [*statement.caveats, words]
+
+
+LESS = Gaussian(1.2, 0)  # what no step released
+UNKNOWN = {"method.update.kind": "Mine", "method.clip.kind": "Mine", "clip.kind": "Mine"}
+
+
+@pytest.mark.parametrize("names", [("method.update.kind",), ("method.clip.kind", "clip.kind")])
+def test_a_stage_of_an_unknown_name_does_not_set_the_event_free(names: tuple[str, ...]) -> None:
+    changes = {name: UNKNOWN[name] for name in names}
+    if len(names) > 1:
+        assert any("kind is stated as 'Clip'" in w for w in failed(forged(plain(), **{names[0]: "Mine"})))
+    assert holds(verify(forged(plain(), **changes)))
+    assert any("event is stated as" in words for words in failed(forged(plain(), LESS, **changes)))
+
+
+def test_a_sampler_of_an_unknown_name_says_whose_it_is() -> None:
+    words = failed(forged(plain(), **{"sampler.sampler": "mine"}))
+    assert words == ["mine is none of the library's, and no sentence says whose it is"]
+    renamed = {"sampler.sampler": "mine", "caveats": said_mine(plain())}
+    assert holds(verify(forged(plain(), **renamed)))
+
+
+@pytest.mark.parametrize("event", [Composed(()), SelfComposed(PoissonSampledGaussian(0.01, 9.0, 11), 0)])
+def test_an_event_of_nothing_is_not_that_of_steps_taken(event: Event) -> None:
+    renamed = {"sampler.sampler": "mine", "caveats": said_mine(plain()), "adjacency": "none"}
+    assert any("releases nothing, and 11 steps" in words for words in failed(forged(plain(), event, **renamed)))
+
+
+def test_parts_are_compared_however_deep_they_are() -> None:
+    renamed = {"sampler.sampler": "mine", "caveats": said_mine(plain())}
+    rate = POISSON.sample_rate
+    deep = Composed((Composed((SelfComposed(PoissonSampledGaussian(rate, 2.4, 11), 1),)),))
+    assert any("another noise multiplier" in words for words in failed(forged(plain(), deep, **renamed)))
+    twice = SelfComposed(PoissonSampledGaussian(rate, 1.2, 11), 2)
+    assert any("has 22 steps, and 11" in words for words in failed(forged(plain(), twice, **renamed)))
+
+
+def test_abandoned_steps_of_an_own_sampler_are_counted_whole_or_not_at_all() -> None:
+    statement = plain(Coins(**SIZES), abandoned=3)
+    for steps in (10, 12, 13, 15):
+        event = PoissonSampledGaussian(POISSON.sample_rate, 1.2, steps)
+        assert any(f"has {steps} steps, and 11" in words for words in failed(forged(statement, event)))
+
+
+def test_how_many_examples_an_own_sampler_draws_is_said_to_be_on_trust() -> None:
+    statement = moments(Ordered(**SIZES))
+    assert "that no batch has more than 10 examples" in [finding.words for finding in verify(statement)]
+    name = "standard_deviation_on_square"
+    less = {f"noise.{name}": 0.99 * statement.noise[name]}
+    assert any(name in words for words in failed(forged(statement, **less)))
+
+
+def test_a_list_of_batches_counts_every_cycle_and_is_not_sampled() -> None:
+    statement = plain(FixedBatches([[0, 1], [2, 3]]))
+    few = Gaussian(1.2, 1, "zero-out")  # type: ignore[arg-type]
+    assert any("counts an example 1 time(s) in 11 steps" in words for words in failed(forged(statement, few)))
+    sampled = PoissonSampledGaussian(0.01, 1.2, 11)
+    assert any("is sampled, Poisson" in words for words in failed(forged(statement, sampled)))
+    left = plain(FixedBatches([[0, 1], [2, 3]]), abandoned=3)
+    mixed = Composed((Gaussian(1.2, 6, "zero-out"), Gaussian(1.2, 3)))  # type: ignore[arg-type]
+    assert any("is of another adjacency" in words for words in failed(forged(left, mixed)))
+    for place, value in {"sampler.secret": True, "sampler.batches_sha256": "x", "sampler.audited": "yes"}.items():
+        assert failed(forged(statement, **{place: value})), place
+
+
+def test_how_far_an_unknown_matrix_moves_an_example_is_bounded() -> None:
+    statement = correlated(DENSE)
+    name = statement.event["strategy"]
+    whole = statement.event_planned["sensitivity"]
+
+    def moved(taken: float, all_steps: float) -> tuple[Event, Event]:
+        return tuple(  # type: ignore[return-value]
+            MatrixGaussian(1.2, norm, steps, name, "zero-out")  # type: ignore[arg-type]
+            for norm, steps in ((taken, 11), (all_steps, 22))
+        )
+
+    assert holds(verify(forged(statement, *moved(1.0, whole))))
+    assert any("sensitivity_of_run is stated" in words for words in failed(forged(statement, *moved(1.0, 1.5))))
+    told = {"noise.sensitivity_of_run": 0.1}
+    assert any("the largest has norm 1" in w for w in failed(forged(statement, *moved(0.1, 0.1), **told)))
+    assert any("exceeds that of the whole run" in w for w in failed(forged(statement, *moved(9.0, whole))))
+    listed = correlated(DENSE, FixedBatches([[0, 1], [2, 3]]))
+    assert any("of the whole run is" in words for words in failed(forged(listed, *moved(1.0, 1.5))))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "randomness.audited",
+        "method.audited",
+        "method.noise.audited",
+        "noise.audited",
+        "clip.audited",
+        "sampler.audited",
+    ],
+)
+def test_nothing_is_said_where_nobody_looks(place: str) -> None:
+    assert failed(forged(plain(), **{place: "by all authorities"}))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("randomness.forks", None), ("randomness.forks", -1), ("method.batch_size", None), ("method.update", {"kind": 1})],
+)
+def test_values_of_no_meaning_fail_or_are_not_vouched_for(place: str, value: Any) -> None:
+    findings = verify(forged(plain(), **{place: value}))
+    assert not holds(findings) or any(f.check == "update" and f.status == "trusted" for f in findings)
+
+
+def test_a_clip_without_groups_bounds_nothing() -> None:
+    statement = state(methods.dp_sgd(clipping_groups="per_tensor", **COMMON), POISSON)
+    nothing = {"clip.group_norms": {}, "clip.sensitivity": 0.0, "noise.standard_deviation_on_sum": 0.0}
+    assert any("has no group" in words for words in failed(forged(statement, **nothing)))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("max_scaled_norm", -3.0), ("unscaled_steps", 22), ("scaled_steps", 0), ("scale_eps", 0.0), ("audited", "yes")],
+)
+def test_a_scale_that_cannot_be_is_no_scale(place: str, value: Any) -> None:
+    method = methods.dp_adam(variant="scale_then_privatize", max_scaled_norm=3.0, **COMMON)
+    statement = state(method, POISSON)
+    assert holds(verify(statement))
+    assert any("no such run is possible" in w for w in failed(forged(statement, **{f"method.query.{place}": value})))
+
+
+def test_an_adaptive_clip_is_not_renamed_away() -> None:
+    """Without its bits the noise would be less: the sum would not be paid for."""
+    statement = state(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **COMMON), POISSON)
+    content = json.loads(statement.to_json())
+    for name in ("multiplier_on_sum", "standard_deviation_on_bits", "in_force"):
+        del content["noise"][name]
+    for name in ("least_norm", "greatest_norm", "in_force"):
+        del content["clip"][name]
+    content["noise"]["standard_deviation_on_sum"] = 1.2
+    content["clip"]["adaptive"]["kind"] = content["method"]["clip"]["adaptive"]["kind"] = "Mine"
+    assert any("of an unknown kind, 'Mine'" in words for words in failed(forged(Statement.unchecked(content))))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("sampler.examples", 9), ("sampler.examples", "many"), ("sampler.max_examples_per_user", 0),
+     ("sampler.users_sha256", "x")],
+)  # fmt: skip
+def test_users_that_cannot_be(place: str, value: Any) -> None:
+    statement = plain(UserSampler(PoissonSampler(dataset_size=10, batch_size=5), [i % 10 for i in range(30)], 2))
+    assert holds(verify(statement))
+    assert failed(forged(statement, **{place: value}))
+
+
+def test_sentences_of_the_writers_own_are_taken_on_trust() -> None:
+    findings = verify(plain(caveats=("Mine.", "Mine too.")))
+    assert holds(findings)
+    assert ("trusted", "2 further sentence(s), which no setting asks for") in {(f.status, f.words) for f in findings}
+    assert not any("further sentence" in finding.words for finding in verify(plain()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' stands twice"),
+        ('"delta": 1e-05', '"delta": NaN', "NaN is no number"),
+        ('"max_grad_norm": 1.0', '"max_grad_norm": 1e400', "1e400 is no number"),
+        ('"max_grad_norm": 1.0', '"max_grad_norm": Infinity', "Infinity is no number"),
+    ],
+)
+def test_json_that_readers_understand_differently_is_refused(old: str, new: str, words: str) -> None:
+    text = plain().to_json()
+    assert old in text
+    damaged = text.replace(old, new, 1)
+    (finding,) = verify(damaged)
+    assert finding.status == "failed"
+    assert words in finding.words
+    with pytest.raises(DataError, match=words):
+        Statement.from_json(damaged)
+
+
+@pytest.mark.parametrize("rows", [10**6, 10**9, 10**12, 10**400])
+@pytest.mark.parametrize("name", ["tree", "tree-optimal", "square-root", "identity"])
+@pytest.mark.parametrize("sampler", [ORDER, ShuffledSampler(**SIZES)])
+def test_a_strategy_of_too_many_rows_is_not_computed(rows: int, name: str, sampler: Any) -> None:
+    many: dict[str, Any] = {"steps_planned": rows, "steps_taken": rows}
+    if name != "identity":
+        many |= {"noise.strategy.steps": rows, "method.noise.strategy.steps": rows}
+    if name == "identity" and sampler is not ORDER and rows == 10**6:
+        return  # a list of a million orders is short work
+    content = forged(correlated(name, sampler), **many)
+    (words,) = failed(content)
+    assert words.startswith("cannot be checked: the strategy of")
+
+
+def test_branches_and_parts_beyond_counting_are_not_counted() -> None:
+    content = forged(correlated("tree"), steps_abandoned=10**9)
+    assert failed(content) == ["cannot be checked: 1,000,000,000 abandoned branches, at most 50,000 are checked"]
+    content["steps_abandoned"], part = 0, LESS.to_dict()
+    content["event"] = {"event": "Composed", "events": [part] * 60_000}
+    assert any("60,001 parts" in words for words in failed(content))
+    steps = [PoissonSampledGaussian(0.01 + i / 1000, 1.2, 11).to_dict() for i in range(20)]
+    content["event"] = {"event": "Composed", "events": steps}
+    assert any("20 different sampled steps" in words for words in failed(content))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("sampler.dataset_size", 10**400),
+        ("steps_taken", 0),
+        ("event.noise_multiplier", 1e300),
+        ("event.noise_multiplier", 1e-300),
+        ("event.count", 10**30),
+        ("delta", 1e-300),
+        ("noise.noise_multiplier", 1e308),
+        ("clip.sensitivity", 10**400),
+        ("steps_planned", 10**400),
+    ],
+)
+def test_numbers_that_no_run_has_end_in_findings(place: str, value: Any) -> None:
+    for statement in (plain(), plain(ORDER), correlated(DENSE)):
+        content = json.loads(statement.to_json())
+        *way, last = place.split(".")
+        at = content
+        for name in way:
+            at = at[name]
+        at[last] = value
+        assert failed(content)
+
+
+@pytest.mark.parametrize("depth", [100, 300, 320, 480, 500, 900, 990])
+def test_nesting_ends_in_a_finding(depth: int) -> None:
+    content = copy.deepcopy(plain().to_dict())
+    for _ in range(depth):
+        content["ledger"] = {"ledger": content["ledger"]}
+    assert failed(content)
+
+
+def test_what_a_terminal_would_obey_is_spelled_out() -> None:
+    evil = "\x1b[2J\x1b[1;1HAll is well.\u202e\ud800"
+    assert visible(evil + "\n") == "\\x1b[2J\\x1b[1;1HAll is well.\\u202e\\ud800\\n"
+    statement = replace(plain(), note=evil, ledger={f"a\nb{evil}": evil}, caveats=(*plain().caveats, evil))
+    text = statement.text()
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "a\\nb" in text
+    assert "Note: \\x1b[2J" in text
+
+
+def test_text_never_rounds_delta_or_what_a_ledger_spent_down() -> None:
+    ledger = {"ledger": "l", "run": "r", "total": {"epsilon": 2.00000001, "delta": 1e-5}}
+    statement = replace(plain(), delta=1.00000001e-5, ledger=ledger)
+    text = " ".join(statement.text().split())
+    assert "delta = 1.00001e-5" in text
+    assert "epsilon 2.001" in text
+
+
+def test_words_and_status_for_each_outcome(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("typer")
+    from dpcore.cli import main
+
+    def outcome(content: Any) -> tuple[int, str]:
+        path = tmp_path / "statement.json"
+        path.write_text(json.dumps(content))
+        status = main(["verify", str(path)])
+        return status, " ".join(capsys.readouterr().out.split())
+
+    def times(factor: float) -> Any:
+        content = plain().to_dict()
+        content["epsilon"]["rdp"] *= factor
+        return forged(Statement.unchecked(content))
+
+    status, words = outcome(plain().to_dict())
+    assert (status, "The statement follows from its settings" in words) == (0, True)
+    status, words = outcome(plain(MySampler(**SIZES)).to_dict())
+    assert (status, "its epsilon rests on an event taken on trust" in words) == (0, True)
+    for factor, expected in ((0.9, "too little"), (1.1, "more than follows")):
+        status, words = outcome(times(factor))
+        assert status == 1
+        assert expected in words
+        assert "DOES NOT HOLD" in words
+    status, words = outcome(forged(correlated("tree"), steps_abandoned=10**9))
+    assert (status, "cannot be checked" in words) == (1, True)
+    evil = forged(plain(), **{"sampler.sampler": "\x1b[2J"})
+    status, words = outcome(evil)
+    assert (status, "\x1b[2J" in words) == (1, False)

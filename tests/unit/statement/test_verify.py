@@ -1,0 +1,258 @@
+"""A tampered number is found: every leaf of real statements is changed, with and without a new hash."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dpcore import methods
+from dpcore.plan.plan import Plan
+from dpcore.sampling import (
+    CyclicPoissonSampler,
+    FixedBatches,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    UserSampler,
+)
+from dpcore.spec.keys import CALLER, Provenance
+from dpcore.spec.layout import Layout
+from dpcore.stages.clipping import AdaptiveClip
+from dpcore.stages.strategies import BandedToeplitz
+from dpcore.statement import Statement
+from dpcore.statement.statement import _DERIVED
+from dpcore.statement.verify import Finding, holds, verify
+
+TENSORS = ("a.weight", "a.bias", "b.weight")
+Path = tuple[Any, ...]
+
+
+def state(plan: Plan, **changes: Any) -> Statement:
+    said: dict[str, Any] = {
+        "steps_taken": plan.steps // 2,
+        "keys": Provenance(),
+        "backend": "numpy",
+        "note": "Stopped.",
+    }
+    return plan.statement(1e-5, **(said | changes))
+
+
+def statements() -> dict[str, Statement]:
+    poisson, order = (kind(dataset_size=110, batch_size=10) for kind in (PoissonSampler, FixedOrderSampler))
+    others = (
+        ShuffledSampler(dataset_size=110, batch_size=10),
+        CyclicPoissonSampler(dataset_size=110, batch_size=10, groups=4),
+        TruncatedPoissonSampler(dataset_size=110, batch_size=10, max_batch_size=15),
+        FixedSizeSampler(dataset_size=110, batch_size=10),
+        UserSampler(PoissonSampler(dataset_size=10, batch_size=5), [i % 10 for i in range(30)], 2),
+    )
+    common: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.2}
+    adam = methods.dp_adam(clipping_groups="per_layer", **common)
+    scaled = methods.dp_adam(variant="scale_then_privatize", max_scaled_norm=3.0, **common)
+    return {
+        "poisson": state(
+            Plan(adam, poisson, 22, TENSORS), layout=Layout.of([(name, (3,)) for name in TENSORS]), caveats=("Mine.",)
+        ),
+        "forked": state(Plan(adam, poisson, 22, TENSORS), keys=Provenance(CALLER, 2), abandoned=3),
+        "matrix": state(Plan(methods.memf(strategy="tree", **common), order, 22), abandoned=1),
+        "moments": state(Plan(methods.dp_adam(variant="independent_moments", **common), order, 22)),
+        "scaled": state(Plan(scaled, order, 22)),
+        "caller": state(Plan(adam, poisson, 22, TENSORS), caller_noise=True),
+        **{
+            type(sampler).__name__: state(Plan(methods.dp_sgd(**common), sampler, 22), abandoned=2)
+            for sampler in others
+        },
+        "adaptive": state(Plan(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **common), poisson, 22)),
+        "banded": state(Plan(methods.memf(strategy=BandedToeplitz((1.0, 0.5)), **common), others[1], 22), abandoned=2),
+        "list": state(Plan(methods.dp_sgd(**common), FixedBatches([[0, 1], [2, 3]]), 22)),
+    }
+
+
+STATEMENTS = statements()
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from leaves(item, (*path, name))
+    elif isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path
+
+
+def mutated(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    changed = copy.deepcopy(content)
+    place: Any = changed
+    for name in path[:-1]:
+        place = place[name]
+    old = place[path[-1]]
+    if isinstance(old, bool):
+        new: Any = not old
+    elif isinstance(old, int):
+        new = old + 1
+    elif isinstance(old, float):
+        new = old * 0.99 if old else 0.5
+    elif isinstance(old, str):
+        new = old + "x" if old else "x"
+    elif old is None:
+        new = 1
+    else:
+        new = {"x": 1} if isinstance(old, dict) else ["x"]
+    place[path[-1]] = new
+    return changed
+
+
+def rehashed(content: dict[str, Any]) -> dict[str, Any]:
+    """The work of somebody who knows how the hash is made."""
+    read = Statement.unchecked(content)
+    hashes = {"settings_hash": read.settings_hash, "statement_hash": read.statement_hash}
+    return {**content, **hashes, "delta_is_below_1/n": read.delta_is_small}
+
+
+# 110 examples in batches of 10 and 11 of 22 steps: one more or less matters, cutting off a rest does not.
+FREE = {("branches_abandoned",), ("noise", "layout_sha256"), ("sampler", "shuffle"), ("sampler", "drop_last")}
+
+
+def free(path: Path, content: dict[str, Any]) -> bool:
+    """`dpcore.statement.verify.FREE_TEXT`."""
+    if path[0] in ("note", "date", "software", "ledger") or path[-1] in _DERIVED:
+        return True
+    if path[0] == "caveats" and content["caveats"][path[1]] == "Mine.":
+        return True
+    update = path[:2] == ("method", "update") and path[2] not in ("kind", "second_moment")
+    stage = path[0] == "method" and path[1] in ("name", "filter", "schedule", "averaging", "galore", "radius")
+    scaled = content["method"]["query"]["kind"] == "Preconditioned"
+    held = ("kind", "max_scaled_norm", "unscaled_steps") if scaled else ()
+    query = path[:2] == ("method", "query") and path[2] not in held
+    return update or stage or query or path in FREE
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_an_honest_statement_holds(name: str) -> None:
+    findings = verify(STATEMENTS[name].to_json())
+    assert [finding for finding in findings if finding.status == "failed"] == []
+    assert holds(findings)
+    assert findings == verify(STATEMENTS[name]) == verify(STATEMENTS[name].to_dict())
+
+
+@pytest.mark.parametrize("name", ["poisson", "matrix", "list"])
+def test_every_changed_leaf_is_found(name: str) -> None:
+    content = json.loads(STATEMENTS[name].to_json())
+    assert [path for path in leaves(content) if holds(verify(mutated(content, path)))] == []
+
+
+def trusted(findings: list[Finding]) -> set[str]:
+    return {finding.check for finding in findings if finding.status == "trusted"}
+
+
+@pytest.mark.parametrize(
+    "name", ["poisson", "forked", "matrix", "moments", "scaled", "FixedSizeSampler", "TruncatedPoissonSampler"]
+)
+def test_new_hashes_do_not_hide_what_epsilon_rests_on(name: str) -> None:
+    content = json.loads(STATEMENTS[name].to_json())
+    before = trusted(verify(content))
+    unnoticed = set()
+    for path in leaves(content):
+        try:
+            findings = verify(rehashed(mutated(content, path)))
+        except OSError:  # refused on reading: found
+            continue
+        if holds(findings) and trusted(findings) <= before:
+            unnoticed.add(path)
+    assert {path for path in unnoticed if not free(path, content)} == set()
+
+
+def failed(content: dict[str, Any]) -> list[Finding]:
+    return [finding for finding in verify(content) if finding.status == "failed"]
+
+
+def test_findings_say_what_is_wrong() -> None:
+    content = STATEMENTS["poisson"].to_dict()
+    content["epsilon"]["rdp"] /= 2
+    (finding,) = failed(rehashed(content))
+    assert finding.check == "epsilon (rdp)"
+    assert finding.words.endswith("too little")
+    content = STATEMENTS["poisson"].to_dict()
+    content["epsilon"] = {"pld2": 0.1}
+    assert any("cannot be recomputed" in finding.words for finding in failed(content))
+    content = STATEMENTS["poisson"].to_dict()
+    content["noise"]["standard_deviation_on_sum"] = 0.1
+    assert any(f.words.startswith("standard_deviation_on_sum is stated as 0.1") for f in failed(rehashed(content)))
+
+
+def test_more_than_follows_is_a_remark_across_versions() -> None:
+    content = STATEMENTS["poisson"].to_dict()
+    content["epsilon"]["rdp"] *= 1.5
+    assert not holds(verify(rehashed(content)))
+    content["software"]["dpcore"] = "0.0.1"
+    assert holds(verify(rehashed(content)))
+    content["epsilon"]["rdp"] /= 2
+    assert not holds(verify(rehashed(content)))
+
+
+def test_a_large_delta_is_remarked() -> None:
+    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=100, batch_size=10), 5)
+    findings = verify(plan.statement(0.01, steps_taken=5, keys=Provenance(), backend="numpy"))
+    assert holds(findings)
+    (finding,) = [finding for finding in findings if finding.check == "delta"]
+    assert finding.status == "remark"
+    assert "1/n = 0.01" in finding.words
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "null", "1", '"statement"', '{"format": 2}', '{"format": true}', '{"format": 99}', "[" * 100_000],
+)
+def test_nonsense_is_a_finding(text: str) -> None:
+    (finding,) = verify(text)
+    assert finding.status == "failed"
+    assert finding.check == "form"
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 1e400, [], {}, True, {"kind": "tree", "steps": 10**15}])
+def test_no_content_ends_in_a_traceback(value: Any) -> None:
+    content = json.loads(STATEMENTS["matrix"].to_json())
+    for path in leaves(content):
+        changed = copy.deepcopy(content)
+        place: Any = changed
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        assert all(math.isfinite(len(finding.words)) for finding in verify(changed))
+    content["noise"]["strategy"] = content["method"]["noise"]["strategy"] = value
+    assert not holds(verify(content))
+
+
+def test_a_sampler_of_the_callers_own_is_taken_on_trust() -> None:
+    class Mine(PoissonSampler):
+        def describe(self) -> dict[str, Any]:
+            return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "add-remove"}
+
+    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), Mine(dataset_size=110, batch_size=10), 22)
+    findings = verify(state(plan).to_json())
+    assert holds(findings)
+    assert {"sampler", "event", "event planned"} <= trusted(findings)
+    content = state(plan).to_dict()
+    content["event"]["noise_multiplier"] = 2.0
+    assert any("another noise multiplier" in finding.words for finding in failed(rehashed(content)))
+
+
+def test_an_event_of_an_unknown_sampler_has_the_samplers_own_numbers() -> None:
+    """Renaming a sampler must not set its event free of the rate that the sampler states."""
+    content = state(Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22))
+    content = content.to_dict()
+    content["sampler"]["sampler"] = "mine"
+    words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."
+    content["caveats"] = [*content["caveats"], words]
+    assert holds(verify(rehashed(content)))
+    content["event"]["sample_rate"] /= 2
+    assert any("another sample_rate" in finding.words for finding in failed(rehashed(content)))

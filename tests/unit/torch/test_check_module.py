@@ -1,0 +1,278 @@
+"""Refusals of models: every one names the module, its class and the remedy; harmless models pass untouched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.torch.model.check_module import check_module, check_still_frozen
+from dpcore.torch.model.models import build
+
+IMAGES = torch.zeros(1, 1, 8, 8)
+ROWS = torch.zeros(1, 6)
+SEQUENCES = torch.zeros(1, 5, 6)
+TOKENS = torch.zeros(1, 5, dtype=torch.int64)
+
+
+def conv_bn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Sequential(nn.BatchNorm2d(8)), nn.Flatten(), nn.Linear(288, 2))
+
+
+class Center(nn.Module):
+    """Subtracts the batch mean: mixes without being a BatchNorm."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.share * x.mean(0, keepdim=True)
+
+
+class Picky(Center):
+    """Refuses NaN, so only other finite values show that it mixes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.isnan().any():
+            raise ValueError("NaN")
+        return super().forward(x)
+
+
+class Counter(nn.Module):
+    def __init__(self, replace: bool) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.replace = replace
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.replace:
+            self.seen = self.seen + x.sum()
+        else:
+            self.seen += x.sum()
+        return x
+
+
+class Keeper(nn.Module):
+    """Keeps what it saw, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.log: list[torch.Tensor] = []
+        self.stats: dict[str, object] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "attribute":
+            self.last = x.detach()
+        elif self.how == "first example":
+            self.last = x[0].detach()
+        elif self.how == "list":
+            self.log.append(x.detach())
+        elif self.how == "dict":
+            self.stats["mean"] = x.detach().mean()
+        elif self.how == "float":
+            self.stats["mean"] = x.detach().mean().item()
+        elif self.how == "numpy":
+            self.last = x.detach().numpy()
+        elif self.how == "in training":
+            self.last = x.detach() if self.training else None
+        elif self.how == "cache" and "rows" not in self.stats:
+            self.stats["rows"] = torch.arange(x.shape[-1])
+        elif self.how == "made anew":
+            self.last = torch.arange(x.shape[-1])
+        return x
+
+
+class OnlyInTraining(Center):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.training else x
+
+
+class LastAlone(nn.Module):
+    """Takes the last state of an LSTM's output."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 4, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0][:, -1]
+
+
+REFUSED = {
+    "batchnorm": (conv_bn, IMAGES, "'1.0'", "BatchNorm2d", "GroupNorm(4, 8)"),
+    "sync batchnorm": (lambda: nn.Sequential(nn.SyncBatchNorm(6)), ROWS, "'0'", "SyncBatchNorm", "GroupNorm"),
+    "instancenorm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
+        IMAGES,
+        "'1'",
+        "InstanceNorm2d",
+        "track_running_stats=False",
+    ),
+    "lstm": (lambda: LastAlone(False), SEQUENCES, "'lstm'", "LSTM", "batch_first=True"),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(6, 2, 8),
+        SEQUENCES,
+        "'self_attn'",
+        "MultiheadAttention",
+        "batch_first=True",
+    ),
+    "embedding max_norm": (
+        lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)),
+        TOKENS,
+        "'0'",
+        "Embedding",
+        "max_norm=None",
+    ),
+    "embedding sparse": (lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True)), TOKENS, "'0'", "Embedding", "sparse="),
+    "custom mixer": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), Center()), nn.Linear(6, 2)),
+        ROWS,
+        "'1.1'",
+        "Center",
+        "GroupNorm",
+    ),
+    "mixer that checks its inputs": (
+        lambda: nn.Sequential(nn.Linear(6, 6), Picky()),
+        ROWS,
+        "'1'",
+        "Picky",
+        "GroupNorm",
+    ),
+    "faint mixer": (
+        lambda: nn.Sequential(nn.Linear(6, 6), Center(1e-12), nn.Linear(6, 2)),
+        ROWS,
+        "'1'",
+        "Center",
+        "GroupNorm",
+    ),
+    "mixes in training mode only": (
+        lambda: nn.Sequential(nn.Linear(6, 6), OnlyInTraining()).eval(),
+        ROWS,
+        "'1'",
+        "OnlyInTraining",
+        "GroupNorm",
+    ),
+    "mixes tokens": (
+        lambda: nn.Sequential(nn.Embedding(9, 4), Center()),
+        TOKENS,
+        "'1'",
+        "Center",
+        "GroupNorm",
+    ),
+    **{
+        f"keeps examples: {how}": (
+            lambda how=how: nn.Sequential(nn.Linear(6, 2), Keeper(how)).eval(),
+            ROWS,
+            "'1'",
+            "Keeper",
+            f"{attribute!r}: use them inside forward only",
+        )
+        for how, attribute in (
+            ("attribute", "last"),
+            ("first example", "last"),
+            ("list", "log"),
+            ("dict", "stats"),
+            ("float", "stats"),
+            ("numpy", "last"),
+            ("in training", "last"),
+        )
+    },
+    "keeps tokens": (lambda: nn.Sequential(Keeper("attribute"), nn.Embedding(9, 4)), TOKENS, "'0'", "'last'"),
+    "buffer in place": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(False)), ROWS, "'1'", "Counter", "eval()"),
+    "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_refused_with_name_class_and_remedy(case: tuple) -> None:
+    make, example, *words = case
+    model = make()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ArgumentError) as caught:
+        check_module(model, example)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 9, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(tokens)).mean(1)
+
+
+ACCEPTED = {
+    "cnn-5": (lambda: build("cnn-5", (1, 8, 8), 10), IMAGES),
+    "groupnorm": (lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.GroupNorm(4, 8)), IMAGES),
+    "instancenorm": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4)), IMAGES),
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 2)), ROWS),
+    "lstm": (lambda: LastAlone(True), SEQUENCES),
+    "transformer": (lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), SEQUENCES),
+    "tied": (Tied, TOKENS),
+    "filled cache": (lambda: nn.Sequential(nn.Linear(6, 2), Keeper("cache")), ROWS),
+    "cache made anew": (lambda: nn.Sequential(nn.Linear(6, 2), Keeper("made anew")), ROWS),
+    "folds dimensions": (lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(6, 2), nn.Unflatten(0, (-1, 5))), SEQUENCES),
+    "bfloat16": (lambda: nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 2)).bfloat16(), ROWS.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED.keys())
+@pytest.mark.parametrize("training", [True, False])
+def test_harmless_models_pass_and_stay_as_they_are(case: tuple, training: bool) -> None:
+    make, example = case
+    model = make().train(training)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert check_module(model, example) == ()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(module.training == training for module in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_frozen_batchnorm_is_accepted_while_it_stays_frozen() -> None:
+    model = conv_bn()
+    model[1].eval().requires_grad_(False)
+    frozen = check_module(model, IMAGES)
+    assert frozen == (model[1][0],)
+    check_still_frozen(model, frozen)
+    model.train()
+    with pytest.raises(ArgumentError, match=r"'1\.0' \(BatchNorm2d\).*eval\(\)"):
+        check_still_frozen(model, frozen)
+
+
+def test_eval_batchnorm_with_trained_scale_is_refused() -> None:
+    model = conv_bn()
+    model[1].eval()
+    with pytest.raises(ArgumentError, match="requires_grad_"):
+        check_module(model, IMAGES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64])
+def test_dtypes_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ArgumentTypeError, match="'weight' has dtype"):
+        check_module(nn.Linear(3, 2, dtype=dtype))
+
+
+def test_frozen_half_parameters_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model[0].half().requires_grad_(False)
+    check_module(model)
+
+
+def test_lazy_parameters_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"'0\.weight' is not initialized"):
+        check_module(nn.Sequential(nn.LazyLinear(3)))

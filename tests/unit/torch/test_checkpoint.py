@@ -1,0 +1,240 @@
+"""Saved states: what their public part holds, and the refusal of other settings and of damage."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dpcore
+import dpcore.torch
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
+from dpcore.stages.queries import ParameterWindow, Plain
+from dpcore.stages.strategies import NamedStrategy, from_matrix
+from dpcore.stages.updates import Adam
+from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import WarmupCosine
+from tests.unit.torch_runs import KEY, METHODS, as_text, finish, model, saved, sgd, start
+
+
+@pytest.mark.parametrize("part", ["run", "optimizer", "loader"])
+def test_nothing_that_holds_keys_is_pickled(part: str) -> None:
+    run = start(model())
+    whole = {"run": run, "optimizer": run.optimizer, "loader": run.loader}[part]
+    file = io.BytesIO()
+    with pytest.raises(PrivacyError, match=r"not pickled or copied: save .*state_dict\(\)"):
+        torch.save(whole, file)
+    with pytest.raises(PrivacyError, match="not pickled or copied"):
+        copy.deepcopy(whole)
+    assert run._engine.mechanism.keys.noise not in file.getvalue()
+
+
+def test_public_state_holds_no_secret() -> None:
+    run = start(model(), dpcore.methods.disk(lr=0.1, noise_multiplier=1.0, batch_size=8))
+    finish(run, stop=3)
+    state = run.optimizer.state_dict()
+    public = dpcore.torch.public_state(state)
+    keys = run._engine.mechanism.keys
+    assert state["dpcore"]["secret"]["noise_key"] == keys.noise.hex()
+    assert set(public["dpcore"]) == {"format", "public"}
+    for secret in (keys.noise, keys.sampling):
+        assert secret.hex() not in repr(public)
+        assert repr(secret) not in repr(public)
+    with pytest.raises(ArgumentError, match="secret part"):
+        run.optimizer.load_state_dict(public)
+
+
+@pytest.mark.parametrize("name", ["memf banded", "adam independent banded", "memf tree"])
+def test_the_file_of_a_public_state_has_no_byte_of_the_secret_part(name: str) -> None:
+    run = start(model(), METHODS[name](8), sampling="fixed_order", private_diagnostics=True)
+    finish(run, stop=2)
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    finish(run, stop=5)
+    state = run.optimizer.state_dict()
+    secret = state["dpcore"]["secret"]
+    needles = [bytes.fromhex(secret[key]) for key in ("noise_key", "sampling_key")]
+    needles += [bytes.fromhex(key) for _, key in secret["earlier_keys"]]
+    needles += [needle.hex().encode() for needle in needles]
+    needles += [tensor.numpy().tobytes() for tensor in secret["arrays"].values()]
+    needles += [np.float64(norm).tobytes()[::-1] for norm in secret["diagnostics"]]  # pickle writes floats big-endian
+    assert len(secret["earlier_keys"]) == 1
+    assert len(secret["diagnostics"]) == 5
+    assert bool(secret["arrays"]) == (name != "memf tree")
+
+    def written(what: dict[str, Any]) -> bytes:
+        file = io.BytesIO()
+        torch.save(what, file)
+        return file.getvalue()
+
+    whole, public = written(state), written(dpcore.torch.public_state(state))
+    assert [needle in whole for needle in needles].count(True) >= len(needles) - 3  # keys stand there in one form
+    assert not any(needle in public for needle in needles)
+
+
+OTHER_RUNS = {
+    "noise": (lambda: {"method": sgd(noise_multiplier=2.0)}, "noise_multiplier"),
+    "clip": (lambda: {"method": sgd(max_grad_norm=2.0)}, "max_grad_norm"),
+    "sampler": (lambda: {"sampling": "fixed_order"}, "sampler"),
+    "length": (lambda: {"epochs": 4}, "steps is 12, this run's is 16"),
+    "update": (lambda: {"method": sgd(base="momentum")}, "update"),
+    "schedule": (lambda: {"method": sgd(schedule=WarmupCosine(2))}, "schedule"),
+    "average": (lambda: {"method": sgd(averaging=UniformAverage())}, "averaging"),
+    "subspaces": (lambda: {"method": sgd(galore=GaLore(2))}, "galore"),
+    "radius": (lambda: {"method": sgd(radius=2.0)}, "radius"),
+}
+OTHER_SETTINGS = {
+    "strategy": ({"strategy": "tree"}, {"strategy": "square-root"}, "strategy"),
+    "given strategy": (
+        {"strategy": from_matrix(np.tril(np.ones((12, 12))))},
+        {"strategy": from_matrix(np.tril(np.ones((12, 12))) + np.eye(12))},
+        "strategy",
+    ),
+    "window": ({"query": ParameterWindow(2, 0.5)}, {"query": ParameterWindow(3, 0.5)}, "window"),
+    "second moment": ({"second_moment": "released"}, {}, "second_moment"),
+    "denominator": ({"denominator": "floored"}, {}, "denominator"),
+    "bias": ({"denominator": "floored", "bias_corrected": True}, {"denominator": "floored"}, "bias_corrected"),
+    "average's decay": ({"averaging": ExponentialAverage(0.9)}, {"averaging": ExponentialAverage(0.8)}, "averaging"),
+}
+
+
+def combined(settings: dict[str, Any], **numbers: Any) -> dpcore.Method:
+    moments = {name: settings[name] for name in ("second_moment", "denominator", "bias_corrected") if name in settings}
+    strategy = settings.get("strategy")
+    if isinstance(strategy, str):
+        strategy = NamedStrategy(strategy)
+    return dpcore.Method(
+        update=Adam(**{"lr": 0.1, **numbers}, **moments),
+        query=settings.get("query", Plain()),
+        noise=IndependentGaussian(1.0) if strategy is None else CorrelatedGaussian(1.0, strategy),
+        averaging=settings.get("averaging"),
+        batch_size=8,
+    )
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_what_shapes_the_release_or_its_use_must_be_the_same(name: str) -> None:
+    mine, theirs, words = OTHER_SETTINGS[name]
+    run = start(model(), combined(mine), sampling="fixed_order")
+    finish(run, stop=2)
+    other = start(model(), combined(theirs), sampling="fixed_order")
+    before = as_text(other)
+    with pytest.raises(ArgumentError, match=words):
+        other.optimizer.load_state_dict(saved(run)["optimizer"])
+    assert as_text(other) == before
+    numbers = start(model(), combined(mine, betas=(0.5, 0.5), eps=0.1, weight_decay=0.1), sampling="fixed_order")
+    numbers.optimizer.load_state_dict(saved(run)["optimizer"])
+
+
+@pytest.mark.parametrize("name", OTHER_RUNS)
+def test_state_of_other_settings_is_refused(name: str) -> None:
+    run = start(model())
+    finish(run, stop=2)
+    options, words = OTHER_RUNS[name]
+    other = start(model(), **options())
+    before = as_text(other)
+    with pytest.raises(ArgumentError, match=words):
+        other.optimizer.load_state_dict(saved(run)["optimizer"])
+    assert as_text(other) == before
+
+
+def damaged(state: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".", 2) if path.startswith("dpcore") else path.split(".")
+    for key in parents:
+        state = state[key]
+    if "/" in last:
+        last, _, rest = last.partition("/")
+        state, last = state[last], rest
+    if value is None:
+        del state[last]
+    else:
+        state[last] = value
+
+
+DAMAGE = {
+    "format": ("dpcore.format", 1, "its format is 1"),
+    "no arrays": ("dpcore.public.arrays", None, "lacks 'arrays'"),
+    "layout": ("dpcore.public.layout", [["0.weight", [7, 5], 0]], "its layout"),
+    "an array": ("dpcore.public.arrays/0.weight/filter/0", None, "its arrays"),
+    "another shape": ("dpcore.public.arrays/2.bias/filter/1", torch.zeros(4), "its arrays"),
+    "another dtype": ("dpcore.public.arrays/2.bias/filter/1", torch.zeros(3).double(), "its arrays"),
+    "a random generator": ("dpcore.public.rng", "philox", "its rng"),
+    "step": ("dpcore.public.step", 13, "its step 13"),
+    "a key": ("dpcore.secret.sampling_key", "abc", "'sampling_key'.*64 hexadecimal"),
+    "no key": ("dpcore.secret.noise_key", None, "lacks 'noise_key'"),
+    "no earlier keys": ("dpcore.secret.earlier_keys", None, "lacks 'earlier_keys'"),
+    "earlier keys": ("dpcore.secret.earlier_keys", [[1, "ab" * 31]], "'earlier_keys'.*64 hexadecimal"),
+    "keys without rows": ("dpcore.secret.earlier_keys", ["ab" * 32], "pairs of a row and a key"),
+    "keys of no rows": ("dpcore.secret.earlier_keys", [[0, "ab" * 32]], "pairs of a row and a key"),
+    "keys of later rows": ("dpcore.secret.earlier_keys", [[3, "ab" * 32]], "pairs of a row and a key"),
+    "keys of one row": ("dpcore.secret.earlier_keys", [[1, "ab" * 32], [1, "cd" * 32]], "pairs of a row and a key"),
+    "no secret arrays": ("dpcore.secret.arrays", None, "lacks 'arrays'"),
+    "a secret array": ("dpcore.secret.arrays/0.weight/noise/0", None, "arrays must be those of this run"),
+    "a secret array's shape": ("dpcore.secret.arrays/2.bias/noise/0", torch.zeros(4), "arrays must be those"),
+    "secret numbers": ("dpcore.secret.arrays", 4.0, "arrays must be those of this run"),
+    "origin": ("dpcore.secret.origin", 3, "origin, forks or cursor"),
+    "forks": ("dpcore.secret.forks", -1, "origin, forks or cursor"),
+    "cursor": ("dpcore.secret.cursor", 1, "origin, forks or cursor"),
+    "diagnostics": ("dpcore.secret.diagnostics", [0.5], "one number for each step"),
+    "releases": ("dpcore.public.releases", 1, "releases 1 must be at least its 2 steps"),
+    "statistics": ("dpcore.public.statistics", [1.0], "its statistics must be 0 finite numbers"),
+    "corrections": ("dpcore.public.corrections", [1.0, float("nan"), 1.0, 1.0], "its corrections must be 4 finite"),
+    "record": ("dpcore.public.recorded", {"coordinates": 3}, "recorded gradients do not fit"),
+    "groups": ("param_groups", [], "parameter groups"),
+    "a group's setting": ("param_groups", [{"params": [0, 1, 2, 3], "weight_decay": 0.0}], "lacks 'lr'"),
+    "a group's value": ("param_groups", [{"params": [0, 1, 2, 3], "weight_decay": -1.0, "lr": 1.0}], "weight_decay="),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_state_changes_nothing(name: str) -> None:
+    path, value, words = DAMAGE[name]
+
+    def fresh(**options: Any) -> dpcore.torch.PrivateRun:
+        strategy = NamedStrategy("banded-inverse-square-root", 3)
+        method = dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8, strategy=strategy)
+        return start(model(), method, sampling="fixed_order", **options)
+
+    run = fresh()
+    finish(run, stop=2)
+    state = saved(run)["optimizer"]
+    damaged(state, path, value)
+    other = fresh(key=bytes(32))
+    finish(other, stop=1)
+    before = as_text(other)
+    with pytest.raises(ValueError, match=words) as caught:
+        other.optimizer.load_state_dict(state)
+    assert not any(key in str(caught.value) for key in ("ab" * 8, KEY.hex()[:16]))
+    assert as_text(other) == before
+
+
+def test_the_saved_noise_multiplier_is_taken_over_where_it_differs_by_rounding() -> None:
+    run = start(model(), sgd(noise_multiplier=1.0 - 1e-9))
+    finish(run, stop=2)
+    other = start(model())
+    other.optimizer.load_state_dict(saved(run)["optimizer"])
+    assert other.plan.noise_multiplier == 1.0 - 1e-9
+    assert other.epsilon() == run.epsilon()
+    assert other.epsilon() > other.plan.epsilon(1e-5, steps=1)
+    with pytest.raises(ArgumentError, match="noise_multiplier"):
+        start(model(), sgd(noise_multiplier=1.0 + 1e-5)).optimizer.load_state_dict(saved(run)["optimizer"])
+
+
+def test_another_learning_rate_may_resume() -> None:
+    run = start(model())
+    finish(run, stop=2)
+    other = start(model(), sgd(lr=0.01))
+    other.optimizer.load_state_dict(saved(run)["optimizer"])
+    assert other.optimizer.param_groups[0]["lr"] == 0.3  # as in torch, the saved groups count
+
+
+def test_a_plain_torch_state_is_refused() -> None:
+    net = model()
+    run = start(net)
+    with pytest.raises(ArgumentError, match="private optimizer"):
+        run.optimizer.load_state_dict(torch.optim.SGD(net.parameters(), lr=1).state_dict())

@@ -1,0 +1,369 @@
+"""What goes into a run: kinds of data, refused arguments and models, and what epsilon it ends with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+import dpcore
+import dpcore.torch
+from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, sgd, start
+
+
+class Rows(Dataset):
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return DATA[0][index], int(DATA[1][index])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
+    ends = []
+    read_only = DATA[0].numpy().copy()
+    read_only.flags.writeable = False
+    for data in (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]]):
+        run = start(model(), data=data, num_workers=workers)
+        ends.append(finish(run))
+    for end in ends[1:]:
+        assert torch.equal(end, ends[0])
+
+
+def test_empty_draw_from_a_dataset_has_shapes_and_dtypes() -> None:
+    run = start(model(), sgd(batch_size=0.001), data=Rows(), steps=2, epochs=None)
+    inputs, targets = next(iter(run.loader))
+    assert inputs.shape == (0, 5)
+    assert inputs.dtype == torch.float32
+    assert targets.shape == (0,)
+    assert targets.dtype == torch.int64
+    run.step((inputs, targets))
+
+
+class Augmented(Rows):
+    """Random by torch in __getitem__, and again where the examples are joined."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.rand(5), target
+
+
+def jitter(rows: list[Any]) -> Any:
+    inputs, targets = default_collate(rows)
+    return inputs + 10 * torch.rand_like(inputs), targets
+
+
+def drawn(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.Tensor]:
+    def fresh() -> dpcore.torch.PrivateRun:
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        run = start(net, data=Augmented(), collate_fn=jitter, key=key, sampling="fixed_order", steps=3, epochs=None)
+        assert torch.equal(torch.get_rng_state(), state)
+        return run
+
+    net = model()
+    run = fresh()
+    if fork is not None:
+        state, run = run.optimizer.state_dict(), fresh()
+        run.optimizer.load_state_dict(state, fork=fork)
+    before = torch.get_rng_state()
+    result = []
+    for batch in run.loader:
+        result.append(batch[0])
+        run.step(batch)
+    assert torch.equal(torch.get_rng_state(), before)  # it would tell how many examples were drawn
+    assert any("augmentation" in caveat for caveat in run.statement().caveats)
+    return result
+
+
+def test_augmentation_follows_from_the_secret_key_alone() -> None:
+    batches = drawn(1)
+    assert all(torch.equal(a, b) for a, b in zip(batches, drawn(2), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(batches, drawn(1, fork=False), strict=True))
+    assert not torch.equal(batches[0] - DATA[0][0], drawn(1, bytes(32))[0] - DATA[0][0])
+    assert not torch.equal(batches[0], drawn(1, fork=True)[0])
+
+
+class Shifted(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = super().__getitem__(index)
+        return inputs + 100, target
+
+
+def test_a_subclass_of_tensor_dataset_keeps_its_own_getitem() -> None:
+    run = start(model(), data=Shifted(*DATA))
+    assert (next(iter(run.loader))[0] >= 100).all()
+
+
+class Ragged(Rows):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        inputs, target = super().__getitem__(index)
+        return inputs.repeat(1 + (index == 7), 1).flatten(), target
+
+
+def padded(rows: list[Any]) -> Any:
+    inputs = nn.utils.rnn.pad_sequence([inputs for inputs, _ in rows], batch_first=True)
+    return inputs, torch.tensor([target for _, target in rows])
+
+
+class Means(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mean(1, keepdim=True).expand(-1, 5))
+
+
+@pytest.mark.parametrize(("collate_fn", "words"), [(padded, "fixed length"), (None, "failed to join")])
+def test_padding_to_the_longest_is_refused_without_telling_sizes(collate_fn: Any, words: str) -> None:
+    run = start(nn.Sequential(Means(5, 3)), data=Ragged(), collate_fn=collate_fn, sampling="fixed_order")
+    with pytest.raises(ArgumentError, match=words) as caught:
+        finish(run)
+    assert not any(digit in str(caught.value).replace("example 0", "") for digit in "0123456789")
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class Lengthless(Rows):
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
+ARGUMENTS_REFUSED = {
+    "a mapping of tensors": (lambda: {"data": {"inputs": DATA[0]}}, "map-style"),
+    "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
+    "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
+    "weighted": (lambda: {"sampling": WeightedRandomSampler([1.0] * 30, 30)}, "is not accounted"),
+    "distributed": (lambda: {"sampling": DistributedSampler(Rows(), num_replicas=2, rank=0)}, "is not accounted"),
+    "a shard": (lambda: {"sampling": shard(PoissonSampler(dataset_size=30, batch_size=8), 0, 2)}, "must be a name"),
+    "a class": (lambda: {"sampling": PoissonSampler}, "must be a name"),
+    "nothing": (lambda: {"sampling": None}, "sampling=None: must be a name"),
+    "loader": (lambda: {"data": DataLoader(TensorDataset(*DATA))}, "loader.dataset"),
+    "iterable": (lambda: {"data": Stream()}, "map-style"),
+    "lengths": (lambda: {"data": (DATA[0], DATA[1][:-1])}, "30, 29"),
+    "no data": (lambda: {"data": (DATA[0][:0], DATA[1][:0])}, "0 examples"),
+    "collate with tensors": (lambda: {"data": DATA, "collate_fn": default_collate}, "collate_fn with tensors"),
+    "collate with an array": (lambda: {"data": DATA[0].numpy(), "collate_fn": default_collate}, "TensorDataset"),
+    "unknown accountant": (lambda: {"accountant": "pdl"}, "accountant='pdl'"),
+    "accountant of other events": (lambda: {"accountant": "gaussian"}, "accountant='gaussian'"),
+    "merging collate": (lambda: {"data": Rows(), "collate_fn": lambda rows: (rows[0][0][None], DATA[1][:1])}, None),
+    "no noise": (lambda: {"method": sgd(noise_multiplier=None)}, "target_epsilon"),
+    "both": (lambda: {"target_epsilon": 3.0}, "already has noise_multiplier"),
+    "no delta": (
+        lambda: {"method": sgd(noise_multiplier=None), "target_epsilon": 3.0, "target_delta": None},
+        "target_delta=None",
+    ),
+    "delta": (lambda: {"target_delta": 1.0}, "target_delta=1.0"),
+    "epsilon": (lambda: {"method": sgd(noise_multiplier=None), "target_epsilon": -3.0}, "target_epsilon=-3.0"),
+    "no batch size": (lambda: {"method": sgd(batch_size=None)}, "batch_size=None"),
+    "batch too large": (lambda: {"method": sgd(batch_size=31)}, "batch_size=31"),
+    "sampling": (lambda: {"sampling": "poison"}, "did you mean 'poisson'"),
+    "correlated noise": (
+        lambda: {"method": dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8)},
+        "sampling='poisson': must be \"fixed_order\".*correlated noise",
+    ),
+    "independent moments": (
+        lambda: {"method": METHODS["adam independent"](8)},
+        "sampling='poisson': must be \"fixed_order\"",
+    ),
+    "joint moments": (
+        lambda: {"method": METHODS["adam joint"](8), "sampling": "fixed_size"},
+        "sampling='fixed_size': must be \"fixed_order\"",
+    ),
+    "joint moments of a cut batch": (
+        lambda: {"method": METHODS["adam joint"](8), "sampling": "truncated_poisson"},
+        "sampling='truncated_poisson': must be \"fixed_order\" for",
+    ),
+    "maximum of another sampler": (lambda: {"max_batch_size": 12}, 'is only for sampling="truncated_poisson"'),
+    "maximum below the batch size": (
+        lambda: {"sampling": "truncated_poisson", "max_batch_size": 7},
+        "max_batch_size=7: must be at least the expected batch size 8",
+    ),
+    "groups of another sampler": (lambda: {"groups": 2}, 'groups=2: is only for sampling="cyclic_poisson"'),
+    "no groups": (lambda: {"sampling": "cyclic_poisson"}, 'groups=None: must be given with sampling="cyclic_poisson"'),
+    "users of other data": (
+        lambda: {"sampling": UserSampler(PoissonSampler(dataset_size=8, batch_size=8), range(8), 1)},
+        "user_of_example of length 8: must name the user of each of the 30 examples",
+    ),
+    "correlated noise with a sampler": (
+        lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},
+        "sampler=PoissonSampler",
+    ),
+    "sampler of other data": (
+        lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)},
+        "must be 30",
+    ),
+    "sampler of other batch": (
+        lambda: {"sampling": FixedOrderSampler(dataset_size=30, batch_size=10)},
+        "batch_size=8",
+    ),
+    "epochs and steps": (lambda: {"steps": 3}, "exactly one"),
+    "epochs": (lambda: {"epochs": 0}, "epochs=0"),
+    "memory": (lambda: {"max_memory": "plenty"}, "max_memory='plenty'"),
+    "microbatch": (lambda: {"microbatch_size": 0}, "microbatch_size=0"),
+    "method": (lambda: {"method": "disk"}, "dpcore.Method"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS_REFUSED)
+def test_arguments_refused(name: str) -> None:
+    options, words = ARGUMENTS_REFUSED[name]
+    if words is None:
+        run = start(model(), **options())
+        with pytest.raises(ArgumentError, match="each as one row") as caught:
+            finish(run)
+        assert not any(character.isdigit() for character in str(caught.value))
+        return
+    with pytest.raises(DpcoreError, match=words) as caught:
+        start(model(), **options())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> None:
+    class Shrinking(Rows):
+        def __getitem__(self, index: int) -> Any:
+            if index > 0:
+                raise FileNotFoundError(f"patient-{index}.png")
+            return super().__getitem__(index)
+
+    run = start(model(), data=Shrinking(), num_workers=workers)
+    with pytest.raises(ArgumentError, match="failed to read a step's examples") as caught:
+        finish(run)
+    assert not any(character.isdigit() for character in str(caught.value))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_models_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
+        start(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"BatchNorm1d.*GroupNorm"):
+        start(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)))
+    mixed = model()
+    mixed[0].double()
+    with pytest.raises(DpcoreError):
+        start(mixed)
+    with pytest.raises(ArgumentTypeError, match="float16"):
+        start(model().half())
+
+
+def test_inputs_that_the_model_cannot_take_are_refused_at_once() -> None:
+    with pytest.raises(ArgumentError, match="synthetic"):
+        start(nn.Linear(6, 3))
+
+
+def test_changes_of_the_model_after_make_private_are_refused() -> None:
+    def stepped(change: Any) -> None:
+        net = model()
+        run = start(net)
+        batch = next(iter(run.loader))
+        change(net)
+        run.step(batch)
+
+    with pytest.raises(ArgumentError, match=r"'2\.weight' was replaced, removed or frozen"):
+        stepped(lambda net: net.__setitem__(2, nn.Linear(7, 3)))
+    with pytest.raises(ArgumentError, match=r"'0\.weight' was replaced, removed or frozen"):
+        stepped(lambda net: net[0].requires_grad_(False))
+    with pytest.raises(ArgumentError, match=r"'3\.weight' was added"):
+        stepped(lambda net: net.append(nn.Linear(3, 3)))
+    with pytest.raises(ArgumentError, match="changed from"):
+        stepped(lambda net: net.double())
+
+
+def test_a_frozen_batchnorm_must_stay_frozen() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3))
+    run = start(net)
+    batch = next(iter(run.loader))
+    statistics = net[1].running_mean.clone()
+    run.step(batch)
+    assert torch.equal(net[1].running_mean, statistics)
+    net.train()
+    with pytest.raises(ArgumentError, match=r"'1' \(BatchNorm1d\) was frozen"):
+        run.step(next(iter(run.loader)))
+
+
+def test_mappings_of_inputs_reach_the_model_by_keyword() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layer(x), labels)
+
+    class Dicts(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+            x, label = super().__getitem__(index)
+            return {"labels": label, "x": x}
+
+    torch.manual_seed(0)
+    net = Two()
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(5, 3))
+    run = start(net, data=Dicts(), loss=lambda loss: loss)
+    assert torch.equal(finish(run), finish(start(twin)))
+
+
+def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU the meta device stands in: any device but the CPU takes the same branch."""
+    with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
+        start(model().to("meta"))
+    from dpcore.torch import parameter_views as working
+
+    class Triton:
+        name, arrays = "triton", "torch"
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(BackendError, match="TRITON_INTERPRET=1"):
+        working.check_place(Triton(), model())  # type: ignore[arg-type]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(BackendError, match=r"float64 .*model\.float\(\)"):
+        working.check_place(Triton(), model().double())  # type: ignore[arg-type]
+    working.check_place(Triton(), model().double().float())  # type: ignore[arg-type]
+
+
+def test_epsilon_grows_to_the_target() -> None:
+    run = start(model(), sgd(noise_multiplier=None), target_epsilon=2.0)
+    assert run.epsilon() == 0
+    spent = []
+    for batch in run.loader:
+        run.step(batch)
+        spent.append(run.epsilon())
+    assert spent == sorted(spent)
+    finish(run)
+    assert 1.99 < run.epsilon() <= 2.0
+    assert run.statement().best_epsilon == run.epsilon()
+    assert run.statement(1e-6).best_epsilon > 2.0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
+def test_epsilon_is_the_statements_under_every_sampler(sampling: str) -> None:
+    run = start(model(), sgd(noise_multiplier=None), sampling=sampling, target_epsilon=4.0)
+    finish(run, stop=5)
+    statement = run.statement()
+    assert 0 < run.epsilon() == statement.best_epsilon < 4.0
+    assert statement.epsilon == {name: run.epsilon(accountant=name) for name in statement.epsilon}
+    finish(run)
+    assert run.epsilon() <= 4.0
+    assert run.epsilon() == pytest.approx(4.0, rel=1e-2)
+
+
+def test_without_a_target_delta_one_must_be_asked_for() -> None:
+    run = start(model(), target_delta=None)
+    with pytest.raises(ArgumentError, match="delta=None"):
+        run.statement()
+    assert run.statement(1e-5).delta == 1e-5

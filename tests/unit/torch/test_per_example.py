@@ -1,0 +1,233 @@
+"""Per-example gradients equal a loop over examples with autograd, whatever the model; points are independent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.torch.data import batches
+from dpcore.torch.model.microbatch import activation_bytes, microbatch_size, parse_memory
+from dpcore.torch.model.models import build
+from dpcore.torch.model.per_example import PerExampleGradient
+
+
+def loop(model: nn.Module, loss: Callable, batch: tuple) -> list[torch.Tensor]:
+    """The definition: one backward pass per example."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(batches.size(batch)):
+        one = batches.tree_map(lambda t: t[i : i + 1], batch)  # noqa: B023
+        inputs, targets = batches.normalize(one)
+        total = loss(batches.call(model, inputs), *targets).sum()
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)])
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 9, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(tokens)).mean(1)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(5, 2)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.a(left) * self.b(right)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gru(x)[0][:, -1])
+
+
+def labels(n: int, classes: int) -> torch.Tensor:
+    return torch.arange(n) % classes
+
+
+CASES = {
+    "cnn-5": lambda: (build("cnn-5", (1, 8, 8), 10), F.cross_entropy, (torch.randn(4, 1, 8, 8), labels(4, 10))),
+    "mlp float64": lambda: (
+        build("mlp", (6,), 3).double(),
+        F.cross_entropy,
+        (torch.randn(5, 6, dtype=torch.float64), labels(5, 3)),
+    ),
+    "tied": lambda: (Tied(), F.cross_entropy, (torch.randint(0, 9, (4, 3)), labels(4, 9))),
+    "two inputs": lambda: (TwoInputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
+    "keywords": lambda: (
+        TwoInputs(),
+        lambda out: out.square().sum(),
+        {"right": torch.randn(4, 5), "left": torch.randn(4, 3)},
+    ),
+    "gru": lambda: (Recurrent(), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
+    "groupnorm": lambda: (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)),
+        F.cross_entropy,
+        (torch.randn(4, 1, 8, 8), labels(4, 2)),
+    ),
+    "transformer": lambda: (
+        nn.Sequential(
+            nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 2)
+        ),
+        F.cross_entropy,
+        (torch.randn(4, 3, 4), labels(4, 2)),
+    ),
+    "unused parameter": lambda: (
+        nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)}),
+        F.mse_loss,
+        (torch.randn(4, 3), torch.randn(4, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+def test_equals_the_loop_over_examples(make: Callable) -> None:
+    torch.manual_seed(0)
+    model, loss, batch = make()
+    if isinstance(model, nn.ModuleDict):
+        model.forward = model["used"].forward  # type: ignore[method-assign]
+    gradient = PerExampleGradient(model, loss, vectorize=not isinstance(model, Recurrent))
+    got = gradient(gradient.parameters(), batch)
+    want = loop(model, loss, batch)
+    assert len(got) == len(want) == len(gradient.names)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert max(t.abs().max().item() for t in want) > 1e-3
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_tied_parameters_stand_once() -> None:
+    assert PerExampleGradient(Tied(), F.cross_entropy).names == ("embed.weight",)
+
+
+def test_frozen_parameters_have_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    gradient = PerExampleGradient(model, F.cross_entropy)
+    assert gradient.names == ("1.weight", "1.bias")
+    batch = (torch.randn(4, 3), labels(4, 2))
+    for ours, theirs in zip(gradient(gradient.parameters(), batch), loop(model, F.cross_entropy, batch), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_another_point_is_the_gradient_there_and_leaves_the_model() -> None:
+    torch.manual_seed(0)
+    model = build("mlp", (6,), 3)
+    gradient = PerExampleGradient(model, F.cross_entropy)
+    before = [p.clone() for p in gradient.parameters()]
+    point = [p + 0.1 * torch.randn_like(p) for p in gradient.parameters()]
+    batch = (torch.randn(4, 6), labels(4, 3))
+    got = gradient(point, batch)
+    for p, b in zip(gradient.parameters(), before, strict=True):
+        assert torch.equal(p, b)
+    with torch.no_grad():
+        for p, v in zip(model.parameters(), point, strict=True):
+            p.copy_(v)
+    for ours, theirs in zip(got, loop(model, F.cross_entropy, batch), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_same_seed_same_dropout_masks_and_examples_differ() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 200), nn.Dropout(0.5))
+    gradient = PerExampleGradient(model, lambda out: out.sum())
+    batch = torch.ones(3, 1)
+    state = torch.get_rng_state()
+    at = gradient.parameters()
+    first = gradient(at, batch, seed=bytes([1]))[1]
+    same = gradient([p * 2 for p in at], batch, seed=bytes([1]))[1]
+    other = gradient(at, batch, seed=bytes([2]))[1]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    assert not torch.equal(first[0], first[1])
+    model.eval()
+    assert torch.equal(gradient(at, batch)[1], torch.ones(3, 200))
+
+
+def test_data_dependent_control_flow_is_one_sentence() -> None:
+    class Branch(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if x.sum() > 0 else -x
+
+    gradient = PerExampleGradient(Branch(3, 3), lambda out: out.sum())
+    with pytest.raises(ArgumentError, match=r"Branch.*torch\.func") as caught:
+        gradient(gradient.parameters(), torch.randn(2, 3), synthetic=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_vmap_cannot_batch_names_vectorize() -> None:
+    gradient = PerExampleGradient(Recurrent(), F.cross_entropy)
+    with pytest.raises(ArgumentError, match="vectorize=False"):
+        gradient(gradient.parameters(), (torch.randn(4, 5, 3), labels(4, 2)), synthetic=True)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_an_error_on_private_data_quotes_nothing_of_it(vectorize: bool) -> None:
+    gradient = PerExampleGradient(nn.Linear(3, 2), F.cross_entropy, vectorize)
+    with pytest.raises(ArgumentError, match=r"check labels.*__cause__") as caught:
+        gradient(gradient.parameters(), (torch.randn(4, 3), torch.tensor([0, 1, 1, 73])))
+    assert "73" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_loss_must_be_one_number() -> None:
+    gradient = PerExampleGradient(nn.Linear(3, 2), lambda out: out)
+    with pytest.raises(ArgumentError, match="one number"):
+        gradient(gradient.parameters(), torch.randn(2, 3))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
+        PerExampleGradient(object(), F.cross_entropy)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="loss="):
+        PerExampleGradient(nn.Linear(2, 2), "mse")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="requires gradients"):
+        PerExampleGradient(nn.Linear(2, 2).requires_grad_(False), F.cross_entropy)
+
+
+@pytest.mark.parametrize(("text", "want"), [("1 GiB", 2**30), ("512MB", 512 * 10**6), (1000, 1000), ("1.5 KiB", 1536)])
+def test_memory_sizes(text: str | int, want: int) -> None:
+    assert parse_memory(text) == want
+
+
+@pytest.mark.parametrize("bad", ["lots", "1 GiBs", "", 0, -1, "0 GB", 1.5, True])
+def test_memory_refused(bad: object) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="max_memory="):
+        parse_memory(bad)  # type: ignore[arg-type]
+
+
+def test_microbatch_follows_the_cap() -> None:
+    cuda = torch.device("cuda")
+    arguments = {"parameters": 1000, "itemsize": 4, "points": 1, "activations": 1000}
+    assert microbatch_size(100_000, device=cuda, **arguments) == 100_000 // (2 * 4000 + 2000)
+    assert microbatch_size(1, device=cuda, **arguments) == 1
+    two = microbatch_size(100_000, device=cuda, **{**arguments, "points": 2})
+    assert two == 100_000 // (4 * 4000 + 2000)
+    assert microbatch_size("64 GiB", device=torch.device("cpu"), **arguments) == 32 * 2**20 // 4000
+
+
+def test_activation_bytes_counts_what_autograd_saves() -> None:
+    model = nn.Sequential(nn.Linear(10, 1000), nn.Tanh(), nn.Linear(1000, 2))
+    # Saved: the input (10 floats) and tanh's output (1000 floats); weights are not activations.
+    assert activation_bytes(model, torch.zeros(1, 10)) == 4 * 1010

@@ -1,0 +1,110 @@
+"""Gradients at several points, and those of public data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+import dpcore.torch
+from dpcore.errors import ArgumentError
+from dpcore.stages.noise import IndependentGaussian
+from dpcore.stages.queries import ParameterWindow
+from dpcore.stages.updates import SGD
+from tests.unit.torch_runs import DATA, METHODS, model, public_batch, start, values
+
+
+def test_points_share_the_memory_of_the_parameters_or_of_the_mechanism() -> None:
+    method = dpcore.Method(update=SGD(0.1), query=ParameterWindow(3, 0.5), noise=IndependentGaussian(1.0), batch_size=8)
+    run = start(model(), method)
+    engine, counts = run._engine, []
+    path = [[p.detach().clone() for p in run.model.parameters()]]
+    for _ in range(4):
+        batch = next(iter(run.loader))
+        points = engine.mechanism.points()
+        counts.append(len(points))
+        for point in points:
+            at = engine._point(engine.mechanism.at(engine.working.arrays(), point))
+            for tensor, want in zip(at, path[run.steps_taken - point.lag], strict=True):
+                assert torch.equal(tensor, want)
+            if point.lag == 0:
+                assert all(a.data_ptr() == p.data_ptr() for a, p in zip(at, run.model.parameters(), strict=True))
+            else:
+                kept = [past[point.lag - 1].ctypes.data for past in engine.mechanism.vectors.history]
+                assert [a.data_ptr() for a in at] == kept
+        run.step(batch)
+        path.append([p.detach().clone() for p in run.model.parameters()])
+    assert counts == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["pmlf", "srg_memf", "accelerated_srgd"])
+def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(model(), METHODS[name](8), sampling="fixed_order", microbatch_size=4)
+    seeds: list[bytes] = []
+    call = type(run._engine.gradient).__call__
+
+    def told(self: Any, point: Any, batch: Any, seed: bytes) -> list[torch.Tensor]:
+        seeds.append(seed)
+        return call(self, point, batch, seed)
+
+    monkeypatch.setattr(type(run._engine.gradient), "__call__", told)
+    for batch in run.loader:
+        seeds.clear()
+        points = len(run._engine.mechanism.points())
+        run.step(batch)
+        micro = -(-len(batch[0]) // 4)
+        assert len(seeds) == points * micro
+        assert len(set(seeds)) == micro
+        assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in range(points)]
+
+
+def test_a_long_window_is_counted_in_the_memory_estimate() -> None:
+    sizes = []
+    for window in (1, 2, 12):
+        method = dpcore.methods.pmlf(lr=0.1, window=window, beta=0.5, noise_multiplier=1.0, batch_size=8)
+        sizes.append(start(model(), method, steps=20, epochs=None, max_memory="100 KB").microbatch_size)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[1] > 3 * sizes[2]
+
+
+def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
+    method = dpcore.methods.dp_adam(
+        lr=0.1, betas=(0.0, 0.0), eps=1e-3, variant="side_information", noise_multiplier=0.0, batch_size=8,
+        max_grad_norm=1e6,
+    )  # fmt: skip
+    run = start(model().double(), method, data=(DATA[0].double(), DATA[1]), sampling="fixed_order", microbatch_size=3)
+    batch = next(iter(run.loader))
+    before = values(run.model)
+    inputs, targets = 100 * torch.ones(7, 5, dtype=torch.float64), torch.arange(7) % 3
+
+    def mean(x: torch.Tensor, y: torch.Tensor, count: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(run.model(x), y, reduction="sum") / count
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))])
+
+    public, private = mean(inputs, targets, 7), mean(*batch, 8)
+    run.step(batch, public=(inputs, targets))
+    torch.testing.assert_close(values(run.model), before - 0.1 * private / (public.abs() + 1e-3))
+    assert any("declares public" in caveat for caveat in run.statement().caveats)
+
+
+PUBLIC_REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
+    "missing": ("adam public", lambda: None, "public=None: must be a batch of public data"),
+    "not wanted": ("adam", lambda: DATA, "public: must be None for this method"),
+    "empty": ("adam public", lambda: (DATA[0][:0], DATA[1][:0]), "at least one example"),
+    "uneven": ("adam public", lambda: (DATA[0][:2], DATA[1][:3]), "disagree about the number"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_REFUSED)
+def test_public_batches_refused(name: str) -> None:
+    method, public, words = PUBLIC_REFUSED[name]
+    run = start(model(), METHODS[method](8))
+    batch = next(iter(run.loader))
+    with pytest.raises(ArgumentError, match=words):
+        run.step(batch, public())
+    assert run.steps_taken == 0
+    run.step(batch, public_batch(run))

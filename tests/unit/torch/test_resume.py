@@ -1,0 +1,241 @@
+"""Resumed runs: bit for bit the same where that is asked for, under fresh noise else, and charged in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import dpcore
+import dpcore.torch
+from dpcore import accounting
+from dpcore.errors import PrivacyError
+from dpcore.sampling import FixedBatches
+from dpcore.spec.backends import load_backend
+from dpcore.spec.stream import Stream
+from dpcore.stages.strategies import NamedStrategy
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, saved, start, values
+
+PLAIN = {
+    "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8),
+    "disk adam": lambda: dpcore.methods.disk(lr=0.03, base="adam", noise_multiplier=1.0, batch_size=8),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_goes_on_bit_for_bit(name: str) -> None:
+    """Through recurrences of noise and filter, rows of noise drawn again, cycles of a scale, averages, subspaces."""
+
+    def fresh(key: bytes = KEY) -> dpcore.torch.PrivateRun:
+        return start(model(), METHODS[name](8), sampling="fixed_order", steps=8, epochs=None, key=key)
+
+    run = fresh()
+    end, output, want = finish(run), run.output_state_dict(), run._engine.mechanism.state_dict()
+    for stop in (1, 4):
+        again = fresh()
+        finish(again, stop=stop)
+        state = saved(again)
+        again = fresh(bytes(32))
+        again.model.load_state_dict(state["model"])
+        again.optimizer.load_state_dict(state["optimizer"], fork=False)
+        assert torch.equal(finish(again), end)
+        assert all(torch.equal(again.output_state_dict()[key], value) for key, value in output.items())
+        got = again._engine.mechanism.state_dict()
+        for part in ("public", "secret"):
+            for key, value in want[part]["arrays"].items():
+                assert np.array_equal(got[part]["arrays"][key], value), key
+        assert got["public"]["statistics"] == want["public"]["statistics"]
+    forked = fresh(bytes(32))
+    forked.model.load_state_dict(state["model"])
+    forked.optimizer.load_state_dict(state["optimizer"])
+    assert not torch.equal(finish(forked), end)
+
+
+STRATEGIES = {
+    "tree": "tree",
+    "optimal tree": "tree-optimal",
+    "square root": "square-root",
+    "banded": NamedStrategy("banded-inverse-square-root", 3),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_fork_under_correlated_noise_keeps_the_rows_it_has_drawn(name: str) -> None:
+    """Batches without examples, so that a step is noise alone: row t of C^{-1} Z, rows of Z by their branches' keys."""
+    steps = 12
+    method = dpcore.methods.memf(lr=1.0, strategy=STRATEGIES[name], noise_multiplier=1.5, batch_size=1)
+    sampler = FixedBatches([[]] * (steps - 1) + [[0]], dataset_size=30, batch_size=1)
+    data = (DATA[0].double(), DATA[1])
+
+    def fresh() -> dpcore.torch.PrivateRun:
+        return start(model().double(), method, data=data, sampling=sampler, steps=steps, epochs=None)
+
+    run, keys = fresh(), []
+    for stop in (3, 6, 11):
+        while run.steps_taken < stop:
+            step, before = run.steps_taken, values(run.model)
+            finish(run, stop=step + 1)
+            keys.append(run._engine.mechanism.keys.noise)
+            noise = sum(
+                weight * normals(run, keys[row], row) for row, weight in run.plan.method.noise.strategy.rows(step)
+            )
+            torch.testing.assert_close(before - values(run.model), 1.5 * noise, rtol=1e-9, atol=1e-9)
+        state = saved(run)
+        run = fresh()
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+    assert len(set(keys)) == 3
+    assert [row for row, _ in run._engine.mechanism.keys.earlier] == [3, 6, 11]
+
+
+def normals(run: dpcore.torch.PrivateRun, key: bytes, row: int) -> torch.Tensor:
+    draw = load_backend("numpy").normal
+    entries = run._engine.mechanism.layout.entries
+    drawn = [draw(key, row, Stream.GRADIENT, e.first, e.size, dtype="float64") for e in entries]
+    return torch.from_numpy(np.concatenate(drawn))
+
+
+def test_a_branch_of_correlated_noise_is_charged_as_a_run() -> None:
+    method = METHODS["memf tree"](8)
+    run = start(model(), method, sampling="fixed_order")
+    finish(run, stop=2)
+    state = saved(run)
+    finish(run, stop=3)
+    run.optimizer.load_state_dict(state["optimizer"])
+    finish(run, stop=4)
+    event = run.plan.event_after(4, 1)
+    assert isinstance(event, accounting.Composed)
+    assert run.epsilon() == min(accounting.epsilon(event, 1e-5, name) for name in accounting.accountants_for(event))
+    assert run.epsilon() > run.plan.epsilon(1e-5)
+    assert run.statement().event == event.to_dict()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("stop", [1, 4, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype: torch.dtype) -> None:
+    def fresh(**options: Any) -> tuple[dpcore.torch.PrivateRun, Any]:
+        torch.manual_seed(options.pop("seed", 1))
+        net = nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.3), nn.Linear(9, 3)).to(dtype)
+        data = (DATA[0].to(dtype), DATA[1])
+        run = start(net, PLAIN[name](), data=data, key=options.pop("key", KEY), **options)
+        return run, lr_scheduler.CosineAnnealingLR(run.optimizer, 12)
+
+    run, scheduler = fresh(microbatch_size=3)
+    straight = finish(run, scheduler)
+    run, scheduler = fresh(microbatch_size=3)
+    finish(run, scheduler, stop=stop)
+    state, schedule = saved(run), scheduler.state_dict()
+    run, scheduler = fresh(microbatch_size=5, key=bytes(32), seed=2)
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"], fork=False)
+    scheduler.load_state_dict(schedule)
+    assert run.steps_taken == stop
+    assert torch.equal(finish(run, scheduler), straight)
+    assert run.statement().randomness["forks"] == 0
+
+
+def test_resuming_forks_by_default_and_the_statement_says_so() -> None:
+    run = start(model())
+    finish(run, stop=5)
+    state = saved(run)
+    straight = finish(run)
+    ends, batches = [], []
+    for _ in range(2):
+        again = start(model())
+        again.model.load_state_dict(state["model"])
+        again.optimizer.load_state_dict(state["optimizer"])
+        assert again.steps_taken == 5
+        batches.append(next(iter(again.loader))[0])
+        ends.append(finish(again))
+        statement = again.statement()
+        assert statement.randomness["forks"] == 1
+        assert "resumed 1 time" in " ".join(statement.caveats)
+    assert not torch.equal(ends[0], straight)
+    assert not torch.equal(ends[0], ends[1])
+    assert batches[0].shape != batches[1].shape or not torch.equal(batches[0], batches[1])
+
+
+def test_going_back_in_the_same_run_must_fork() -> None:
+    run = start(model())
+    finish(run, stop=2)
+    state = saved(run)
+    finish(run, stop=3)
+    with pytest.raises(PrivacyError, match="already released steps 3 to 3"):
+        run.optimizer.load_state_dict(state["optimizer"], fork=False)
+    run.optimizer.load_state_dict(state["optimizer"])
+    assert run.steps_taken == 2
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
+def test_abandoned_steps_stay_counted(sampling: str) -> None:
+    run = start(model(), sampling=sampling)
+    finish(run, stop=2)
+    state = saved(run)
+    finish(run, stop=5)
+    run.optimizer.load_state_dict(state["optimizer"])
+    spent = {
+        name: accounting.epsilon(run.plan.event_after(2, 3), 1e-5, name)
+        for name in accounting.accountants_for(run.plan.event_after(2, 3))
+    }
+    assert run.steps_taken == 2
+    assert run.epsilon() == min(spent.values()) > run.plan.epsilon(1e-5, steps=2)
+    assert {name: run.epsilon(accountant=name) for name in spent} == spent
+    assert run.statement().epsilon == spent
+    assert any("3 further step(s)" in caveat for caveat in run.statement().caveats)
+
+
+def test_going_back_twice() -> None:
+    run = start(model(), key=None, exact_key=False)
+    finish(run, stop=2)
+    state = saved(run)
+    for back in range(2):
+        run.optimizer.load_state_dict(state["optimizer"])
+        finish(run, stop=3)
+        assert run.statement().steps_abandoned == back
+
+
+def test_two_runs_that_go_on_from_one_state_do_not_share_noise() -> None:
+    first, second = (start(model(), key=None, exact_key=False) for _ in range(2))
+    finish(first, stop=2)
+    state = saved(first)
+    second.model.load_state_dict(state["model"])
+    second.optimizer.load_state_dict(state["optimizer"], fork=False)
+    finish(first, stop=3)
+    before = values(second.model)
+    with pytest.raises(PrivacyError, match="already released with this key"):
+        finish(second)
+    assert torch.equal(values(second.model), before)
+
+
+def test_a_fork_under_a_fixed_order_keeps_the_order() -> None:
+    """A new order halfway would let an example take part twice in one epoch, more often than is accounted."""
+    run = start(model(), sampling="fixed_order")
+    order = [run.plan.sampler.indices(run._engine.mechanism.keys.sampling, t).tolist() for t in range(8)]
+    finish(run, stop=2)
+    state = saved(run)
+    again = start(model(), sampling="fixed_order", key=bytes(32))
+    again.optimizer.load_state_dict(state["optimizer"])
+    keys = again._engine.mechanism.keys
+    assert keys.noise != run._engine.mechanism.keys.noise
+    assert [again.plan.sampler.indices(keys.sampling, t).tolist() for t in range(8)] == order
+
+
+def test_the_noise_share_of_a_second_moment_follows_the_saved_noise_multiplier() -> None:
+    def fresh(sigma: float, **options: Any) -> dpcore.torch.PrivateRun:
+        method = METHODS["adam bias corrected"](8).with_noise_multiplier(sigma)
+        return start(model().double(), method, data=(DATA[0].double(), DATA[1]), sampling="fixed_order", **options)
+
+    end = finish(fresh(1.0 - 1e-9))
+    run = fresh(1.0 - 1e-9)
+    finish(run, stop=2)
+    state = saved(run)
+    other = fresh(1.0, key=bytes(32))
+    finish(other, stop=1)  # which makes it work out the variances of its own noise
+    other.model.load_state_dict(state["model"])
+    other.optimizer.load_state_dict(state["optimizer"], fork=False)
+    assert torch.equal(finish(other), end)

@@ -1,0 +1,127 @@
+"""Every sampler by name, and users, through a torch model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+from dpcore.accounting import CyclicPoissonSampledGaussian, Gaussian, TruncatedPoissonSampledGaussian
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
+from dpcore.stages.strategies import BandedToeplitz
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, saved, sgd, start, values
+
+USERS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), [1, 9, 4, 2, 6, 8]))
+
+
+@pytest.mark.parametrize(
+    ("options", "event"),
+    [
+        ({"sampling": "truncated_poisson", "max_batch_size": 9}, TruncatedPoissonSampledGaussian),
+        ({"sampling": "truncated_poisson"}, TruncatedPoissonSampledGaussian),
+        ({"sampling": "shuffled"}, Gaussian),
+        ({"sampling": "cyclic_poisson", "groups": 2}, CyclicPoissonSampledGaussian),
+    ],
+)
+def test_runs_by_name_and_goes_on_bit_for_bit(options: dict, event: type) -> None:
+    run = start(model(), **options)
+    assert type(run.plan.event) is event
+    straight = finish(run)
+    halted = start(model(), **options)
+    finish(halted, stop=5)
+    kept = saved(halted)
+    again = start(model(), **options)
+    again.model.load_state_dict(kept["model"])
+    again.optimizer.load_state_dict(kept["optimizer"], fork=False)
+    assert torch.equal(finish(again), straight)
+
+
+def test_a_cyclic_run_takes_banded_noise() -> None:
+    method = dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8, strategy=BandedToeplitz((1.0, 0.4)))
+    run = start(model(), method, sampling="cyclic_poisson", groups=3)
+    finish(run)
+    assert run.plan.event.participations == 4
+    assert run.plan.event.sensitivity == pytest.approx(1.0)
+
+
+def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_saw() -> None:
+    method = dpcore.methods.memf(lr=0.1, noise_multiplier=2.0, batch_size=5, strategy=BandedToeplitz((1.0, 0.4)))
+    run = start(model(), method, sampling="cyclic_poisson", groups=3)
+    finish(run, stop=4)
+    kept, sampling = saved(run), run._engine.mechanism.keys.sampling
+    straight = run.plan.event_after(6)
+    finish(run, stop=6)
+    run.model.load_state_dict(kept["model"])
+    run.optimizer.load_state_dict(kept["optimizer"], fork=True)
+    again = run._engine.mechanism.keys.sampling
+    sampler = run.plan.sampler
+    assert any(sampler.indices(again, t).tolist() != sampler.indices(sampling, t).tolist() for t in range(4, 12))
+    assert all(set(sampler.indices(again, t)) <= set(sampler.group(t % 3)) for t in range(4, 12))
+    finish(run, stop=6)
+    event = run.plan.event_after(6, run._engine.mechanism.abandoned)
+    assert run._engine.mechanism.abandoned == 2
+    assert event.events[0] == straight
+    assert (event.events[1].participations, event.events[2].count) == (2, 4)
+    assert run.epsilon() > dpcore.accounting.epsilon(straight, 1e-5)
+
+
+def test_a_random_batch_with_a_maximum_takes_independent_moments() -> None:
+    run = start(model(), METHODS["adam independent"](8), sampling="truncated_poisson", max_batch_size=12)
+    assert torch.isfinite(finish(run)).all()
+
+
+class Row(nn.Module):
+    """Its loss's gradient at an example is that example's row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.weight
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("most", [2, 20])
+def test_a_users_vectors_are_summed_before_the_clip_whatever_the_split(microbatch_size: int, most: int) -> None:
+    rows = torch.tensor(np.random.default_rng(1).normal(size=(30, 5)))
+    sampler = UserSampler(FixedOrderSampler(dataset_size=6, batch_size=4), USERS, most)
+    net = Row()
+    run = start(
+        net,
+        sgd(lr=1.0, noise_multiplier=1e-12, max_grad_norm=0.9, batch_size=4),
+        data=(rows, torch.zeros(30)),
+        loss=lambda output, _: output.sum(),
+        sampling=sampler,
+        microbatch_size=microbatch_size,
+        epochs=2,
+    )
+    sampling = run._engine.mechanism.keys.sampling
+    finish(run)
+    expected = torch.zeros(5, dtype=torch.float64)
+    for step in range(4):
+        batch = sampler.indices(sampling, step)
+        for user in np.unique(USERS[batch]):
+            vector = rows[batch[USERS[batch] == user]].sum(0)
+            expected -= vector * min(1.0, 0.9 / float(vector.norm())) / 4
+    assert values(net).numpy() == pytest.approx(expected.numpy(), rel=1e-6, abs=1e-8)
+    assert run.plan.event == Gaussian(1e-12, 2, dpcore.accounting.Adjacency.ZERO_OUT)
+
+
+def test_users_with_two_points_and_secret_batches() -> None:
+    """DiSK's combination is formed per example, summed per user, and clipped once; any split gives the same."""
+    sampler = UserSampler(PoissonSampler(dataset_size=6, sample_rate=0.5), USERS, 5)
+    method = METHODS["disk"](3)
+    data = (DATA[0].double(), DATA[1])
+    ends = []
+    for microbatch_size in (1, 4, 100):
+        run = start(model().double(), method, data=data, sampling=sampler, microbatch_size=microbatch_size, steps=6,
+                    epochs=None, key=KEY)  # fmt: skip
+        ends.append(finish(run))
+    torch.testing.assert_close(ends[0], ends[2], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(ends[1], ends[2], rtol=1e-6, atol=1e-9)
+    statement = run.statement()
+    assert statement.unit == "user"
+    assert statement.sampler["examples"] == 30
