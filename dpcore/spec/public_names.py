@@ -1,4 +1,4 @@
-"""Public names of packages that lie deeper in the tree: ``dpcore.filters`` is `dpcore.stages.filters`, one module under two names."""
+"""Public names of rooms that lie deeper: ``dpcore.filters`` is `dpcore.stages.filters`, one module with two names."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ PUBLIC_NAMES: Final = {
     "dpcore.analysis": "dpcore.theory.analysis",
     "dpcore.datasets": "dpcore.cli.datasets",
     "dpcore.verify": "dpcore.statement.verify",
+    "dpcore.report": "dpcore.statement",
+    "dpcore.report.gradients": "dpcore.cli.reports.gradients",
+    "dpcore.report.intervals": "dpcore.cli.reports.intervals",
+    "dpcore.report.plots": "dpcore.cli.plots.plots",
 }
 
 
@@ -34,8 +38,12 @@ class _PublicNames(MetaPathFinder, Loader):
 
 
 def _moved(name: str) -> str:
-    head = ".".join(name.split(".")[:2])
-    return PUBLIC_NAMES[head] + name[len(head) :] if head in PUBLIC_NAMES else ""
+    """Return the name of the module behind a public name, or of one below it; empty for any other name."""
+    parts = name.split(".")
+    for head in (".".join(parts[:count]) for count in range(len(parts), 1, -1)):
+        if head in PUBLIC_NAMES:
+            return PUBLIC_NAMES[head] + name[len(head) :]
+    return ""
 
 
 def install() -> None:
