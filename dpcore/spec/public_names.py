@@ -14,7 +14,10 @@ PUBLIC_NAMES: Final = {
     **{f"dpcore.{stage}": f"dpcore.stages.{stage}" for stage in ("clipping", "filters", "method", "noise", "queries")},
     **{f"dpcore.{stage}": f"dpcore.stages.{stage}" for stage in ("strategies", "updates")},
     **{f"dpcore.{name}": f"dpcore.stages.updates.{name}" for name in ("averaging", "galore", "schedules")},
+    "dpcore.strategies.workloads": "dpcore.stages.strategies.workloads",
     "dpcore.analysis": "dpcore.theory.analysis",
+    **{f"dpcore.analysis.{name}": f"dpcore.theory.analysis.{name}" for name in ("filters", "spectrum", "recorded")},
+    "dpcore.analysis.moments": "dpcore.theory.analysis.moments",
     "dpcore.datasets": "dpcore.cli.datasets",
     "dpcore.verify": "dpcore.statement.verify",
     "dpcore.report": "dpcore.statement",
@@ -25,25 +28,22 @@ PUBLIC_NAMES: Final = {
 
 
 class _PublicNames(MetaPathFinder, Loader):
-    """Finds the module itself, so that a class is never there twice."""
+    """Finds the module itself, so that a class is never there twice; refuses what would be a second copy."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if _moved(name) else None
+        if name in PUBLIC_NAMES:
+            return ModuleSpec(name, self)
+        parent, _, last = name.rpartition(".")
+        if parent in PUBLIC_NAMES:
+            room = PUBLIC_NAMES[parent]
+            raise ModuleNotFoundError(f"{name}: is no public name; import {parent}, or {room}.{last}", name=name)
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         # What stands in sys.modules after the execution is what the import statement gets.
-        sys.modules[module.__name__] = import_module(_moved(module.__name__))
-
-
-def _moved(name: str) -> str:
-    """Return the name of the module behind a public name, or of one below it; empty for any other name."""
-    parts = name.split(".")
-    for head in (".".join(parts[:count]) for count in range(len(parts), 1, -1)):
-        if head in PUBLIC_NAMES:
-            return PUBLIC_NAMES[head] + name[len(head) :]
-    return ""
+        sys.modules[module.__name__] = import_module(PUBLIC_NAMES[module.__name__])
 
 
 def install() -> None:

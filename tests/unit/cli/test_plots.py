@@ -67,7 +67,7 @@ def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -> None:
     code = (
-        "import sys; from dpcore.statement import plots; assert 'matplotlib' not in sys.modules;"
+        "import sys; from dpcore.cli.plots import plots; assert 'matplotlib' not in sys.modules;"
         f"plots.learning_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0]);"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
