@@ -14,7 +14,7 @@ below one budget, also when the settings of later runs were chosen after looking
 from __future__ import annotations
 
 from dpcore.ledger.ledger import Ledger
-from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification
+from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.salvage import salvage
 
@@ -22,7 +22,6 @@ __all__ = [
     "Ledger",
     "LedgerRun",
     "Remaining",
-    "Resumption",
     "RunRecord",
     "Total",
     "Verification",

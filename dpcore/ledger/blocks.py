@@ -6,15 +6,20 @@ import math
 import time
 from collections.abc import Callable
 
-# A crash and then a fork count a block's rows in vain: at most so many, or this share of the rows planned.
-LARGEST = 256
-LARGEST_SHARE = 1 / 64
+# A crash counts a block's rows in vain: at most this share of the rows planned, so that a run has some hundred blocks.
+LARGEST_SHARE = 0.01
+_FEWEST = 4
 
 # Writes take at most this share of the time between two reservations, as far as the largest block allows.
 SHARE = 0.01
 
 # A block may be so many times the one before: the first ones are small, since nothing has been measured.
 _GROWTH = 4
+
+
+def largest(steps: int) -> int:
+    """Return the rows of the largest block of a plan."""
+    return max(_FEWEST, int(LARGEST_SHARE * steps))
 
 
 class Blocks:
@@ -29,12 +34,11 @@ class Blocks:
     """
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._largest = max(LARGEST, int(LARGEST_SHARE * steps))
+        self._largest = largest(steps)
         self._clock = clock
         self._last: tuple[float, int] | None = None
         self._size = 0
         self._writing = 0.0
-        self._between = 0.0
 
     def next_size(self, row: int) -> int:
         """Return the size of the block that begins at `row`."""
@@ -43,8 +47,7 @@ class Blocks:
             return 1
         since, before = self._last
         rows = max(1, row - before)
-        # Writes of settings fall between the rows; what is left is what the rows took.
-        pace = max((self._clock() - since - self._between) / rows, 1e-9)
+        pace = max((self._clock() - since) / rows, 1e-9)
         wanted = math.ceil(self._writing / SHARE / pace)
         self._size = max(1, min(self._largest, _GROWTH * self._size, wanted))
         return self._size
@@ -52,12 +55,7 @@ class Blocks:
     def wrote(self, row: int, seconds: float) -> None:
         """Note that a block was written at `row`, and how long that took."""
         self._last = self._clock(), row
-        self._writing, self._between = seconds, 0.0
-
-    def wrote_more(self, seconds: float) -> None:
-        """Note another durable write of the same block: of settings."""
-        self._writing += seconds
-        self._between += seconds
+        self._writing = seconds
 
     @property
     def now(self) -> float:

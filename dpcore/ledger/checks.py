@@ -46,14 +46,13 @@ def check_plan(run: Run, event_after: EventAfter) -> None:
     Raises
     ------
     PrivacyError
-        If the event of the whole run, or of what was reserved last, is another one.
+        If the event of the whole run is another one.
     """
-    for stored, *at in ((run.planned, run.planned_steps, 0, 0), (run.event, *run.at)):
-        if not _same(event_of(event_after, *at).to_dict(), stored):
-            raise PrivacyError(
-                f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot "
-                "be recounted under this one; begin a new run"
-            )
+    if not _same(event_of(event_after, run.planned_steps).to_dict(), run.planned):
+        raise PrivacyError(
+            f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot be "
+            "recounted under this one; begin a new run"
+        )
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -88,7 +87,7 @@ def record(run: Run) -> RunRecord:
 def beside(state: State) -> bool:
     """Whether rows were reserved beside the plans that were fixed beforehand."""
     return any(
-        run.releases and not state.in_plan(run, max(branch.mark for branch in run.branches.values()), run.releases)
+        run.releases and not state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event))
         for run in state.runs.values()
     )
 

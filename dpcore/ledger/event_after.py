@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dpcore.accounting import Event
+from dpcore.accounting.branches import Rows
 from dpcore.errors import ArgumentTypeError
 
-# (steps, abandoned, forks): what the first `steps` rows of a branch release, and `abandoned` rows of the branches that
-# `forks` forks left behind.
-EventAfter = Callable[[int, int, int], Event]
+# (steps, abandoned): what the first `steps` rows of a branch release, and the rows of the branches that were left.
+EventAfter = Callable[[int, Sequence[Rows]], Event]
 
 
-def event_of(event_after: EventAfter, steps: int, abandoned: int, forks: int = 0) -> Event:
+def event_of(event_after: EventAfter, steps: int, abandoned: Sequence[Rows] = ()) -> Event:
     """Return the event of so many steps and abandoned rows, checked to be one."""
-    event = event_after(steps, abandoned, forks)
+    event = event_after(steps, abandoned)
     if not isinstance(event, Event):
-        raise ArgumentTypeError(
-            f"event_after({steps}, {abandoned}, {forks})={event!r}: must be an event of dpcore.accounting"
-        )
+        raise ArgumentTypeError(f"event_after({steps}, {abandoned})={event!r}: must be an event of dpcore.accounting")
     return event

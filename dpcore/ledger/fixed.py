@@ -17,12 +17,13 @@ of F beforehand, independent of each other, and uncover them as they are asked f
 the product of the pairs, and what is never uncovered is ignored. (In general: Vadhan and Zhang 2023, for concurrent
 composition of anything that has a trade-off curve.) PLD, or any accountant, may therefore decide on F as a whole.
 
-**All others** (begun later; rows after a fork, which are in no plan; steps beyond the plan) may depend on results.
+**All others** (begun later; rows after a fork that are in no plan; steps beyond the plan) may depend on results.
 
 * If rho <= R, the filter decides on every row, those of F included, and counts what was reserved. The charges add up to
   at most R with certainty, so the transcript is within the budget (`dpcore.ledger.privacy_filter`), however early the
   runs of F end. Rows of F's plans that a living process may still come to are kept free for it; that is a courtesy.
-* If rho > R, every row of F's plans is granted, and nothing else, ever: the transcript is F's alone. The rest of a run
+* If rho > R, every row of F's plans is granted, and nothing else, ever: the transcript is F's alone. Rows after a fork
+  are granted as far as all that the run releases remains a part of its plan (`within`). The rest of a run
   that ends early is not given to others: where it ends may depend on results, and no theorem adds up a plan by PLD and
   what was chosen after it.
 
@@ -39,10 +40,11 @@ Smith, Thakurta, "Fully Adaptive Composition for Gaussian Differential Privacy",
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from dpcore import accounting
 from dpcore.accounting import Composed, Event
+from dpcore.accounting.phases import phases
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,25 @@ def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
 def affords(budget: tuple[float, float], event: Event) -> bool:
     """Whether an event that is fixed beforehand is (epsilon, delta)-private."""
     return smallest_epsilon(event, budget[1])[0] <= budget[0]
+
+
+def within(planned: Event, event: Event) -> bool:
+    """Whether what a run released is a part of its plan in spite of abandoned rows, as fixed beforehand as the rest.
+
+    It is where it has the kind of step that was planned, no more often: each row draws its pair anew, whichever branch
+    it belongs to. It is for Gaussian mechanisms where mu is at most that of the plan: whatever they were asked, their
+    rows are increments of the one Brownian motion that the plan uncovers.
+    """
+    if event.adjacency != planned.adjacency:
+        return False
+    if type(event) is type(planned) and "steps" in {item.name for item in fields(planned)}:
+        steps: int = event.steps  # type: ignore[attr-defined]
+        if steps <= planned.steps and replace(planned, steps=steps) == event:  # type: ignore[attr-defined, call-arg]
+            return True
+    whole, part = phases(planned), phases(event)
+    if whole is None or part is None or whole.steps or part.steps:
+        return False
+    return part.mu <= whole.mu
 
 
 def choose(first: tuple[str, Event], others: Iterable[tuple[str, Event]], budget: tuple[float, float]) -> list[str]:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
+from dpcore.accounting.branches import Rows
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
 from dpcore.ledger.book import Book, now
-from dpcore.ledger.decision import decide
 from dpcore.ledger.entries import START, Entry, number_out, seal, write
 from dpcore.ledger.event_after import EventAfter, event_of
-from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.privacy_filter import PrivacyFilter
-from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification
+from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
 from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.state import FORMAT
 from dpcore.ledger.storage import Storage
+from dpcore.ledger.totals import remaining, total
 from dpcore.spec import validate
 from dpcore.spec.version import __version__
 
@@ -239,7 +238,6 @@ class Ledger:
         steps: int,
         event_after: EventAfter,
         description: Any,
-        digest: str,
         key_digest: str,
         dataset: str = "",
         left: bool = False,
@@ -255,12 +253,10 @@ class Ledger:
         steps : int
             Rows planned.
         event_after : callable
-            ``event_after(steps, abandoned, forks)``: what the first `steps` rows of a branch release, and `abandoned`
-            rows of the branches that `forks` forks left.
+            ``event_after(steps, abandoned)``: what the first `steps` rows of a branch release, and the rows of the
+            branches that were left, a list of (first, stop).
         description : object
             The settings, as JSON values.
-        digest : str
-            Of all that shapes its sums; empty if unknown, and then no row is ever replayed.
         key_digest : str
             Of the noise key, never the key; empty if unknown.
         dataset : str
@@ -278,7 +274,7 @@ class Ledger:
         """
         steps = validate.integer(steps=steps, minimum=1)
         kind = None if adjacency is None else str(validate.choice([str(one) for one in Adjacency], adjacency=adjacency))
-        planned, nothing = event_of(event_after, steps, 0), event_of(event_after, 0, 0)
+        planned, nothing = event_of(event_after, steps), event_of(event_after, 0)
         if planned.adjacency is not None and planned.adjacency != kind:
             raise ArgumentError(f"adjacency={kind!r}: the planned event is described under {str(planned.adjacency)!r}")
         self._rows.filter.charge(planned)  # refuses what it does not cover, before anything is written
@@ -299,7 +295,6 @@ class Ledger:
                 event=nothing.to_dict(),
                 charge=number_out(self._rows.filter.charge(nothing)),
                 description=description,
-                digest=str(digest),
                 key_digest=str(key_digest),
                 dataset=str(dataset),
                 software=__version__,
@@ -308,23 +303,14 @@ class Ledger:
             run = self._book.state.runs[run_id]
             if left and self._book.state.fixed is None:
                 self._rows.fix(draft, run, alone=True)
-        return LedgerRun(self._rows, run, run.branches[branch_id], token, event_after, 0, 0)
+        return LedgerRun(self._rows, run, run.branches[branch_id], token, event_after)
 
     def resume(
-        self,
-        run_id: str,
-        branch_id: str,
-        row: int,
-        *,
-        digest: str,
-        event_after: EventAfter,
-        steps: int | None = None,
-        fork: bool | None = None,
-    ) -> Resumption:
-        """Decide how a run goes on from a checkpoint, and take its branch.
+        self, run_id: str, branch_id: str, row: int, *, event_after: EventAfter, steps: int | None = None
+    ) -> tuple[LedgerRun, int]:
+        """Begin a branch that goes on from a checkpoint, under a key of its own.
 
-        Continue, if no row from `row` on may have left. Replay, if rows may have left but all that shapes them is the
-        same: `digest` equals, and is not empty. Otherwise fork, and also where another living process has the branch.
+        Rows of the checkpoint's branch from `row` on that may have left stay charged, as abandoned ones.
 
         Parameters
         ----------
@@ -332,21 +318,23 @@ class Ledger:
             From the checkpoint.
         row : int
             The checkpoint's: that many rows were released on the way to it.
-        digest : str
-            Of all that shapes the sums from here on.
         event_after : callable
             As in `begin`; it must describe the same plan.
         steps : int, optional
             If more rows are planned now than at first.
-        fork : bool, optional
-            True forks in any case; False refuses to, and then no branch is made.
+
+        Returns
+        -------
+        tuple of LedgerRun and int
+            The new branch, and the number to derive its key from. It is on disk already, and fresh from the operating
+            system, so that it is not given out again even if an older copy of the ledger is put back.
 
         Raises
         ------
         DataError
             If this ledger has no such run or branch: it cannot know then what was released, so it is another run.
         PrivacyError
-            If the plan is not the one the run began with; with fork=False, where a fork is due.
+            If the plan is not the one the run began with.
         """
         row = validate.integer(row=row, minimum=0)
         with self._book.writing() as draft:
@@ -355,29 +343,13 @@ class Ledger:
                 raise ArgumentError(f"row={row!r}: the branch {branch_id} begins at row {branch.first}")
             steps = run.steps if steps is None else validate.integer(steps=steps, minimum=run.steps)
             checks.check_plan(run, event_after)
-            kind, reason = decide(branch, row, digest, draft.owner(branch_id), bool(fork))
-            number, refused = None, fork is False and kind == "fork"
             if row > branch.mark:
                 # An older copy of the ledger was put back: these rows have left, whatever the budget says.
                 self._rows.append_reservation(draft, run, branch, row, event_after)
-            if not refused:
-                if kind == "fork":
-                    branch, number = self._rows.branch_off(draft, run, branch, row, digest)
-                draft.append(
-                    "resume",
-                    run=run_id,
-                    branch=branch.branch_id,
-                    row=row,
-                    digest=digest,
-                    steps=steps,
-                    decision=kind,
-                    reason=reason,
-                )
-                token = draft.lease(branch.branch_id)
-        if refused:
-            raise PrivacyError(f"fork=False: {reason} Leave fork out, and the further steps are charged")
-        until = branch.mark if kind == "replay" else row
-        return Resumption(kind, LedgerRun(self._rows, run, branch, token, event_after, row, until), number, reason)
+            child, number = self._rows.branch_off(draft, run, branch, row)
+            draft.append("resume", run=run_id, branch=child.branch_id, row=row, steps=steps)
+            token = draft.lease(child.branch_id)
+        return LedgerRun(self._rows, run, child, token, event_after), number
 
     def charge(self, event: Event, *, name: str, description: Any = None, left: bool = False) -> str:
         """Charge a release that was not made by a run of dpcore: a published count, a salvaged entry.
@@ -402,8 +374,8 @@ class Ledger:
             If it does not fit. It must not be released then.
         """
 
-        def event_after(steps: int, abandoned: int, forks: int) -> Event:  # noqa: ARG001
-            return event if steps + abandoned else Composed(())
+        def event_after(steps: int, abandoned: Sequence[Rows]) -> Event:  # noqa: ARG001
+            return event if steps else Composed(())
 
         if not isinstance(event, Event):
             raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
@@ -413,7 +385,6 @@ class Ledger:
             steps=1,
             event_after=event_after,
             description=description,
-            digest="",
             key_digest="",
             left=left,
         )
@@ -441,43 +412,7 @@ class Ledger:
         ArgumentError
             If there is neither a delta nor a budget.
         """
-        with self._book.reading() as draft:
-            runs = self.runs()
-            spent, counted = self._rows.spent, self._rows.counted(draft)
-            state = self._book.state
-            fixed, alone, beside = state.fixed, state.fixed is not None and state.fixed.alone, checks.beside(state)
-        exceeded = beside if alone else self._rows.limit is not None and spent > self._rows.limit
-        if delta is None and self.budget is None:
-            raise ArgumentError("delta=None: must be given, since the ledger has no budget to take it from")
-        chosen = validate.open_unit(delta=self.budget[1] if delta is None and self.budget is not None else delta)
-        whole = Composed(tuple(run.event for run in runs if run.releases))
-        epsilon, accountant = smallest_epsilon(whole, chosen) if whole.events else (0.0, "")
-        limit = self._rows.limit
-        plan = None
-        if fixed is not None and fixed.runs:
-            plan = smallest_epsilon(Event.from_dict(fixed.event), chosen)[0]
-        odometer = self._rows.filter.odometer(spent, chosen)
-        budget = None if limit is None else self._rows.filter.epsilon(max(limit, spent), chosen)
-        if alone and not beside:
-            budget = plan
-        elif exceeded and budget is not None:  # where the sum stopped was fixed by nobody
-            budget = max(budget, odometer)
-        return Total(
-            delta=chosen,
-            adjacency=None if whole.adjacency is None else str(whole.adjacency),
-            runs=len(runs),
-            fixed=epsilon,
-            accountant=accountant,
-            budget=budget,
-            plan=plan,
-            fixed_runs=() if fixed is None else fixed.runs,
-            alone=alone,
-            odometer=odometer,
-            spent=spent,
-            kept=max(0.0, counted - spent) if math.isfinite(counted) else 0.0,
-            limit=limit,
-            notes=checks.notes(runs, spent, exceeded),
-        )
+        return total(self._book, self._rows, delta)
 
     def remaining(self) -> Remaining:
         """Return what the budget leaves, with which steps and noise can be calibrated to it.
@@ -487,15 +422,7 @@ class Ledger:
         ArgumentError
             If the ledger has no budget.
         """
-        if self.budget is None:
-            raise ArgumentError(f"budget=None: the ledger {self.path} has none, so there is no end to what is left")
-        with self._book.reading() as draft:
-            state, limit = self._book.state, self._rows.limit
-            assert limit is not None
-            plans = [Event.from_dict(run.planned) for run in state.runs.values() if draft.alive(run)]
-            first = None if state.fixed is not None else Composed(tuple(plans))
-            kept = state.fixed is not None and state.fixed.alone
-            return Remaining(self._rows.filter, limit if kept else self._rows.counted(draft), limit, self.budget, first)
+        return remaining(self._book, self._rows)
 
     def verify(self, *, seal: str | None = None) -> Verification:
         """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.

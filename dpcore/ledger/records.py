@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpcore.accounting import Composed, Event
 from dpcore.errors import BudgetError
@@ -13,32 +13,6 @@ from dpcore.ledger.entries import number_out
 from dpcore.ledger.fixed import affords, smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.spec import validate
-
-if TYPE_CHECKING:
-    from dpcore.ledger.run import LedgerRun
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """How a run goes on from a checkpoint.
-
-    Attributes
-    ----------
-    kind : {"continue", "replay", "fork"}
-        Continue: rows that never left follow, under the same keys. Replay: rows that may have left are made once more,
-        the very same, at no charge. Fork: from this row on under keys of its own, and charged.
-    run : LedgerRun
-    number : int or None
-        Of a fork, to derive its keys from: fresh from the operating system, so that it is not given out again even if
-        an older copy of the ledger is put back. It is on disk already.
-    reason : str
-        One sentence.
-    """
-
-    kind: str
-    run: LedgerRun
-    number: int | None
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the runs of a ledger ask of it: rows, forks, settings; each in one transaction, within one budget."""
+"""What the runs of a ledger ask of it: rows and branches; each in one transaction, within one budget."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import secrets
 from typing import Protocol
 
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.errors import BudgetError, PrivacyError
 from dpcore.ledger.book import Book, Draft
 from dpcore.ledger.entries import number_out
 from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.fixed import affords, choose, smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
 from dpcore.ledger.state import Branch, Run
-
-# Rows with the same settings after which a schedule is unlikely.
-_STEADY = 8
 
 
 class Holder(Protocol):
@@ -62,11 +59,6 @@ class Reservations:
         return self.filter.limit(*self.budget) if limit is None else limit
 
     @property
-    def ledger_id(self) -> str:
-        """The ledger's."""
-        return self._book.ledger_id
-
-    @property
     def spent(self) -> float:
         """The filter's sum, as of the last time that the file was read."""
         return add(run.charge for run in self._book.state.runs.values())
@@ -89,7 +81,7 @@ class Reservations:
             if self._fits(draft, run, held.event_after, branch, most):
                 mark = most
             else:
-                self.demand_room(draft, run, held.event_after, row + 1, run.releases + row + 1 - branch.mark)
+                self.demand_room(draft, run, held.event_after, branch, row + 1)
                 mark, beyond = row + 1, most
                 while beyond - mark > 1:
                     middle = (mark + beyond) // 2
@@ -98,10 +90,6 @@ class Reservations:
                     else:
                         beyond = middle
             self.append_reservation(draft, run, branch, mark, held.event_after)
-            # Settings that have not changed for a while are taken to stay: one durable write instead of two.
-            start, until, digest = branch.settings[-1] if branch.settings else (row, row, "")
-            if until == row and row - start >= _STEADY:
-                draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=mark, digest=digest)
         return mark
 
     def fix(self, draft: Draft, first: Run, *, alone: bool = False) -> None:
@@ -138,23 +126,28 @@ class Reservations:
 
     def _fits(self, draft: Draft, run: Run, event_after: EventAfter, branch: Branch, mark: int) -> bool:
         try:
-            self.demand_room(draft, run, event_after, mark, run.releases + mark - branch.mark)
+            self.demand_room(draft, run, event_after, branch, mark)
         except BudgetError:
             return False
         return True
 
-    def demand_room(self, draft: Draft, run: Run | None, event_after: EventAfter, mark: int, releases: int) -> None:
-        """Refuse what would cross the budget: a run with that mark and so many releases; None is one that begins."""
+    def demand_room(
+        self, draft: Draft, run: Run | None, event_after: EventAfter, branch: Branch | None, mark: int
+    ) -> None:
+        """Refuse what would cross the budget: a branch of a run with that mark; None is a run that begins."""
         state, limit = self._book.state, self.limit
         if limit is None:
             return
-        in_plan = run is not None and state.in_plan(run, mark, releases)
+        if run is None or branch is None:
+            in_plan, releases, event = False, mark, event_of(event_after, mark)
+        else:
+            releases, event = self._with(run, branch, mark, event_after)
+            in_plan = state.in_plan(run, mark, releases, event)
         if state.fixed is not None and state.fixed.alone:
             if not in_plan:
                 raise self._refusal(run, mark, releases)
             return
-        forks = 0 if run is None else run.forks
-        charge = self.filter.charge(event_of(event_after, mark, releases - mark, forks))
+        charge = self.filter.charge(event)
         others = [
             other.charge if in_plan else self._held(draft, other) for other in state.runs.values() if other is not run
         ]
@@ -164,11 +157,11 @@ class Reservations:
     def demand_room_to_begin(self, draft: Draft, planned: Event, event_after: EventAfter) -> None:
         """Refuse a run of which nothing can ever be reserved."""
         if self._book.state.fixed is not None:
-            self.demand_room(draft, None, event_after, 1, 1)
+            self.demand_room(draft, None, event_after, None, 1)
         elif self.budget is not None and not affords(self.budget, planned):
             order = self._book.state.order or order_for(planned, self.budget)
             chosen = PrivacyFilter(self._kind, order)
-            if not chosen.charge(event_of(event_after, 1, 0)) <= chosen.limit(*self.budget):
+            if not chosen.charge(event_of(event_after, 1)) <= chosen.limit(*self.budget):
                 raise self._refusal(None, 1, 1, planned)
 
     def counted(self, draft: Draft) -> float:
@@ -191,8 +184,9 @@ class Reservations:
         why = ""
         if fixed is not None and fixed.alone:
             if run is not None and run.run_id in fixed.runs:
-                other = "a fork's rows are" if releases > mark else f"after step {run.planned_steps} they are"
-                why = f": {other} not in the plan that was fixed beforehand. Resume with its data, settings and code"
+                why = ": its rows up to there, and those of branches that it left, are more than the plan of the run"
+                if releases == mark:
+                    why = f": after step {run.planned_steps} they are not in the plan that was fixed beforehand"
             else:
                 why = ": it is kept whole by the runs that were fixed before the first release"
             why += (
@@ -213,6 +207,10 @@ class Reservations:
             f"at delta={delta:g} for all its runs; it was not reserved{why}"
         )
 
+    def _with(self, run: Run, branch: Branch, mark: int, event_after: EventAfter) -> tuple[int, Event]:
+        """Return how many rows a run releases once a branch has that mark, and the event of all of them."""
+        return run.releases + mark - branch.mark, event_of(event_after, mark, run.abandoned(branch.branch_id))
+
     def append_reservation(
         self, draft: Draft, run: Run, branch: Branch, mark: int, event_after: EventAfter, kind: str = "reserve"
     ) -> None:
@@ -221,8 +219,7 @@ class Reservations:
             self._book.state.fixed is None
         ):  # rows have left that this ledger did not know of: nothing is fixed beforehand
             self._write_fixed(draft, [], Event.from_dict(run.planned))
-        releases = run.releases + mark - branch.mark
-        event = event_of(event_after, mark, releases - mark, run.forks)
+        releases, event = self._with(run, branch, mark, event_after)
         if event.adjacency is not None:
             self.check_adjacency(str(event.adjacency))
         draft.append(
@@ -235,16 +232,6 @@ class Reservations:
             charge=number_out(self.filter.charge(event)),
         )
 
-    def log_settings(self, held: Holder, row: int, digest: str) -> None:
-        """Write that the rows from `row` on are settled by `digest`: it alone, or four times as many as were so far."""
-        with self._book.writing() as draft:
-            run, branch = draft.held(held.run_id, held.branch_id, held.token)
-            steady = 0
-            if branch.settings and branch.settings[-1][1:] == (row, digest):
-                steady = row - branch.settings[-1][0]
-            until = max(row + 1, min(row + 1 + 3 * steady, branch.mark))
-            draft.append("settings", run=run.run_id, branch=branch.branch_id, row=row, until=until, digest=str(digest))
-
     def close(self, held: Holder, mark: int) -> int:
         """Give back the rows from `mark` on, let go of the branch, and return its mark."""
         with self._book.writing() as draft:
@@ -254,27 +241,12 @@ class Reservations:
             draft.release(branch.branch_id)
         return branch.mark
 
-    def fork(self, held: Holder, row: int, digest: str) -> tuple[Branch, str, int]:
-        """Write a fork of a branch that is held; return the new branch, its token and its number."""
-        with self._book.writing() as draft:
-            run, branch = draft.held(held.run_id, held.branch_id, held.token)
-            if not branch.first <= row <= branch.mark:
-                raise ArgumentError(
-                    f"row={row!r}: must lie between {branch.first} and {branch.mark} to fork from there"
-                )
-            child, number = self.branch_off(draft, run, branch, row, digest)
-            draft.release(branch.branch_id)
-            token = draft.lease(child.branch_id)
-        return child, token, number
-
-    def branch_off(self, draft: Draft, run: Run, parent: Branch, row: int, digest: str) -> tuple[Branch, int]:
+    def branch_off(self, draft: Draft, run: Run, parent: Branch, row: int) -> tuple[Branch, int]:
         """Write a fork, and return the new branch and its number."""
         # Random, not counted: an older copy of the ledger that is put back must not give out a number again.
         number = secrets.randbits(63)
         child = f"{run.run_id}.{len(run.branches)}"
-        draft.append(
-            "fork", run=run.run_id, branch=parent.branch_id, child=child, row=row, number=number, digest=str(digest)
-        )
+        draft.append("fork", run=run.run_id, branch=parent.branch_id, child=child, row=row, number=number)
         return run.branches[child], number
 
     def use_key(self, held: Holder, key_digest: str) -> None:

@@ -6,14 +6,15 @@ refuses an entry that does not follow from those before it; reading a ledger the
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
+from dpcore.accounting import Event
+from dpcore.accounting.branches import Branch as Own
+from dpcore.accounting.branches import Branches, Rows
 from dpcore.ledger.entries import number_in
-from dpcore.ledger.fixed import Fixed
+from dpcore.ledger.fixed import Fixed, within
 
 FORMAT = 1
 
@@ -25,6 +26,8 @@ class Branch:
     Attributes
     ----------
     branch_id : str
+    parent : str
+        That it left; empty for the branch a run began with.
     first : int
         The first row of its own.
     mark : int
@@ -33,53 +36,16 @@ class Branch:
         By which its key was derived; None for the branch a run began with.
     key_digest : str
         Of the noise key; empty where it was not told.
-    digests : list of (row, str)
-        From which row on the sums were shaped by what.
-    settings : list of (row, until, str)
-        Digest of the update's settings for the rows from `row` to below `until`, ascending and apart from each other.
     """
 
     branch_id: str
+    parent: str = ""
     first: int = 0
     mark: int = 0
     number: int | None = None
     key_digest: str = ""
     digests: list[tuple[int, str]] = field(default_factory=list)
     settings: list[tuple[int, int, str]] = field(default_factory=list)
-
-    def settings_at(self, row: int) -> str | None:
-        """Return the digest of the settings in force at a row; None if the row was never about to be released."""
-        place = bisect_right(self.settings, row, key=itemgetter(0))
-        if not place:
-            return None
-        _, until, digest = self.settings[place - 1]
-        return digest if row < until else None
-
-    def digests_between(self, row: int, end: int) -> set[str]:
-        """Return all digests in force at the rows from `row` to below `end`."""
-        ends = [start for start, _ in self.digests[1:]] + [end]
-        return {
-            digest
-            for (start, digest), until in zip(self.digests, ends, strict=True)
-            if max(start, row) < min(until, end)
-        }
-
-    def note_digest(self, row: int, digest: str) -> None:
-        """Say that from `row` on the sums are shaped by what `digest` stands for."""
-        self.digests = [item for item in self.digests if item[0] < row] + [(row, digest)]
-
-    def note_settings(self, row: int, until: int, digest: str) -> None:
-        """Say that the rows from `row` to below `until` are settled; what was settled from `row` on is void."""
-        kept = self.settings  # changed in place: with a schedule it is as long as the run
-        while kept and kept[-1][0] >= row:
-            kept.pop()
-        if kept:
-            start, end, known = kept.pop()
-            if end >= row and known == digest:
-                row = start
-            else:
-                kept.append((start, min(end, row), known))
-        kept.append((row, until, digest))
 
 
 @dataclass
@@ -99,13 +65,22 @@ class Run:
     planned_steps: int  # at the beginning; `steps` may grow
     early: bool  # begun before anything was reserved by anybody
     releases: int = 0
-    at: tuple[int, int, int] = (0, 0, 0)  # the steps, the abandoned rows and the forks that `event` is for
+    mark: int = 0  # of the branch that `event` was written for
     branches: dict[str, Branch] = field(default_factory=dict)
 
     @property
     def forks(self) -> int:
         """How often a branch was left for another."""
         return len(self.branches) - 1
+
+    def abandoned(self, branch_id: str) -> tuple[Rows, ...]:
+        """Return the rows that do not lead to a branch."""
+        return Branches(branch_id, self.tree).abandoned
+
+    @property
+    def tree(self) -> dict[str, Own]:
+        """All branches, as `dpcore.accounting.branches` has them."""
+        return {name: Own(one.parent, one.first, one.mark) for name, one in self.branches.items()}
 
 
 @dataclass
@@ -128,10 +103,11 @@ class State:
         """Of the filter's sum; None without a budget, or as long as it is not fixed."""
         return self.header["limit"] if self.fixed is None else self.fixed.limit
 
-    def in_plan(self, run: Run, mark: int, releases: int) -> bool:
-        """Whether a branch up to `mark`, with so many rows of the run in all, is a part of a plan fixed beforehand."""
-        fixed = self.fixed is not None and run.run_id in self.fixed.runs
-        return fixed and releases == mark <= run.planned_steps
+    def in_plan(self, run: Run, mark: int, releases: int, event: Event) -> bool:
+        """Whether a run of so many rows, a branch up to `mark` and abandoned ones, is a part of its plan if fixed."""
+        if self.fixed is None or run.run_id not in self.fixed.runs:
+            return False
+        return releases == mark <= run.planned_steps or within(Event.from_dict(run.planned), event)
 
     def apply(self, content: Mapping[str, Any]) -> None:
         """Take an entry into account.
@@ -185,7 +161,7 @@ def _begin(state: State, content: Mapping[str, Any]) -> None:
         content["steps"],
         state.fixed is None,
     )
-    run.branches[branch_id] = Branch(branch_id, digests=[(0, content["digest"])])
+    run.branches[branch_id] = Branch(branch_id)
     state.runs[run_id] = run
     _key(state, {**content, "kind": "key"})
 
@@ -200,9 +176,8 @@ def _key(state: State, content: Mapping[str, Any]) -> None:
 
 
 def _resume(state: State, content: Mapping[str, Any]) -> None:
-    run, branch = state.branch(content)
+    run, _ = state.branch(content)
     run.steps = content["steps"]
-    branch.note_digest(content["row"], content["digest"])
 
 
 def _fork(state: State, content: Mapping[str, Any]) -> None:
@@ -210,14 +185,7 @@ def _fork(state: State, content: Mapping[str, Any]) -> None:
     row, child = content["row"], content["child"]
     if child in run.branches or any(item.number == content["number"] for item in run.branches.values()):
         raise ValueError(f"makes the branch {child!r} a second time")
-    run.branches[child] = Branch(
-        child,
-        first=row,
-        mark=row,
-        number=content["number"],
-        digests=[item for item in parent.digests if item[0] < row] + [(row, content["digest"])],
-        settings=[(start, min(end, row), digest) for start, end, digest in parent.settings if start < row],
-    )
+    run.branches[child] = Branch(child, parent.branch_id, row, row, content["number"])
 
 
 def _fix(state: State, content: Mapping[str, Any]) -> None:
@@ -255,12 +223,11 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
     charge = number_in(content["charge"])
     branch.mark, run.releases = content["mark"], content["releases"]
     run.event, run.charge = content["event"], charge
-    run.at = branch.mark, run.releases - branch.mark, run.forks
+    run.mark = branch.mark
 
 
 def _settings(state: State, content: Mapping[str, Any]) -> None:
-    _, branch = state.branch(content)
-    branch.note_settings(content["row"], content["until"], content["digest"])
+    state.branch(content)  # written until 0.1: which settings a row had, by which it could be released once more
 
 
 _HANDLERS: dict[str, Callable[[State, Mapping[str, Any]], None]] = {

@@ -199,9 +199,8 @@ def minimize(
     mechanism = Mechanism(plan, Layout.of([("x", x.shape)]), [device_x], backend=backend, keys=keys)
     account = None
     if ledger is not None:
-        # Without a digest of what shapes the sums: there is no state to resume from, so nothing is ever replayed.
         name = run_name or f"minimize, {method.name}"
-        account = LedgerAccount(ledger, mechanism, name=name, run_digest=str)
+        account = LedgerAccount(ledger, mechanism, name=name)
         mechanism.account = account
     path = [x.copy()] if record else None
     gradients: list[NDArray[Any]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,9 +14,10 @@ import scipy
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.accounting.branches import Rows, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan import scales
-from dpcore.sampling import FixedOrderSampler, Sampler, UserSampler
+from dpcore.sampling import Sampler, UserSampler
 from dpcore.spec.keys import Provenance
 from dpcore.spec.layout import Layout
 from dpcore.spec.validate import integer, non_negative
@@ -248,69 +250,88 @@ class Plan:
         """What the whole planned run releases."""
         return self.event_after(self.steps)
 
-    def event_after(self, steps: int, abandoned: int = 0, branches: int | None = None) -> Event:
-        """Return what the first `steps` steps release, and `abandoned` others that a run went back behind.
+    def event_after(self, steps: int, abandoned: Sequence[Rows] | int = ()) -> Event:
+        """Return what the first `steps` steps release, and the rows that a run went back behind.
 
         Parameters
         ----------
-        steps, abandoned : int
-        branches : int, optional
-            The abandoned steps lie on at most so many branches, on each of them one after the other. Without it every
-            one of them is taken for a branch of its own.
+        steps : int
+        abandoned : sequence of (first, stop), or int
+            The rows of each branch that was left, `dpcore.accounting.branches`. A number says how many, of branches that nobody
+            knows: each row then counts as a branch of its own, and under correlated noise as a whole planned run.
 
         Notes
         -----
-        Where every step draws anew, abandoned steps are steps like the others. Under correlated noise a branch counts
-        as a whole planned run. Under an order that repeats after b steps, k steps in a row meet an example at most
-        ceil(k / b) = floor((k - 1) / b) + 1 times, hence a steps on m branches at most floor((a - m) / b) + m times;
-        under other kept orders each abandoned step may have met the same example once more. Under cyclic sampling
-        `dpcore.sampling.cyclic_poisson` says what branches cost.
-        """
-        return self._event(self.noise_multiplier, steps, abandoned, branches)
+        Where every step draws anew, abandoned steps are steps like the others. Under an order that is kept, a branch
+        meets an example as often as the order does between `first` and `stop`.
 
-    def _event(self, sigma: float, steps: int, abandoned: int = 0, branches: int | None = None) -> Event:
-        # Abandoned steps lie on one branch at least.
-        apart = abandoned if branches is None else min(abandoned, max(1, branches))
+        Under correlated noise a branch shares the rows of noise before `first` with what it grew out of, and has rows
+        of its own from there. With C applied to the releases of each branch, all of them together are Gaussian noise
+        of independent rows on C times the sums of that branch: once for every row. One example takes part at the same
+        steps on every branch, so it moves the present branch by at most the sensitivity s of C, and the rows
+        [first, stop) of another by at most that of these rows of C, s_b: mu^2 = (s^2 + sum s_b^2) / sigma^2. What a
+        step sums may depend on earlier releases, and so may where a branch begins: the squares add up row by row.
+        Under cyclic sampling `dpcore.sampling.cyclic_poisson` says what branches cost.
+        """
+        return self._event(self.noise_multiplier, steps, abandoned)
+
+    def _event(self, sigma: float, steps: int, abandoned: Sequence[Rows] | int = ()) -> Event:
         moment = self.method.update.second_moment
         if moment == "noiseless":
             return NonPrivate("the second moment is made of clipped gradients without noise")
+        number = abandoned if isinstance(abandoned, int) else count(abandoned)
         if hasattr(self._drawing, "banded_event"):
-            event: Event = self._banded_event(sigma, steps, abandoned)
+            branches = number if isinstance(abandoned, int) else len(abandoned)
+            event: Event = self._banded_event(sigma, steps, number, branches)
         elif self.method.noise.strategy is not None:
-            run = self._matrix_event(sigma, steps)
-            event = Composed((run, *[self._matrix_event(sigma, self.steps)] * apart)) if apart else run
-        elif not abandoned:
+            left = ((0, self.steps),) * abandoned if isinstance(abandoned, int) else tuple(abandoned)
+            event = self._matrix_event(sigma, steps, self._reach(0, steps))
+            if left:
+                event = Composed((event, self._matrix_event(sigma, count(left), self._reach_of(left))))
+        elif not number:
             event = self.sampler.event(sigma, steps)
         elif not self.sampler.keeps_order:
-            event = self.sampler.event(sigma, steps + abandoned)
+            event = self.sampler.event(sigma, steps + number)
         else:
-            met = abandoned
-            if isinstance(self._drawing, FixedOrderSampler):
-                met = (abandoned - apart) // self._drawing.steps_per_epoch + apart
+            met = abandoned if isinstance(abandoned, int) else sum(self._meetings(*rows) for rows in abandoned)
             event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, met, Adjacency.ZERO_OUT)))
         # Joint moments: the same noise against replacement, where the vectors of an example move twice as far.
         return _replacing(event) if moment == "joint" else event
 
-    def _matrix_event(self, sigma: float, steps: int) -> MatrixGaussian:
-        """The first `steps` rows as one Gaussian mechanism, at the participation that the sampler fixes.
-
-        A branch that went back to step t0 shares the noise rows before t0 and has rows of its own from there. With C
-        applied to both, what the two released is Gaussian noise of independent rows on C times the sums, once for the
-        shared rows and once for each branch's own: the squared sensitivity is at most that of two whole runs.
-        """
+    def _matrix_event(self, sigma: float, rows: int, reach: float) -> MatrixGaussian:
         strategy = self.method.noise.strategy
         assert strategy is not None
-        known = self._sensitivities
-        if steps not in known:
-            known[steps] = self._moved(strategy, steps) if steps else 0.0
-        return MatrixGaussian(sigma, known[steps], steps, identify(strategy), Adjacency.ZERO_OUT)
+        return MatrixGaussian(sigma, reach, rows, identify(strategy), Adjacency.ZERO_OUT)
 
-    def _moved(self, strategy: Strategy, steps: int) -> float:
+    def _reach_of(self, left: tuple[Rows, ...]) -> float:
+        """How far an example moves C times the sums in the rows of all branches that were left."""
+        return math.hypot(*(self._reach(*rows) for rows in left))
+
+    def _reach(self, first: int, stop: int) -> float:
+        """How far an example moves C times the sums in rows [first, stop), where the sampler lets it take part."""
+        if (first, stop) not in self._reaches:
+            self._reaches[first, stop] = self._moved(first, stop) if first < stop else 0.0
+        return self._reaches[first, stop]
+
+    def _moved(self, first: int, stop: int) -> float:
+        strategy = self.method.noise.strategy
+        assert strategy is not None
         if hasattr(self._drawing, "blocks"):
-            return block_sensitivity(strategy, self._drawing.blocks(steps), steps)
-        return sensitivity(strategy, self._drawing.patterns(steps), steps)
+            return block_sensitivity(strategy, self._drawing.blocks(stop), stop, first)
+        return sensitivity(strategy, self._drawing.patterns(stop), stop, first)
 
-    def _banded_event(self, sigma: float, steps: int, abandoned: int) -> Event:
+    def _meetings(self, first: int, stop: int) -> int:
+        """How often one example takes part in steps [first, stop) of a kept order, at most."""
+        if (first, stop) not in self._met:
+            met = stop - first
+            if hasattr(self._drawing, "blocks"):
+                met = sum(int(block[-1]) >= first for block in self._drawing.blocks(stop))
+            elif hasattr(self._drawing, "patterns"):
+                met = max((int((steps >= first).sum()) for steps in self._drawing.patterns(stop)), default=0)
+            self._met[first, stop] = met
+        return self._met[first, stop]
+
+    def _banded_event(self, sigma: float, steps: int, abandoned: int, branches: int) -> Event:
         strategy = self.method.noise.strategy
         if strategy is None:
             wide, norm, name = 1, 1.0, "identity"
@@ -318,7 +339,7 @@ class Plan:
             wide, norm = self._banded
             name = identify(strategy)
         event: Event = self._drawing.banded_event(
-            sigma, steps, abandoned, bands=wide, column_norm=norm, strategy=name
+            sigma, steps, abandoned, branches, bands=wide, column_norm=norm, strategy=name
         )  # fmt: skip
         return event
 
@@ -329,7 +350,11 @@ class Plan:
         return bands(strategy, self.steps), largest_column_norm(strategy, self.steps)
 
     @cached_property
-    def _sensitivities(self) -> dict[int, float]:
+    def _reaches(self) -> dict[Rows, float]:
+        return {}
+
+    @cached_property
+    def _met(self) -> dict[Rows, int]:
         return {}
 
     def epsilon(self, delta: float, *, steps: int | None = None, accountant: str | None = None) -> float:
@@ -390,8 +415,7 @@ class Plan:
         steps_taken: int,
         keys: Provenance,
         backend: str,
-        abandoned: int = 0,
-        branches: int | None = None,
+        abandoned: Sequence[Rows] | int = (),
         rng: str = "chacha20",
         layout: Layout | None = None,
         caller_noise: bool = False,
@@ -400,13 +424,13 @@ class Plan:
         software: dict[str, str] | None = None,
         ledger: dict[str, Any] | None = None,
     ) -> Statement:
-        """Return the privacy statement after `steps_taken` steps (and `abandoned` ones).
+        """Return the privacy statement after `steps_taken` steps.
 
         Parameters
         ----------
         delta : float
             Where epsilon is stated.
-        steps_taken, abandoned, branches : int
+        steps_taken, abandoned : int, sequence of (first, stop)
             See `event_after`.
         keys : Provenance
             Where the keys come from; `RunKeys` is one.
@@ -430,7 +454,6 @@ class Plan:
             non_negative(delta=delta),
             steps_taken=steps_taken,
             abandoned=abandoned,
-            branches=branches,
             keys=keys,
             rng=rng,
             layout=layout,

@@ -2,7 +2,7 @@
 
 A sampler holds public settings only. The secret it draws from is an argument of `indices`, so that a sampler can be
 printed, stored in a config and hashed into a statement. It is stateless: any step can be asked for at any time, in any
-order, which is all that resuming, replaying and sharding need.
+order, which is all that resuming and sharding need.
 
 The same object feeds training (`indices`) and accounting (`event`): the two cannot disagree.
 """

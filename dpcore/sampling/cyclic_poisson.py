@@ -19,8 +19,8 @@ than `groups` steps on, in every branch that they belong to.
 - Coins at p < t whose rows reach beyond t, into k branches more: one coin, and a vector of squared norm at most
   (1 + k) ||C[:, p]||^2. Two releases about one coin cost more than two about two coins, so no sampling is claimed for
   them. A point of branching lies within reach of one such coin of an example at most, for its possible steps are
-  `groups` apart; each branch more has an abandoned step of its own; and 1 + k <= 2 k. So all of them are
-  at most one Gaussian mechanism with mu^2 = 2 abandoned (largest norm / sigma)^2.
+  `groups` apart, and 1 + k <= 2 k. So all of them are at most one Gaussian mechanism with
+  mu^2 = 2 branches (largest norm / sigma)^2, where `branches` were left that have rows of their own.
 
 With independent noise (one band) no row lies beyond t, and the second kind does not occur.
 
@@ -165,7 +165,15 @@ class CyclicPoissonSampler:
         return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, noise_multiplier, 1.0, steps)
 
     def banded_event(
-        self, noise_multiplier: float, steps: int, abandoned: int, *, bands: int, column_norm: float, strategy: str
+        self,
+        noise_multiplier: float,
+        steps: int,
+        abandoned: int,
+        branches: int,
+        *,
+        bands: int,
+        column_norm: float,
+        strategy: str,
     ) -> Event:
         """Return the event of `steps` steps under banded noise, and of `abandoned` others that were given up.
 
@@ -175,6 +183,8 @@ class CyclicPoissonSampler:
             Standard deviation of a coordinate of Z over the clip norm.
         steps, abandoned : int
             Steps on the way to the present parameters, and all others that were released.
+        branches : int
+            On how many branches those others lie.
         bands : int
             Of the strategy C, at most `groups`; 1 for independent noise.
         column_norm : float
@@ -198,7 +208,7 @@ class CyclicPoissonSampler:
         if bands == 1:
             return Composed((own, others))
         # Coins that two branches share: see the module.
-        return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * abandoned, Adjacency.ZERO_OUT)))
+        return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * branches, Adjacency.ZERO_OUT)))
 
     def describe(self) -> dict[str, Any]:
         """Return the public settings."""

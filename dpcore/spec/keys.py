@@ -69,7 +69,7 @@ class RunKeys(Provenance):
             Mixed into a caller's key, so that no two runs share noise; fresh from the operating system by default.
         exact_key : bool
             Take the caller's key as it is: two runs with one key then have the *same* noise, and the difference of
-            their results shows the data. For replay and for tests.
+            their results shows the data. For tests and study.
 
         Raises
         ------
@@ -145,14 +145,12 @@ class RunKeys(Provenance):
         """SHA-256 that tells one noise key from another and gives neither away."""
         return hashlib.sha256(b"dpcore spent" + self.noise).hexdigest()
 
-    def begin(self, row: int, *, again: bool = False) -> None:
+    def begin(self, row: int) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.
 
         Parameters
         ----------
         row : int
-        again : bool
-            A ledger vouches that the row, if it was spent before, was spent on the very same sum.
 
         Raises
         ------
@@ -162,10 +160,10 @@ class RunKeys(Provenance):
         if self.origin == EXACT:
             return
         with _lock:
-            if row < _begun.get(self.digest, 0) and not again:
+            if row < _begun.get(self.digest, 0):
                 raise PrivacyError(
                     f"step {row + 1} was already released with this key, and its noise must not be added to another "
-                    "sum: load the checkpoint with fork=True"
+                    "sum: load a checkpoint, which draws fresh noise"
                 )
             _begun[self.digest] = max(row + 1, _begun.get(self.digest, 0))
 

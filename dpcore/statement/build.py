@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import NonPrivate
+from dpcore.accounting.branches import Rows, count
 from dpcore.plan import scales
 from dpcore.spec.canonical import digest
 from dpcore.spec.keys import Provenance
@@ -34,8 +35,7 @@ def state(
     delta: float,
     *,
     steps_taken: int,
-    abandoned: int,
-    branches: int | None,
+    abandoned: Sequence[Rows] | int,
     keys: Provenance,
     rng: str,
     layout: Layout | None,
@@ -46,11 +46,12 @@ def state(
     ledger: Mapping[str, Any],
 ) -> Statement:
     """Return the statement of a run by `plan`; arguments as of `dpcore.Plan.statement`."""
-    event, planned = (plan.event_after(steps, abandoned, branches) for steps in (steps_taken, plan.steps))
+    event, planned = (plan.event_after(steps, abandoned) for steps in (steps_taken, plan.steps))
     if caller_noise:
         event = planned = CALLER_NOISE
     if rng != "chacha20":
         event = planned = not_cryptographic(rng)
+    number = abandoned if isinstance(abandoned, int) else count(abandoned)
     sampler = plan.sampler.describe()
     if event.adjacency:
         # Joint moments turn the sampler's adjacency into another one; a statement has one.
@@ -62,7 +63,7 @@ def state(
         second_moment=plan.method.update.second_moment,
         origin=keys.origin,
         forks=keys.forks,
-        abandoned=abandoned,
+        abandoned=number,
         ledger=ledger,
     )
     method = plan.method.describe()
@@ -81,8 +82,8 @@ def state(
         method=method,
         steps_planned=plan.steps,
         steps_taken=steps_taken,
-        steps_abandoned=abandoned,
-        branches_abandoned=min(abandoned, branches or 0),
+        steps_abandoned=number,
+        rows_abandoned=() if isinstance(abandoned, int) else tuple(abandoned),
         delta=delta,
         **guarantee(event, planned, delta),
         randomness={

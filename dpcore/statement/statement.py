@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from dpcore.accounting.branches import count
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import INFINITE, digest, plain, read_json
 
-FORMAT = 2
+FORMAT = 3
 
 # What decides the mechanism and its cost. The rest (steps taken, software, note) may differ between runs of one plan.
 SETTINGS = ("adjacency", "unit", "sampler", "clip", "noise", "method", "steps_planned", "delta")
@@ -69,8 +70,8 @@ class Statement:
         What one "example" of the adjacency is: "example" or "user".
     steps_abandoned : int
         Released on top of the steps taken, and counted.
-    branches_abandoned : int
-        On how many branches those steps lie, at most; 0 where that is not known, and each counts as one of its own.
+    rows_abandoned : tuple of (first, stop)
+        Where they lie, for each branch that was left; empty where that is not known, and each counts as a branch.
     ledger : dict, optional
         "ledger" (its id), "run" (the id of this run in it) and "total" (what the ledger holds in all).
     note : str, optional
@@ -104,7 +105,7 @@ class Statement:
     derivation: dict[str, str] = field(default_factory=dict)
     unit: str = "example"
     steps_abandoned: int = 0
-    branches_abandoned: int = 0
+    rows_abandoned: tuple[tuple[int, int], ...] = ()
     ledger: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     date: str = ""
@@ -123,13 +124,12 @@ class Statement:
             raise ArgumentError(
                 f"steps_taken={self.steps_taken!r}: must lie between 0 and the steps planned, {self.steps_planned!r}"
             )
-        if not 0 <= self.branches_abandoned <= self.steps_abandoned:
-            raise ArgumentError(
-                f"branches_abandoned={self.branches_abandoned!r}: must lie between 0 and the steps abandoned, "
-                f"{self.steps_abandoned!r}"
-            )
         if not self.steps_abandoned >= 0:
             raise ArgumentError(f"steps_abandoned={self.steps_abandoned!r}: must be 0 or more")
+        rows = tuple(_rows(item, self.steps_planned) for item in self.rows_abandoned)
+        object.__setattr__(self, "rows_abandoned", rows)
+        if rows and count(rows) != self.steps_abandoned:
+            raise ArgumentError(f"rows_abandoned={rows!r}: must be {self.steps_abandoned!r} rows, the steps abandoned")
         if not 0 <= self.delta < 1:
             raise ArgumentError(f"delta={self.delta!r}: must be at least 0 and less than 1")
         if not self.epsilon:
@@ -241,14 +241,21 @@ def _check_types(content: Mapping[str, Any]) -> None:
     kinds: dict[str, tuple[type, ...]] = {
         **dict.fromkeys((*_DICTS, "epsilon", "epsilon_planned", "epsilon_interval"), (dict,)),
         **dict.fromkeys(("adjacency", "unit", "note", "date"), (str,)),
-        **dict.fromkeys(("steps_planned", "steps_taken", "steps_abandoned", "branches_abandoned"), (int,)),
+        **dict.fromkeys(("steps_planned", "steps_taken", "steps_abandoned"), (int,)),
         "delta": (int, float),
-        "caveats": (list, tuple),
+        **dict.fromkeys(("caveats", "rows_abandoned"), (list, tuple)),
     }
     for name, kind in kinds.items():
         if not isinstance(content[name], kind) or isinstance(content[name], bool):
             expected = {dict: "an object", list: "a list", str: "text", int: "a number"}[kind[0]]
             raise DataError(f"statement: {name}={content[name]!r} must be {expected}")
+
+
+def _rows(item: Any, steps: int) -> tuple[int, int]:
+    whole = isinstance(item, (list, tuple)) and len(item) == 2 and all(type(row) is int for row in item)
+    if not whole or not 0 <= item[0] < item[1] <= steps:
+        raise ArgumentError(f"rows_abandoned: {item!r} must be (first, stop), 0 <= first < stop <= {steps}")
+    return item[0], item[1]
 
 
 def _epsilon(value: Any, where: str) -> float:

@@ -76,8 +76,8 @@ def statement_text(statement: Statement, width: int = 80) -> str:
     taken = f"after {statement.steps_taken:,} of {statement.steps_planned:,} steps"
     if statement.steps_abandoned:
         taken += f", and {statement.steps_abandoned:,} that were abandoned"
-        if statement.branches_abandoned:
-            taken += f" on {statement.branches_abandoned:,} branch(es)"
+        if statement.rows_abandoned:
+            taken += f" on {len(statement.rows_abandoned):,} branch(es)"
     known = {name: _stated(value) for name, value in statement.epsilon.items()}
     if statement.epsilon_interval:
         ends = statement.epsilon_interval["lower"], statement.epsilon_interval["upper"]

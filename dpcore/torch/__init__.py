@@ -5,5 +5,6 @@ from dpcore.torch.make_private import make_private
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.state.checkpoint import public_state
+from dpcore.torch.state.saving import save_state
 
-__all__ = ["PrivateOptimizer", "PrivateRun", "export", "make_private", "public_state"]
+__all__ = ["PrivateOptimizer", "PrivateRun", "export", "make_private", "public_state", "save_state"]

@@ -19,7 +19,6 @@ from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import step_seed
 from dpcore.torch.recorder import Recorder
-from dpcore.torch.watch import Watch
 
 
 class Engine:
@@ -39,8 +38,6 @@ class Engine:
         Keeps coordinates of what is released.
     diagnostics : list of float or None
         ``clipped_mean_norm`` of each step where somebody asked for it. **Secret.**
-    watch : Watch or None
-        Notices, for a ledger, what changes a sum from step to step.
     """
 
     def __init__(
@@ -56,7 +53,6 @@ class Engine:
         self.microbatch_size = microbatch_size
         self.recorder: Recorder | None = None
         self.diagnostics: list[float] | None = None
-        self.watch: Watch | None = None
         self._public: list[Any] | None = None
         self._swapped = False
 
@@ -113,8 +109,6 @@ class Engine:
         finally:
             self._public = None
             self.working.store()
-            if self.watch is not None:
-                self.watch.note()
             if norm is not None and self.diagnostics is not None and self.mechanism.step > number:
                 self.diagnostics.append(norm)
         if self.recorder is not None:
@@ -172,7 +166,6 @@ class Engine:
         self.working.refresh()
         output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
         kept = [parameter.detach().clone() for parameter in self.working.parameters]
-        watch = self.watch if self.watch is not None and self.watch.untouched else None
         self._swapped = True
         try:
             self._put(output)
@@ -180,8 +173,6 @@ class Engine:
         finally:
             self._put(kept)
             self._swapped = False
-            if watch is not None:
-                watch.note_trained()
 
     def _put(self, values: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():

@@ -132,8 +132,8 @@ def make_private(
         Every step is reserved there before its batch is drawn, and training stops before it would cross the ledger's
         budget. With it, a checkpoint knows what was released after it was saved.
     data_id : str, optional
-        A name for the data that changes when they do, or what is done to them on reading, for a ledger's replay.
-        Tensors need none: they are fingerprinted.
+        A name for the data, by which a ledger tells that its runs saw the same. Tensors need none: they are
+        fingerprinted.
     run_name : str, optional
         What the ledger calls the run; by default the model's class and the method.
 
@@ -199,7 +199,7 @@ def make_private(
     if ledger is not None:
         from dpcore.torch.ledger import attach, open_ledger
 
-        attach(open_ledger(ledger), engine, loader, source, loss, data_id=data_id, run_name=run_name)
+        attach(open_ledger(ledger), engine, source, data_id=data_id, run_name=run_name)
     elif data_id is not None or run_name is not None:
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     caveats = (CAVEAT,) if draws or source.tensors is None else ()

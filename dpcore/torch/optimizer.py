@@ -30,7 +30,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, engine: Engine, loader: PrivateLoader) -> None:
         self._engine = engine
         self._loader = loader
-        self._ready = False
+        self._ready = self._taking = False
         self._sealed = False
         self._update = engine.mechanism.plan.method.update
         known = groups.defaults(self._update)
@@ -90,18 +90,22 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """Sum one drawn batch and step: what ``private.step`` calls."""
         self._engine.check_not_swapped("private.step")
         self._engine.check_public(public)
-        self._loader.consume(batch)
         for group in self.param_groups:
             groups.settings(group, self._update)  # refused before the sum is paid for
-        self._engine.accumulate(batch, public)
-        number = self._engine.mechanism.step
-        self._ready = True
-        try:
-            self.step()
-        finally:
-            self._ready = False
-            if self._engine.mechanism.step > number:  # released, even if what came after it failed
-                self._loader.forget()
+        with self._engine.mechanism.turns.lock:  # a whole step of one thread
+            if self._taking:
+                raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
+            self._loader.consume(batch)
+            number = self._engine.mechanism.step
+            self._taking = True
+            try:
+                self._engine.accumulate(batch, public)
+                self._ready = True
+                self.step()
+            finally:
+                self._ready = self._taking = False
+                if self._engine.mechanism.step > number:  # released, even if what came after it failed
+                    self._loader.forget()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""
@@ -114,55 +118,52 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
         The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, the
         cursor, and private diagnostics where they are taken. Keep it as safe as the data: whoever has it can subtract
-        the noise. `dpcore.torch.public_state` returns a copy without it.
+        the noise. `dpcore.torch.save_state` writes it so that its owner alone can read it, `dpcore.torch.public_state`
+        returns a copy without it.
         """
         self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, fork: bool | None = None) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a saved state. Load the model's own state beside it.
+
+        What follows draws fresh noise, and fresh batches where every step draws anew: steps taken after the checkpoint
+        may have been seen, and the same noise on another sum would give both away. They stay counted in epsilon: those
+        of this run object always, those of other processes with a ledger.
 
         Parameters
         ----------
         state_dict : mapping
             From `state_dict`, of a run with the same method, data size, sampler, planned steps and tensors.
-        fork : bool, optional
-            Whether to draw fresh noise and fresh batches from here on. By default a run with a ledger asks it: a state
-            from which nothing was released later goes on; what was released later is released once more, bit for bit
-            and free of charge, where all that shapes the sums is the same; anything else forks and is charged. Without
-            a ledger the default is to fork, since steps taken after the checkpoint may have been seen, and the same
-            noise on another sum would give both away. Steps that this run object abandons by going back stay counted in
-            epsilon; those of other processes are known to a ledger only. True always forks. False goes on with the
-            saved keys or refuses; without a ledger it is for a caller who knows that nothing after this checkpoint was
-            ever released, and that nothing but this run goes on from it.
 
         Raises
         ------
         ArgumentError
             If the state is of another run's settings, or damaged; nothing was changed then.
-        PrivacyError
-            With fork=False, if this very run went on past the checkpoint (its noise is spent), or if the ledger does
-            not allow it.
+        DataError, PrivacyError
+            If the ledger does not allow it; nothing was changed then.
         """
         if "dpcore" not in state_dict:
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
         self._engine.check_not_swapped("optimizer.load_state_dict")
-        own = self._engine.mechanism.account is None and fork is False
-        check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False), fork=not own)
-        needed = groups.defaults(self._update)  # torch adds defaults of its own to `self.defaults` as it loads a state
-        for group in state_dict["param_groups"]:
-            lacking = next((key for key in needed if key not in group), None)
-            if lacking is not None:
-                raise ArgumentError(f"state_dict['param_groups']: a group lacks {lacking!r}, which the update needs")
-            groups.settings(group, self._update)
-        # torch checks the number of groups and of their parameters before it changes them; only a ledger may still
-        # refuse what comes after, and then the groups are put back.
-        before = super().state_dict()
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
-        try:
-            checkpoint.load(self._engine, state_dict["dpcore"], fork=fork)
-        except DpcoreError:
-            super().load_state_dict(before)
-            raise
-        self._ready = False
-        self._loader.forget()
+        with self._engine.mechanism.turns.lock:
+            check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False))
+            needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state
+            for group in state_dict["param_groups"]:
+                lacking = next((key for key in needed if key not in group), None)
+                if lacking is not None:
+                    raise ArgumentError(
+                        f"state_dict['param_groups']: a group lacks {lacking!r}, which the update needs"
+                    )
+                groups.settings(group, self._update)
+            # torch checks the number of groups and of their parameters before it changes them; only a ledger may still
+            # refuse what comes after, and then the groups are put back.
+            before = super().state_dict()
+            super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
+            try:
+                checkpoint.load(self._engine, state_dict["dpcore"])
+            except DpcoreError:
+                super().load_state_dict(before)
+                raise
+            self._ready = False
+            self._loader.forget()

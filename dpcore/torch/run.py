@@ -72,22 +72,15 @@ class PrivateRun:
         """Steps released so far."""
         return self._engine.mechanism.step
 
-    @property
-    def steps_released(self) -> int:
-        """Steps under the present keys that may have been released: more than `steps_taken` while a replay lasts."""
-        return self._engine.mechanism.released
-
     def event_after(self, steps: int) -> Event:
         """Return what is released once `steps` steps are taken, abandoned ones included.
 
         Parameters
         ----------
         steps : int
-            On the way to the parameters; at least `steps_released` for what may be known by now.
+            On the way to the parameters; at least `steps_taken` for what may be known by now.
         """
-        mechanism = self._engine.mechanism
-        branches = None if mechanism.account is None else mechanism.account.branches
-        return self.plan.event_after(steps, mechanism.abandoned, branches)
+        return self.plan.event_after(steps, self._engine.mechanism.abandoned)
 
     @property
     def microbatch_size(self) -> int:
@@ -200,7 +193,7 @@ class PrivateRun:
         accountant : str, optional
             By default the smallest value of all accountants that cover the run: each of them is an upper bound.
         """
-        chosen, event = self._delta(delta), self.event_after(self.steps_released)
+        chosen, event = self._delta(delta), self.event_after(self.steps_taken)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
         names = accounting.accountants_for(event)
@@ -213,15 +206,6 @@ class PrivateRun:
             self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
         )
         return replace(statement, date=datetime.now(UTC).date().isoformat())
-
-    @property
-    def resumed(self) -> str:
-        """How the run went on from the last state that was loaded, as its ledger decided, and why: "fork: ...".
-
-        Begins with "continue", "replay" or "fork"; empty where no state was loaded, or there is no ledger.
-        """
-        account = self._engine.mechanism.account
-        return account.resumed if isinstance(account, LedgerAccount) else ""
 
     def begin(self) -> None:
         """Begin the run in its ledger now, and not at the first batch; without a ledger there is nothing to begin.

@@ -203,9 +203,8 @@ def test_nothing_is_left_by_a_plan_that_keeps_the_budget_and_ended_early(tmp_pat
         name="whole",
         adjacency="add-remove",
         steps=steps,
-        event_after=lambda taken, left, _: accounting.PoissonSampledGaussian(0.05, 2.0, taken + left),
+        event_after=lambda taken, _left: accounting.PoissonSampledGaussian(0.05, 2.0, taken),
         description=None,
-        digest="",
         key_digest="",
     )
     run.reserve(0)

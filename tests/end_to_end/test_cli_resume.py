@@ -1,7 +1,6 @@
-"""`dpcore train --resume`: runs that are killed or stopped go on, release nothing twice, and end as the straight run.
+"""`dpcore train --resume`: runs that are killed or stopped go on, under fresh noise, and pay for what a kill lost.
 
-Commands run in forked children, which kill or interrupt themselves at a chosen step. All draw one key, so that what a
-resumed run ends with can be compared with what nobody interrupted.
+Commands run in forked children, which kill or interrupt themselves at a chosen step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("typer")
@@ -27,17 +25,14 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 import torch
 
-from dpcore import accounting, fingerprint
+from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.reports.gradients import load_gradients
 from dpcore.cli.train import checkpoint
 from dpcore.ledger import Ledger
-from dpcore.spec import keys
 from dpcore.statement import Statement, verify
-from dpcore.statement.text import format_epsilon
-from dpcore.torch import PrivateRun
+from dpcore.torch import PrivateRun, save_state
 
-KEY = bytes(range(32))
 STEPS, EPOCH = 69, 23
 # What a checkpoint must hold: an average, a schedule's place, a clip norm, a filter's state, a record.
 RUN = (
@@ -56,10 +51,7 @@ def _ready_to_fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def _child(words: tuple[str, ...], moments: dict[int, int], code: str, told: Path) -> None:
-    keys.new_key = lambda: KEY
-    if code:
-        fingerprint.code_digest = lambda *_: code
+def _child(words: tuple[str, ...], moments: dict[int, int], told: Path) -> None:
     step = PrivateRun.step
 
     def then_signal(run: PrivateRun, batch: Any) -> None:
@@ -73,14 +65,14 @@ def _child(words: tuple[str, ...], moments: dict[int, int], code: str, told: Pat
     sys.exit(status)
 
 
-def command(folder: Path, *words: str, kill: int = 0, stop: int = 0, code: str = "") -> tuple[int, str]:
+def command(folder: Path, *words: str, kill: int = 0, stop: int = 0, number: int = signal.SIGINT) -> tuple[int, str]:
     """Run a command in a child; return its status, negative where it was killed, and what it printed.
 
-    `kill` and `stop` are the steps after which the child gets SIGKILL and SIGINT.
+    `kill` and `stop` are the steps after which the child gets SIGKILL and another signal.
     """
     told = folder / "told"
-    moments = {kill: signal.SIGKILL, stop: signal.SIGINT}
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(words, moments, code, told))
+    moments = {kill: signal.SIGKILL, stop: number}
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(words, moments, told))
     child.start()
     child.join()
     return child.exitcode or 0, told.read_text()
@@ -126,42 +118,63 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_ends_as(folder: Path, straight: Path) -> None:
-    assert weights(folder) == weights(straight)
-    assert charged(folder) == charged(straight) == (STEPS, 0)
+def at(folder: Path) -> int:
+    """The step of the checkpoint."""
+    return int(checkpoint.read(folder / "run.checkpoint")["optimizer"]["dpcore"]["public"]["step"])
+
+
+def assert_complete(folder: Path, straight: Path, lost: int) -> None:
+    """All steps are taken, `lost` others are charged, and nothing is missing from the folder."""
     mine, other = statement(folder), statement(straight)
-    assert (mine.epsilon, mine.event, mine.note, mine.steps_abandoned) == (other.epsilon, other.event, "", 0)
-    record, expected = load_gradients(folder / "run"), load_gradients(straight / "run")
-    np.testing.assert_array_equal(record.released, expected.released)
-    np.testing.assert_array_equal(record.filtered, expected.filtered)
+    assert (mine.steps_taken, mine.steps_abandoned, mine.note) == (STEPS, lost, "")
+    (run,) = Ledger.open(folder / "ledger").runs()
+    assert run.releases == STEPS + lost
+    assert accounting.Event.from_dict(mine.event) == run.event
+    assert (mine.best_epsilon > other.best_epsilon) == (lost > 0)
+    assert lines(folder)[-1]["epsilon"] == mine.best_epsilon
+    assert len(load_gradients(folder / "run").released) == STEPS
     assert {path.name for path in (folder / "run").iterdir()} == {path.name for path in (straight / "run").iterdir()}
     assert sorted(path.name for path in folder.iterdir()) == ["ledger", "run", "told"]
+    assert weights(folder) != weights(straight)
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_the_straight_one(tmp_path: Path, straight: Path) -> None:
-    """Killed in the first epoch, in a later one, in a replay, before an evaluation, and after the last step."""
-    folder = tmp_path / "case"
-    assert begin(folder, kill=5)[0] == -signal.SIGKILL
+def test_a_run_that_is_killed_again_and_again_pays_for_the_steps_since_its_checkpoints(
+    tmp_path: Path, straight: Path
+) -> None:
+    """Killed in the first epoch, in a later one, before an evaluation, and after the last step."""
+    folder, lost = tmp_path / "case", 0
+    status, told = begin(folder, kill=5)
+    assert status == -signal.SIGKILL
+    assert "a checkpoint is saved every 1 of 69 steps or 60 seconds" in " ".join(told.split())
     for moment in (30, 26, 2 * EPOCH, STEPS):
-        before = charged(folder)[0]
-        status, told = resume(folder, kill=moment)
+        here, before = at(folder), charged(folder)[0]
+        now = before - here - lost  # reserved since the checkpoint by the child that was killed
+        status, told = resume(folder, kill=max(moment, here + 1))
         assert status == -signal.SIGKILL
-        assert before <= charged(folder)[0] <= STEPS
-        assert f"with a replay: steps up to {before} may" in told, told
-        assert statement(folder).steps_taken >= moment
+        told = " ".join(told.split())
+        if now:
+            assert f"after step {here} of 69, with fresh noise. This costs {now} step(s)" in told, told
+        else:
+            assert "This costs 0 steps: nothing was released since." in told, told
+        lost += now
+        assert charged(folder)[0] >= statement(folder).steps_abandoned == lost
+    here = at(folder)
+    lost += charged(folder)[0] - here - lost
     status, told = resume(folder)
     assert (status, "to go on" in told) == (0, False), told
-    assert_ends_as(folder, straight)
-    assert (folder / "run" / "metrics.jsonl").read_bytes() == (straight / "run" / "metrics.jsonl").read_bytes()
+    assert_complete(folder, straight, lost)
 
 
-def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path, straight: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(
+    tmp_path: Path, straight: Path, number: signal.Signals
+) -> None:
     folder = tmp_path / "case"
-    status, told = begin(folder, stop=30)
-    assert status == 130
-    assert "Stopped by Ctrl-C after 30 of 69 steps" in told
+    status, told = begin(folder, stop=30, number=number)
+    assert status == 128 + number
+    assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} after 30 of 69 steps" in told
     assert f"to go on           dpcore train --resume {folder / 'run'}" in told
-    assert charged(folder) == (30, 0)
+    assert (charged(folder), at(folder)) == ((30, 0), 30)
     assert stat.S_IMODE((folder / "run.checkpoint").stat().st_mode) == 0o600
     # No key of the checkpoint is in a public file.
     secret = checkpoint.read(folder / "run.checkpoint")["optimizer"]["dpcore"]["secret"]
@@ -170,67 +183,28 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path, straight: Path
         assert bytes.fromhex(secret["noise_key"]) not in path.read_bytes()
     status, told = resume(folder)
     assert status == 0
-    assert "Going on after step 30 of 69: nothing was released since" in told
-    assert_ends_as(folder, straight)
+    assert "Going on after step 30 of 69, with fresh noise. This costs 0 steps" in " ".join(told.split())
+    assert_complete(folder, straight, 0)
     assert [line["step"] for line in lines(folder)] == [23, 30, 46, 69]
-    assert [line for line in lines(folder) if line["step"] != 30] == lines(straight)
 
 
-def test_a_run_that_is_stopped_in_a_replay_is_not_complete(tmp_path: Path, straight: Path) -> None:
-    """All steps may have been released, and count; the parameters are still those of an earlier one."""
-    folder = tmp_path / "case"
-    begin(folder, kill=STEPS)
-    status, told = resume(folder, "--json", stop=50)
-    assert status == 130
-    content = json.loads(told[told.index("{") :])
-    assert content["status"] == "stopped by Ctrl-C"
-    assert content["resume"] == f"dpcore train --resume {folder / 'run'}"
-    counted = statement(folder)
-    assert counted.steps_taken == STEPS
-    assert "The parameters are those after step 50; steps up to 69 may have been released" in counted.note
-    assert charged(folder) == (STEPS, 0)
-    assert resume(folder)[0] == 0
-    assert_ends_as(folder, straight)
-
-
-def test_what_has_changed_forks_and_is_charged(tmp_path: Path, straight: Path) -> None:
-    folder = tmp_path / "case"
-    begin(folder, kill=30)
-    before = charged(folder)[0]
-    status, told = resume(folder, code="newer", kill=40)
-    assert status == -signal.SIGKILL
-    lost = before - EPOCH
-    assert "after step 23 of 69 as a fork, with fresh noise: later steps may have been released" in told
-    counted = told.split(f"{lost} abandoned steps stay counted; with them the whole run comes to ")[1]
-    upper = statement(folder)
-    assert (upper.steps_taken, upper.steps_abandoned) == (2 * EPOCH, lost)
-    # The fork was saved with its first step, so it is replayed and not forked once more.
-    status, told = resume(folder, code="newer")
-    assert status == 0
-    assert "with a replay" in told
-    assert charged(folder) == (STEPS + lost, 1)
-    told = statement(folder)
-    assert (told.steps_taken, told.steps_abandoned, told.randomness["forks"]) == (STEPS, lost, 1)
-    (run,) = Ledger.open(folder / "ledger").runs()
-    assert accounting.Event.from_dict(told.event) == run.event
-    assert told.best_epsilon > statement(straight).best_epsilon
-    assert counted.startswith(f"epsilon = {format_epsilon(told.best_epsilon)}.")
-    assert weights(folder) != weights(straight)
-    assert lines(folder)[0] == lines(straight)[0]
-    assert lines(folder)[-1]["epsilon"] == told.best_epsilon
-
-
-def test_a_fork_that_the_budget_refuses_leaves_the_run_to_be_replayed(tmp_path: Path, straight: Path) -> None:
+def test_a_run_that_pays_for_a_kill_ends_with_a_sentence_and_its_results(tmp_path: Path, straight: Path) -> None:
+    """The budget is that of the plan: what the kill cost is missing at the end."""
     folder = tmp_path / "case"
     begin(folder, budget=(1.0, 1e-5), kill=30)
-    status, told = resume(folder, code="newer")
-    assert status == 3
-    assert "Stopped by the ledger's budget after 23 of 69 steps" in told
-    assert "if the ledger has room again" in told
-    assert lines(folder) == lines(straight)[:1]
-    assert resume(folder)[0] == 0
-    assert weights(folder) == weights(straight)
+    lost = charged(folder)[0] - at(folder)
+    assert lost > 0
+    status, told = resume(folder)
+    assert status == 3, told
+    assert "Traceback" not in told
+    assert f"Stopped by the ledger's budget after {STEPS - lost} of 69 steps" in told
+    assert "held-out accuracy" in told
+    ended = statement(folder)
+    assert (ended.steps_taken, ended.steps_abandoned) == (STEPS - lost, lost)
+    assert ended.note.startswith("Stopped by the ledger's budget: row=")
+    assert ended.best_epsilon <= 1.0
     assert charged(folder)[0] == STEPS
+    assert weights(folder)
 
 
 @pytest.mark.slow
@@ -330,11 +304,11 @@ def test_a_ledger_that_was_moved_is_asked_for(
     folder = tmp_path / "case"
     shutil.copytree(stopped, folder)
     saved = checkpoint.read(folder / "run.checkpoint")
-    checkpoint.write(folder / "run.checkpoint", {**saved, "ledger": str(folder / "gone")})
+    save_state(folder / "run.checkpoint", {**saved, "ledger": str(folder / "gone")})
     assert "say where it is now with --ledger FILE" in refused(capsys, "--resume", str(folder / "run"))
     assert resume(folder, "--ledger", str(folder / "ledger"), stop=40)[0] == 130
     assert resume(folder)[0] == 0, "the new place is remembered"
-    assert_ends_as(folder, straight)
+    assert_complete(folder, straight, 0)
 
 
 def test_a_run_without_a_ledger_keeps_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_a_width_that_is_no_width(run: Path, capsys: pytest.CaptureFixture[str])
 def test_an_older_format_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["statement", str(changed(run, tmp_path, format=1))]) == 2
     told = capsys.readouterr().err
-    assert "has format 1, expected 2" in told
+    assert "has format 1, expected 3" in told
     assert "says more" not in told, "verify says the same"
-    assert main(["verify", str(changed(run, tmp_path, format=3))]) == 1
+    assert main(["verify", str(changed(run, tmp_path, format=4))]) == 1
     assert "a newer dpcore wrote it" in " ".join(capsys.readouterr().out.split())

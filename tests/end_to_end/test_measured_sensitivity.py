@@ -18,7 +18,6 @@ extreme ones often.
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 from dataclasses import replace
 
@@ -269,7 +268,8 @@ class Watched:
 
         def other(secret: dict[str, np.ndarray] | None = None) -> Mechanism:
             fitted = state if secret is None else {**state, "secret": {**state["secret"], "arrays": secret}}
-            self.other.load_state_dict(fitted, fork=False)
+            self.other.load_state_dict(fitted)
+            self.other.keys = RunKeys.from_dict(fitted["secret"])
             return self.other
 
         entries = self.run.layout.entries
@@ -324,7 +324,7 @@ class Watched:
         fork, self.forks = RunKeys.fork, self.forks + 1
         # A fork's keys come from the operating system: numbered, the branch is the same at every run of the test.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunKeys, "fork", functools.partialmethod(fork, number=self.forks))
+            patch.setattr(RunKeys, "fork", lambda keys, **said: fork(keys, **{**said, "number": self.forks}))
             self.run.load_state_dict(state)
 
     @property

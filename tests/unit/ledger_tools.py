@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
+from dpcore.accounting.branches import Rows, count
 from dpcore.ledger import Ledger, LedgerRun
 
 _keys = itertools.count()
 
 
-def poisson(steps: int, abandoned: int, forks: int = 0, sigma: float = 1.0) -> Event:
+def poisson(steps: int, abandoned: Sequence[Rows] = (), sigma: float = 1.0) -> Event:
     """Every step draws anew: abandoned ones are steps like the others."""
-    return PoissonSampledGaussian(0.01, sigma, steps + abandoned)
+    return PoissonSampledGaussian(0.01, sigma, steps + count(abandoned))
 
 
-def full(steps: int, abandoned: int, forks: int = 0, sigma: float = 20.0) -> Event:
+def full(steps: int, abandoned: Sequence[Rows] = (), sigma: float = 20.0) -> Event:
     """Full batches: exactly Gaussian."""
-    return Gaussian(sigma, steps + abandoned, Adjacency.ZERO_OUT)
+    return Gaussian(sigma, steps + count(abandoned), Adjacency.ZERO_OUT)
 
 
-def ordered(steps: int, abandoned: int, forks: int = 0) -> Event:
+def ordered(steps: int, abandoned: Sequence[Rows] = ()) -> Event:
     """An epoch of ten steps in a fixed order; an abandoned step may meet anybody."""
     run = Gaussian(10.0, -(-steps // 10), Adjacency.ZERO_OUT)
-    return Composed((run, Gaussian(10.0, abandoned, Adjacency.ZERO_OUT))) if abandoned else run
+    return Composed((run, Gaussian(10.0, count(abandoned), Adjacency.ZERO_OUT))) if abandoned else run
 
 
 def begin(ledger: Ledger, event_after: Any = poisson, **changes: Any) -> LedgerRun:
     """Begin a run with a key of its own."""
     values: dict[str, Any] = {
         "name": "a run",
-        "adjacency": event_after(1, 0).adjacency,
+        "adjacency": event_after(1, ()).adjacency,
         "steps": 1000,
         "event_after": event_after,
         "description": {"lr": 0.5},
-        "digest": "same",
         "key_digest": f"key {next(_keys)}",
     }
     return ledger.begin(**{**values, **changes})

@@ -23,6 +23,7 @@ from dpcore.methods import (
     pmlf,
     srg_memf,
 )
+from dpcore.spec.keys import EXACT, RunKeys
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.filters import OptimalFIR, ScalarKalman
 from dpcore.stages.strategies import NamedStrategy
@@ -76,6 +77,14 @@ def saved(run: dpcore.torch.PrivateRun) -> dict[str, Any]:
     torch.save({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def keep_keys(run: dpcore.torch.PrivateRun, state: dict[str, Any]) -> None:
+    """Draw what the saved run would have drawn, so that the two can be compared; loading always forks."""
+    secret = state["dpcore"]["secret"]
+    keys = {name: bytes.fromhex(secret[name]) for name in ("noise_key", "sampling_key")}
+    earlier = [(row, bytes.fromhex(key)) for row, key in secret["earlier_keys"]]
+    run._engine.mechanism.keys = RunKeys.from_dict(secret | keys | {"earlier_keys": earlier, "origin": EXACT})
 
 
 def as_text(run: dpcore.torch.PrivateRun) -> str:

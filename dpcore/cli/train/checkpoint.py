@@ -6,7 +6,6 @@ the run folder, whose files are all public (`RunFolder.checkpoint`).
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,6 @@ import torch
 from dpcore.errors import DataError
 
 PARTS = {"settings", "evaluations", "model", "optimizer", "ledger"}
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint: a crash leaves the old one or the new one, never a part.
-
-    Raises
-    ------
-    DataError
-        Where the file cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
-        reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
-        raise DataError(f"checkpoint {path}: cannot be written ({reason})") from cause
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
 from dpcore.cli.train.interrupt import deferred
@@ -146,18 +147,14 @@ def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
 
 def _how(training: Training, saved: Mapping[str, Any]) -> str:
     """Say where the run goes on, and what that costs."""
-    private, state, steps = training.private, saved["optimizer"]["dpcore"], training.plan.steps
-    where, now = f"Going on after step {private.steps_taken:,} of {steps:,}", private.statement()
-    if now.randomness["forks"] > state["secret"]["forks"]:
-        return (
-            f"{where} as a fork, with fresh noise: later steps may have been released, and it is not certain that the "
-            "very same would be made again (data, code, libraries, machine and threads must be the same, the ledger no "
-            f"older copy, and no process at work on the run). {now.steps_abandoned:,} abandoned steps stay counted; "
-            f"with them the whole run comes to epsilon = {format_epsilon(training.epsilon_after(steps))}."
-        )
-    if private.steps_released > private.steps_taken:
-        return (
-            f"{where} with a replay: steps up to {private.steps_released:,} may have been released, and are made once "
-            "more, the very same, at no cost."
-        )
-    return f"{where}: nothing was released since, so nothing is paid for twice."
+    state, steps, now = saved["optimizer"]["dpcore"]["public"], training.plan.steps, training.private.statement()
+    known = {name: Branch(*branch) for name, branch in state["branches"].items()}
+    lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)
+    where = f"Going on after step {training.private.steps_taken:,} of {steps:,}, with fresh noise"
+    if not lost:
+        return f"{where}. This costs 0 steps: nothing was released since."
+    return (
+        f"{where}. This costs {lost:,} step(s), which may have been released since the checkpoint and stay counted; "
+        f"with {now.steps_abandoned:,} abandoned steps in all the whole run comes to epsilon = "
+        f"{format_epsilon(training.epsilon_after(steps))}."
+    )

@@ -58,16 +58,20 @@ def train(
     resumed: bool = False,
 ) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
-    from dpcore.cli.train import callbacks, checkpoint
+    from dpcore.cli.train import callbacks
+    from dpcore.cli.train.autosave import cost
     from dpcore.cli.train.progress import Display
+    from dpcore.torch import save_state
 
     settings, console = training.settings, remarks()
 
     def save() -> None:
-        checkpoint.write(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
+        save_state(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
 
-    if ledger is not None and not resumed:
-        save()
+    if ledger is not None:
+        console.print(f"remark: {cost(training.plan.steps)}")
+        if not resumed:
+            save()
     heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl", training.evaluations)]
     if settings.tensorboard:
         after = training.private.steps_taken if resumed else None

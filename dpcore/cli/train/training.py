@@ -14,6 +14,7 @@ import torch
 
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
+from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.cli.train.interrupt import Interruption
 from dpcore.cli.train.settings import Settings
@@ -35,10 +36,6 @@ _RESERVED = (
     "Written before the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
     "killed during that epoch, and spent at most what is stated."
 )
-_REPLAYED = (
-    " The parameters are those after step {taken}; steps up to {released} may have been released before the run was "
-    "resumed, and count."
-)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Outcome:
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
     the keywords of `dpcore.cli.reports.gradients.save_gradients`, where a record was asked for. `budget` says why a ledger's
-    budget ended the run, if it did. `steps_taken` lead to the parameters; the statement may count more, where a run was
+    budget ended the run, if it did. `steps_taken` lead to the parameters; the statement counts more where a run was
     killed and resumed.
     """
 
@@ -129,7 +126,7 @@ class Training:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict` of a run with the same settings; the ledger decides whether that is a fork."""
+        """Go on from `state_dict` of a run with the same settings."""
         self.model.load_state_dict(state["model"])
         self.private.optimizer.load_state_dict(state["optimizer"])
         self.evaluations = [EpochReleased(**evaluation) for evaluation in state["evaluations"]]
@@ -145,11 +142,10 @@ class Training:
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps, and for what else may have been released by now."""
         now: Statement = self.private.statement()
-        counted = max(steps, self.private.steps_released)
-        event, planned = self.private.event_after(counted), self.private.event_after(self.plan.steps)
+        event, planned = self.private.event_after(steps), self.private.event_after(self.plan.steps)
         return replace(
             now,
-            steps_taken=counted,
+            steps_taken=steps,
             caveats=(*now.caveats, HELD_OUT),
             note=note,
             **guarantee(event, planned, now.delta),
@@ -174,9 +170,12 @@ class Training:
             Given a statement *before* the steps that it covers are taken, and again when they were: whoever kills the
             process in between finds a statement that counts too much, never too little.
         save : callable, optional
-            Called where a checkpoint is due: when the first step is granted, after each epoch, and at an early end.
+            Called where a checkpoint is due: `dpcore.cli.train.autosave`, after each evaluation, and at an early end.
         """
         begun = taken = self.private.steps_taken
+        saves = None if save is None else Autosave(save, self.plan.steps)
+        if saves is not None:
+            saves.begin(begun)
         budget = ""
         for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
@@ -184,15 +183,14 @@ class Training:
                 state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
             try:
                 for batch in self.private.loader:
-                    # Not earlier: of a fork that the budget refuses, the branch before it must stay in the checkpoint.
-                    if save is not None and taken == begun:
-                        save()
                     self.private.step(batch)
                     taken += 1
                     for callback in callbacks:
                         callback.on_step(StepReleased(taken, self.plan.steps))
                     if interruption:
                         break
+                    if saves is not None:
+                        saves.after(taken)
             except BudgetError as end:
                 if taken == 0:
                     raise
@@ -201,16 +199,14 @@ class Training:
                 self.evaluations.append(self._evaluate(taken))
                 for callback in callbacks:
                     callback.on_epoch(self.evaluations[-1])
-                if save is not None:
-                    save()
+                if saves is not None:
+                    saves.now(taken)
             if interruption or budget:
                 break
         self.private.close()
         note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
         if budget:
             note = f"Stopped by the ledger's budget: {budget}."
-        if taken < self.private.steps_released:
-            note += _REPLAYED.format(taken=taken, released=self.private.steps_released)
         statement = self.statement(taken, note)
         if state is not None:
             state(statement)

@@ -21,7 +21,7 @@ from dpcore.stages.strategies.base import Indices, Strategy, check_block
 from dpcore.stages.strategies.identity import Identity
 
 
-def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int) -> float:
+def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int, first: int = 0) -> float:
     """Return an upper bound on how far one example moves C times the sums, in units of the clip norm.
 
     Parameters
@@ -32,6 +32,8 @@ def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int)
         Ascending steps in [0, steps), disjoint and in ascending order: an example takes part in at most one of each.
     steps : int
         Steps of the run.
+    first : int
+        Rows before it do not count, as in `dpcore.stages.strategies.sensitivity`.
 
     Notes
     -----
@@ -39,13 +41,13 @@ def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int)
     """
     steps = check_block(steps, strategy.steps)
     if isinstance(strategy, Identity):
-        return math.sqrt(len(blocks))
+        return math.sqrt(sum(int(block[-1]) >= first for block in blocks))
     total = 0.0
     for e, earlier in enumerate(blocks):
-        columns = strategy.columns(earlier, steps)
+        columns = strategy.columns(earlier, steps)[first:]
         total += float((columns**2).sum(axis=0).max())
         for later in blocks[e + 1 :]:
-            first = int(later[0])  # columns of later steps are 0 above it
-            products = columns[first:].T @ strategy.columns(later, steps)[first:]
+            top = max(int(later[0]), first)  # columns of later steps are 0 above it
+            products = columns[top - first :].T @ strategy.columns(later, steps)[top:]
             total += 2.0 * float(np.abs(products).max())
     return math.sqrt(total)

@@ -10,6 +10,9 @@ Where no G_ij of the pattern is negative, x_i = u for one unit vector u reaches 
 not fall when steps are added to p, so an example that misses some of its steps is covered, and so is a pattern within
 another.
 
+Of the rows [first, steps) alone, which is what a branch that left the run at step `first` adds with its fresh noise,
+the change is C[first:steps] x, and the same holds with G = C[first:steps]^T C[first:steps].
+
 The x_i may depend on what was released before step i: with Gaussian noise and a lower-triangular C, the adaptive
 mechanism is as private as the one with all x_i fixed. **The pattern may not**: it is fixed before the run.
 
@@ -38,7 +41,7 @@ from dpcore.stages.strategies.toeplitz import BandedToeplitz
 _CHUNK = 256
 
 
-def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: int) -> float:
+def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: int, first: int = 0) -> float:
     """Return the largest L2 norm by which one example moves C times the sums, in units of the clip norm.
 
     Parameters
@@ -50,6 +53,8 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
         in any order. Fixed before the run.
     steps : int
         Steps of the run, of which each row of C is released.
+    first : int
+        Rows before it do not count: they are shared with another branch, which pays for them.
 
     Returns
     -------
@@ -63,7 +68,7 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
         If a step lies outside of the run, occurs twice in a pattern, or is not an integer.
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
-    square = _squared(strategy, steps)
+    square = _squared(strategy, steps, first)
     return math.sqrt(max((square(_pattern(p, steps)) for p in patterns), default=0.0))
 
 
@@ -83,32 +88,33 @@ def _pattern(pattern: npt.ArrayLike, steps: int) -> Indices:
     return result
 
 
-def _squared(strategy: Strategy, steps: int) -> Callable[[Indices], float]:
-    """Return pattern -> sum of |C^T C| over the pattern."""
+def _squared(strategy: Strategy, steps: int, first_row: int) -> Callable[[Indices], float]:
+    """Return pattern -> sum of |C^T C| over the pattern, C without the rows before `first_row`."""
     if isinstance(strategy, Banded | BandedToeplitz) and strategy.order < _CHUNK:
-        return _banded_squared(_bands(strategy, steps))
+        return _banded_squared(_bands(strategy, steps, first_row))
 
     def squared(pattern: Indices) -> float:
         total, plain = np.zeros(steps), True
         for first in range(0, pattern.size, _CHUNK):
-            block = strategy.columns(pattern[first : first + _CHUNK], steps)
-            total += block.sum(axis=1)
+            block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:]
+            total[first_row:] += block.sum(axis=1)
             plain = plain and bool((block >= 0).all())
         if plain:  # then C^T C has no negative entry, and its sum is the squared norm of the summed columns
             return float(total @ total)
-        block = strategy.columns(pattern, steps)
+        block = strategy.columns(pattern, steps)[first_row:]
         return float(np.abs(block.T @ block).sum())
 
     return squared
 
 
-def _bands(strategy: Banded | BandedToeplitz, steps: int) -> Matrix:
-    """Return the bands of the leading block, (b, steps): `Banded.bands` cut off at the last row."""
+def _bands(strategy: Banded | BandedToeplitz, steps: int, first_row: int) -> Matrix:
+    """Return the bands of the leading block, (b, steps): `Banded.bands` without rows beyond it or before the first."""
     if isinstance(strategy, Banded):
         bands = strategy.bands[:steps, :steps].copy()
     else:
         bands = np.repeat(np.array(strategy.series[:steps])[:, None], steps, axis=1)
-    bands[np.add.outer(np.arange(len(bands)), np.arange(steps)) >= steps] = 0.0
+    rows = np.add.outer(np.arange(len(bands)), np.arange(steps))
+    bands[(rows >= steps) | (rows < first_row)] = 0.0
     return bands
 
 

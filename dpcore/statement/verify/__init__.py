@@ -28,7 +28,7 @@ FREE_TEXT = (
     "the name of the method, and all of it that works on released vectors: query, filter, update, schedule, ...",
     "randomness.key and randomness.rng among known names; the digest of the noise's layout",
     "a fixed order's shuffle and drop_last, and its counts, where no event depends on them",
-    "the number of branches left behind, where no event depends on it",
+    "which rows the branches left behind have, where no event depends on it",
     "how often an example takes part under lists of batches and samplers of the caller's own: reported as trusted",
     "how far a matrix known by a digest moves it, within bounds, and what unknown stages do: reported as trusted",
 )

@@ -29,7 +29,7 @@ def too_much(statement: Statement) -> str | None:
     """Return what goes beyond a limit, in words; None where the statement can be checked."""
     strategy = statement.noise.get("strategy")
     if strategy is not None:
-        apart = min(statement.steps_abandoned, statement.branches_abandoned or statement.steps_abandoned)
+        apart = len(statement.rows_abandoned) or statement.steps_abandoned
         if apart > PARTS:
             return f"{apart:,} abandoned branches, at most {PARTS:,} are checked"
         work, entries = _of_strategy(statement, strategy)

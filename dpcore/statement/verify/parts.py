@@ -45,7 +45,7 @@ def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> 
         return None
     first, times = parts[0]
     most = steps + statement.steps_abandoned  # where every step draws anew, abandoned ones are steps like the others
-    if isinstance(first, MatrixGaussian):  # the others are branches, each a whole run
+    if isinstance(first, MatrixGaussian):  # the other is that of the branches
         parts, most = parts[:1], steps
     counted = sum(part.steps * count for part, count in parts if hasattr(part, "steps"))
     uncounted = any(not hasattr(part, "steps") for part, _ in parts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 from dpcore import sampling
+from dpcore.accounting.branches import Rows
 from dpcore.errors import DataError, DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
@@ -129,15 +131,24 @@ class DigestPlan(Plan):
     ----------
     moved : mapping of int to float
         By number of steps: the sensitivity of the leading block.
+    left : float
+        How far an example moves the rows of the branches that were left.
     wide : int
         Bands.
     """
 
     moved: Mapping[int, float] = field(default_factory=dict)
+    left: float = 0.0
     wide: int = 2
 
-    def _moved(self, strategy: Strategy, steps: int) -> float:
-        return self.moved[steps]
+    def _reach(self, first: int, stop: int) -> float:
+        return self.moved[stop]
+
+    def _reach_of(self, left: tuple[Rows, ...]) -> float:
+        most = self.moved[self.steps] * math.sqrt(len(left))
+        if self.left > most * (1 + SAME):
+            raise DataError(f"its branches move an example's sums by {self.left:.6g}, more than {most:.6g}")
+        return self.left
 
     @cached_property
     def _banded(self) -> tuple[int, float]:
@@ -208,7 +219,7 @@ def plan_of(statement: Statement) -> Plan | None:
         if moved is None:
             return None
         wide = min(int(strategy.get("bands", 2)), getattr(sampler, "groups", 2), statement.steps_planned)
-        return DigestPlan(made, sampler, statement.steps_planned, moved=moved, wide=wide)
+        return DigestPlan(made, sampler, statement.steps_planned, moved=moved, left=_left(statement), wide=wide)
     except (DpcoreError, TypeError) as cause:
         raise DataError(f"no such run is possible: {cause}") from cause
 
@@ -231,6 +242,12 @@ def _first(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the run's own part of an event; the others are branches that it left."""
     found: Mapping[str, Any] = event["events"][0] if "events" in event else event
     return found
+
+
+def _left(statement: Statement) -> float:
+    """Return how far an example moves the rows of abandoned branches, as the event states it."""
+    others = statement.event.get("events", ())[1:]
+    return float(others[0].get("sensitivity", 0.0)) if others else 0.0
 
 
 def _moved(statement: Statement) -> dict[int, float] | None:

@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 
 def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
     """Both events follow from sampler, noise and steps."""
-    abandoned, branches = statement.steps_abandoned, statement.branches_abandoned or None
+    abandoned, left = statement.steps_abandoned, statement.rows_abandoned or statement.steps_abandoned
     for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
         stated = getattr(statement, name)
         words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
@@ -32,7 +32,7 @@ def check_events(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
         if forced is None and plan is None:
             yield by_parts(label, Event.from_dict(stated), statement, steps)
             continue
-        derived = forced if forced is not None or plan is None else plan.event_after(steps, abandoned, branches)
+        derived = forced if forced is not None or plan is None else plan.event_after(steps, left)
         assert derived is not None
         problem = difference(stated, derived.to_dict())
         if problem is None and isinstance(plan, DigestPlan):

@@ -118,23 +118,6 @@ class Data:
             self._one = batches.tree_map(torch.zeros_like, one)
         return self._one
 
-    def repeats(self, examples: int = 16) -> bool:
-        """Whether reading gives the same again under the same seed: tried on a few examples, twice.
-
-        What reading draws by torch is seeded, so that it repeats, unless threads share the generator; what it draws by
-        other means does not.
-        """
-        if self.tensors is not None:
-            return True
-        places = [i * self.length // examples for i in range(examples)]
-        with seeded(self.device, TRIAL) as drew:
-            for place in places:
-                self.dataset[place]
-            if self._pool is not None and drew():
-                return False
-        first, second = (list(batches.leaves(self._read(places, TRIAL))) for _ in range(2))
-        return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
     def _read(self, places: list[int], seed: bytes) -> Tree:
         read = self._pool.map if self._pool else map
         with seeded(self.device, seed):

@@ -11,7 +11,6 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.randomness import step_seed
-from dpcore.torch.watch import Watch
 
 
 class PrivateLoader:
@@ -19,18 +18,12 @@ class PrivateLoader:
 
     Every batch drawn is stepped once, in order: step t is drawn only after step t - 1 was taken. A new iteration begins
     with the batch that was not stepped yet, if there is one, so looking at a batch is harmless.
-
-    Attributes
-    ----------
-    watch : Watch or None
-        Told of every batch, for a ledger.
     """
 
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
         self._data = data
         self._mechanism = mechanism
         self._pending: int | None = None  # examples of the batch drawn and not stepped yet: secret
-        self.watch: Watch | None = None
 
     def __len__(self) -> int:
         """Steps of one epoch."""
@@ -55,8 +48,6 @@ class PrivateLoader:
             indices = self._mechanism.draw()
             batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
             self._pending = len(indices)
-            if self.watch is not None:
-                self.watch.drew(batch, indices)
             yield batch
 
     def __reduce__(self) -> NoReturn:
@@ -90,5 +81,3 @@ class PrivateLoader:
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
                 "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
             )
-        if self.watch is not None:
-            self.watch.took(batch)

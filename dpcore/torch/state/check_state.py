@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError
 from dpcore.spec.stream import check_key
 from dpcore.torch.engine import Engine
 
@@ -18,7 +18,7 @@ _SAME_NOISE = 1e-6
 """Relative: how far a noise multiplier that was calibrated on another machine, or by another SciPy, may be off."""
 
 
-def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any], *, fork: bool) -> None:
+def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Refuse a state that this run cannot go on from: what passes here can be loaded.
 
     Parameters
@@ -28,8 +28,6 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any], 
         The saved state.
     present : mapping
         This run's own, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like.
-    fork : bool
-        See `dpcore.torch.PrivateOptimizer.load_state_dict`.
 
     Raises
     ------
@@ -37,9 +35,6 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any], 
         Names the first setting that differs (the steps already taken were released under the saved settings, and the
         plan would account for them under its own), or what is missing or of another form; never a value of the secret
         part.
-    PrivacyError
-        If fork is False and this run went on past the state: the same noise would be added to other sums. For other
-        runs of this process the first step refuses it (`RunKeys.begin`).
     """
     if "secret" not in state or "public" not in state:
         raise ArgumentError(
@@ -55,13 +50,7 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any], 
             if name not in state[part]:
                 raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
     _check_public(engine, state["public"], present["public"])
-    noise = _check_secret(state["secret"], present["secret"], state["public"]["step"])
-    mechanism, step = engine.mechanism, state["public"]["step"]
-    if not fork and mechanism.keys.noise == noise and mechanism.step > step:
-        raise PrivacyError(
-            f"fork=False: this run already released steps {step + 1} to {mechanism.step} with this key, and "
-            "the same noise must not be added to other sums; load with fork=True"
-        )
+    _check_secret(state["secret"], present["secret"], state["public"]["step"])
 
 
 def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -90,14 +79,26 @@ def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, 
                 "state_dict['dpcore']: its clip_norms must be one number for each step and one for the next, all from "
                 f"{least:g} to {most:g}"
             )
-    if not _is_count(public["releases"]) or public["releases"] < public["step"]:
-        raise ArgumentError(
-            f"state_dict['dpcore']: its releases {public['releases']!r} must be at least its {public['step']} steps"
-        )
+    _check_branches(public)
     if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
         raise ArgumentError(f"state_dict['dpcore']: its microbatch_size {public['microbatch_size']!r} must be positive")
     if public["recorded"] is not None:
         _check_recorded(public["recorded"], engine.mechanism.layout.dimension)
+
+
+def _check_branches(public: Mapping[str, Any]) -> None:
+    """Refuse branches of which cannot be told which rows left: those of the present one lead to the state's step."""
+    known, present = public["branches"], public["branch"]
+    fits = isinstance(known, Mapping) and present in known
+    for parent, first, mark in map(_branch, known.values() if fits else ()):
+        fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
+        fits = fits and (parent in known if parent else True)
+    if not fits or not known[present][1] <= public["step"] == known[present][2]:
+        raise ArgumentError("state_dict['dpcore']: its branches must be [parent, first, mark] by name")
+
+
+def _branch(item: Any) -> tuple[Any, Any, Any]:
+    return tuple(item) if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
 
 
 def _check_recorded(recorded: Any, dimension: int) -> None:
@@ -111,9 +112,10 @@ def _check_recorded(recorded: Any, dimension: int) -> None:
         raise ArgumentError("state_dict['dpcore']: its recorded gradients do not fit each other or this run")
 
 
-def _check_secret(secret: Mapping[str, Any], mine: Mapping[str, Any], step: int) -> bytes:
-    """Refuse a damaged secret part, quoting none of it; return the noise key."""
-    noise, _ = (as_key(secret[name], name) for name in KEYS)
+def _check_secret(secret: Mapping[str, Any], mine: Mapping[str, Any], step: int) -> None:
+    """Refuse a damaged secret part, quoting none of it."""
+    for name in KEYS:
+        as_key(secret[name], name)
     where = "state_dict['dpcore']['secret']"
     if _forms(secret["arrays"]) != _forms(mine["arrays"]):
         raise ArgumentError(f"{where}: its arrays must be those of this run's model and strategy")
@@ -129,7 +131,6 @@ def _check_secret(secret: Mapping[str, Any], mine: Mapping[str, Any], step: int)
     taken = secret["diagnostics"]
     if taken is not None and not (_are_numbers(taken, finite=False) and len(taken) == step):
         raise ArgumentError(f"{where}['diagnostics']: must be one number for each step taken")
-    return noise
 
 
 def as_key(text: Any, name: str) -> bytes:

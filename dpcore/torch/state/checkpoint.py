@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from dpcore.errors import DpcoreError
-from dpcore.mechanism.account import LedgerAccount
 from dpcore.torch.engine import Engine
-from dpcore.torch.fingerprint import parameters_digest
 from dpcore.torch.recorder import Recorder
 from dpcore.torch.state.check_state import KEYS, as_key
 
@@ -42,62 +40,47 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
 
     With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state.
     """
-    account = engine.mechanism.account
-    # First: a branch that is due must be made before its keys are saved.
-    known = account.saved if begin and isinstance(account, LedgerAccount) else None
-    if known is not None and engine.watch is not None:
-        engine.watch.note()
-    state = engine.mechanism.state_dict()
+    state = engine.mechanism.state_dict(begin=begin)
     public, secret = dict(state["public"]), dict(state["secret"])
     public["arrays"] = _tensors(public["arrays"])
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
     public["microbatch_size"] = engine.microbatch_size
     public["settings"] = fingerprint(engine)
     public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
-    public["ledger"] = known
-    public["parameters_sha256"] = None if public["ledger"] is None else parameters_digest(engine.gradient.model)
     secret["arrays"] = _tensors(secret["arrays"])
     secret |= {name: secret[name].hex() for name in KEYS}
     secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]
-    secret["cursor"] = engine.mechanism.step
+    secret["cursor"] = public["step"]
     secret["diagnostics"] = None if engine.diagnostics is None else list(engine.diagnostics)
     return {"format": state["format"], "public": public, "secret": secret}
 
 
-def load(engine: Engine, state: Mapping[str, Any], *, fork: bool | None) -> None:
+def load(engine: Engine, state: Mapping[str, Any]) -> None:
     """Take over a state that `dpcore.torch.state.check_state.check` accepted.
 
     Raises
     ------
-    PrivacyError
-        With fork=False, where a ledger does not allow it; nothing was changed then.
+    DataError, PrivacyError
+        Where a ledger does not allow it; nothing was changed then.
     """
     public, secret = dict(state["public"]), dict(state["secret"])
-    mechanism, before = engine.mechanism, (engine.mechanism.plan, engine.microbatch_size)
+    mechanism, before = engine.mechanism, engine.mechanism.plan
     # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
-    # digits. The plan takes it over, so that the event is that of what was released and of what will be, exactly, and
-    # a run that goes on adds the very noise it would have added. The other way round the event could claim more noise
-    # than earlier steps had. The price: a target epsilon is missed by about that last digit, as epsilon() says.
+    # digits. The plan takes it over, so that the event is that of what was released and of what will be, exactly. The
+    # other way round the event could claim more noise than earlier steps had. The price: a target epsilon is missed by
+    # about that last digit, as epsilon() says.
     method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
-    mechanism.plan = replace(mechanism.plan, method=method)
-    engine.microbatch_size = int(public["microbatch_size"])
-    account, decision = mechanism.account, None
-    if isinstance(account, LedgerAccount):
-        try:
-            decision = account.decide(public["ledger"], int(public["step"]), fork=fork)
-        except DpcoreError:
-            mechanism.plan, engine.microbatch_size = before
-            raise
     public["arrays"] = _arrays(public["arrays"])
     secret["arrays"] = _arrays(secret["arrays"])
     secret |= {name: as_key(secret[name], name) for name in KEYS}
     secret["earlier_keys"] = [(row, as_key(text, "earlier_keys")) for row, text in secret["earlier_keys"]]
-    whole = {"format": state["format"], "public": public, "secret": secret}
-    mechanism.load_state_dict(whole, fork=decision is None and fork is not False)
-    if decision is not None and isinstance(account, LedgerAccount):
-        account.resume(decision, mechanism.keys, mechanism.step, public["parameters_sha256"], int(public["releases"]))
-    if engine.watch is not None:
-        engine.watch.forget()
+    mechanism.plan = replace(before, method=method)
+    try:
+        mechanism.load_state_dict({"format": state["format"], "public": public, "secret": secret})
+    except DpcoreError:
+        mechanism.plan = before
+        raise
+    engine.microbatch_size = int(public["microbatch_size"])
     for name, value in public["wide_parameters"].items():
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)

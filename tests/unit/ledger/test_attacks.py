@@ -2,296 +2,106 @@
 
 from __future__ import annotations
 
-import enum
-import functools
-import logging
+import hashlib
+import os
 import random
 import sys
-import types
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.test_torch_replay import Problem, Run, Sums, augment, clean, forks, go, halve_rate
 from torch import nn
 
+import dpcore
+import dpcore.torch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.ledger.reservations import Reservations
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.minimize import minimize
-from dpcore.methods import dp_adam, dp_sgd, memf
+from dpcore.methods import dp_sgd, memf
 from dpcore.sampling import PoissonSampler
-from dpcore.torch.checksum import checksum, row_hashes
-from dpcore.torch.describe import digest_of, undescribed
-from tests.unit import test_torch_replay
 from tests.unit.ledger_tools import begin, full, new
-from tests.unit.torch_runs import DATA, model, saved, start
+from tests.unit.torch_runs import model, saved, start
 
-problem, sums = test_torch_replay.problem, test_torch_replay.sums
-
-Loop = dict[str, Any]
-
-
-class Counting:
-    """A loss that knows how often it was called."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return F.cross_entropy(output, target) * (1 + self.calls)
+Sums = dict[tuple[bytes, int], list[str]]
+Run = dpcore.torch.PrivateRun
 
 
-class Weighted:
-    """A loss with a number, an array and a tensor that a training loop may change."""
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+    """Digests of the sums that met each row of each key."""
+    found: Sums = {}
+    take = Mechanism._take
 
-    def __init__(self) -> None:
-        self.weight, self.array, self.teacher = 1.0, np.ones(3, np.float32), torch.ones(3)
+    def watched(self: Mechanism, slots: Any, row: int, *rest: Any) -> None:
+        content = b"".join(np.ascontiguousarray(slot.total).tobytes() for slot in slots)
+        found.setdefault((self.keys.noise, row), []).append(hashlib.sha256(content).hexdigest())
+        take(self, slots, row, *rest)
 
-    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        scaled = output * torch.from_numpy(self.array) * self.teacher
-        return F.cross_entropy(scaled, target) * self.weight
-
-
-class Buffered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(5, 3)
-        self.register_buffer("scale", torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.scale
+    monkeypatch.setattr(Mechanism, "_take", watched)
+    return found
 
 
-class Late(nn.Module):
-    """Draws in evaluation mode only, in which no model is tried out."""
+class Problem:
+    """Runs on one ledger."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(5, 3)
+    def __init__(self, folder: Path) -> None:
+        self.ledger = Ledger.create(folder / "ledger")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * (1 if self.training else random.random())
-
-
-def dropping() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Dropout(0.5), nn.Linear(7, 3))
+    def run(self, net: nn.Module | None = None, method: Any = None, **options: Any) -> Run:
+        options = {"ledger": self.ledger, "key": None, "exact_key": False, "epochs": 10, **options}
+        return start(model() if net is None else net, method, **options)
 
 
-def lower_weight(run: Run) -> None:
-    run._engine.gradient.loss.weight *= 0.5
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    return Problem(tmp_path)
 
 
-def lower_array(run: Run) -> None:
-    run._engine.gradient.loss.array *= 0.5
+def go(run: Run, count: int, change: Callable[[Any], Any] = lambda batch: batch) -> None:
+    end = run.steps_taken + count
+    while run.steps_taken < end:
+        for batch in run.loader:
+            run.step(change(batch))
+            if run.steps_taken == end:
+                return
 
 
-def move_teacher(run: Run) -> None:
-    run._engine.gradient.loss.teacher.data.mul_(0.5)
+def clean(sums: Sums) -> bool:
+    """Whether no row of noise was drawn for a sum twice, be it the same sum."""
+    return all(len(seen) == 1 for seen in sums.values())
 
 
-def lower_dropout(run: Run) -> None:
-    run.model[2].p *= 0.5
+def by_environment(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss whose code does not show what it computes."""
+    return F.cross_entropy(output, target) * float(os.environ.get("DPCORE_TEST_SCALE", "1"))
 
 
-def add_hook(run: Run) -> None:
-    run.model[0].register_forward_hook(lambda module, inputs, output: output * 0.5)
-
-
-def shrink_buffer(run: Run) -> None:
-    run.model.scale.data.mul_(0.5)
-
-
-def add_by_numpy(batch: Any) -> Any:
-    batch[0].numpy()[:] += np.random.default_rng().normal(size=batch[0].shape).astype(np.float32)
-    return batch
-
-
-def swap_labels(batch: Any) -> Any:
-    labels = batch[1].numpy()
-    labels[:] = labels[::-1].copy()
-    return batch
-
-
-def drawing(draw: Callable[[], float]) -> Any:
-    return lambda output, target: F.cross_entropy(output, target) * (1 + draw())
-
-
-CHANGES: dict[str, tuple[Callable[[], dict[str, Any]], Loop]] = {
-    "a loss that counts": (lambda: {"loss": Counting()}, {}),
-    "a number of the loss": (lambda: {"loss": Weighted()}, {"after": lower_weight}),
-    "an array of the loss": (lambda: {"loss": Weighted()}, {"after": lower_array}),
-    "a teacher, by data": (lambda: {"loss": Weighted()}, {"after": move_teacher}),
-    "the share of dropout": (lambda: {"net": dropping()}, {"after": lower_dropout}),
-    "a hook": (dict, {"after": add_hook}),
-    "a buffer, by data": (lambda: {"net": Buffered()}, {"after": shrink_buffer}),
-    "Python draws": (lambda: {"loss": drawing(random.random)}, {}),
-    "Python draws, hidden": (lambda: {"loss": drawing(lambda: random.random())}, {}),  # noqa: PLW0108
-    "NumPy draws": (lambda: {"loss": drawing(lambda: np.random.rand())}, {}),  # noqa: NPY002, PLW0108
-    "a batch, by NumPy": (dict, {"change": add_by_numpy}),
-    "labels that change places": (dict, {"change": swap_labels}),
-}
-
-
-def attacked(problem: Problem, options: Callable[[], dict[str, Any]], before: Loop, after: Loop) -> Run:
-    """Crash and resume; who is refused amid a step goes on with a fork, as the sentence says."""
-    state = problem.crashed(problem.run(**options()), **before)
-    run = problem.resumed(problem.run(**options()), state)
-    try:
-        go(run, 6, **after)
-    except PrivacyError as refusal:
-        assert "the same noise must not be added to another sum" in str(refusal)  # noqa: PT017
-        run = problem.run(**options())
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"], fork=True)
-        go(run, 6, **after)
-    return run
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_a_row_rests_on_is_compared_row_by_row(problem: Problem, sums: Sums, name: str) -> None:
-    options, loop = CHANGES[name]
-    run = attacked(problem, options, loop, {})
-    assert forks(run) == 1
-    assert clean(sums)
-
-
-def test_draws_that_no_trial_saw(problem: Problem, sums: Sums) -> None:
-    run = problem.run(Late())
-    run.model.eval()
-    state = problem.crashed(run)
-    run = problem.run(Late())
-    run.model.eval()
-    go(problem.resumed(run, state), 6)
-    assert forks(run) == 1
-    assert clean(sums)
-
-
-@pytest.mark.parametrize("when", ["before the crash", "after it"])
-def test_arrays_that_are_edited_are_not_those_of_the_fingerprint(problem: Problem, sums: Sums, when: str) -> None:
-    """Torch does not see what NumPy writes to memory that both have."""
-    arrays: list[Any] = []
-
-    def options() -> dict[str, Any]:
-        arrays.append(tuple(tensor.numpy().copy() for tensor in DATA))
-        return {"data": arrays[-1]}
-
-    def edit(run: Run) -> None:
-        arrays[-1][0][:] *= 2
-
-    loops: list[Loop] = [{"after": edit}, {}]
-    run = attacked(problem, options, *(loops if when == "before the crash" else loops[::-1]))
-    assert forks(run) == 1
-    assert clean(sums)
-
-
-def test_a_schedule_of_the_models_own_is_replayed(problem: Problem, sums: Sums) -> None:
-    """What changes in the same way in the same rows is the same sum."""
-
-    def by_step(run: Run) -> None:
-        run.model[2].p = 0.5 / (1 + run.steps_taken)
-
-    state = problem.crashed(problem.run(dropping()), after=by_step)
-    again = problem.resumed(problem.run(dropping()), state)
-    by_step(again)
-    go(again, 4, after=by_step)
-    assert forks(again) == 0
-    assert clean(sums)
-
-
-@pytest.mark.parametrize("part", ["public", "secret"])
-def test_an_edited_checkpoint_is_no_start_of_a_replay(problem: Problem, sums: Sums, part: str) -> None:
-    """Its first row would be the same; what edited moments or noise make of the parameters would not."""
-
-    def method() -> Any:
-        if part == "public":
-            return dp_adam(lr=0.05, noise_multiplier=1.0, batch_size=8)
-        return dp_sgd(lr=0.3, noise_multiplier=1.0, batch_size=8)
-
-    state = problem.crashed(problem.run(method=method()))
-    if part == "public":
-        for tensor in state["optimizer"]["dpcore"]["public"]["arrays"].values():
-            tensor.zero_()
-    else:
-        state["optimizer"]["dpcore"]["secret"]["sampling_key"] = "5a" * 32
-    run = problem.resumed(problem.run(method=method()), state)
-    go(run, 6)
-    assert forks(run) == 1
-    assert clean(sums)
-
-
-def test_rows_after_an_edited_checkpoint_are_no_start_either(problem: Problem, sums: Sums) -> None:
-    """They follow for the first time; then the checkpoint is loaded as it was."""
-    method = dp_adam(lr=0.05, noise_multiplier=1.0, batch_size=8)
-    run = problem.run(method=method)
+@pytest.mark.parametrize("order", [{}, {"sampling": "fixed_order"}], ids=["poisson", "fixed order"])
+def test_a_sum_that_changed_behind_every_digest_meets_fresh_noise(
+    problem: Problem, sums: Sums, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay under the same keys would give away the difference of the two sums, at no charge."""
+    run = problem.run(loss=by_environment, **order)
     go(run, 3)
-    state, edited = saved(run), saved(run)
+    state = saved(run)
+    go(run, 4)
+    monkeypatch.setenv("DPCORE_TEST_SCALE", "0.5")
+    again = problem.run(loss=by_environment, **order)
+    again.model.load_state_dict(state["model"])
+    again.optimizer.load_state_dict(state["optimizer"])
+    go(again, 4)
+    assert clean(sums)
+    again.close()
     run.close()
-    for tensor in edited["optimizer"]["dpcore"]["public"]["arrays"].values():
-        tensor.zero_()
-    go(problem.resumed(problem.run(method=method), edited), 3)
-    go(problem.resumed(problem.run(method=method), state), 3)
-    assert clean(sums)
-
-
-def test_parameters_that_change_between_the_draw_and_the_first_step(problem: Problem, sums: Sums) -> None:
-    state = problem.crashed(problem.run())
-    run = problem.resumed(problem.run(), state)
-
-    def halve(batch: Any) -> Any:
-        with torch.no_grad():
-            run.model[0].weight.mul_(0.5)
-        return batch
-
-    with pytest.raises(PrivacyError, match="the same noise must not be added to another sum"):
-        go(run, 1, change=halve)
-    assert clean(sums)
-
-
-@pytest.mark.parametrize("switch", ["autocast", "flushed"])
-def test_switches_that_round_otherwise(problem: Problem, sums: Sums, switch: str) -> None:
-    state = problem.crashed(problem.run())
-    run = problem.resumed(problem.run(), state)
-    if switch == "autocast":
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            go(run, 4)
-    elif torch.set_flush_denormal(True):
-        try:
-            go(run, 4)
-        finally:
-            torch.set_flush_denormal(False)
-    else:
-        pytest.skip("this processor cannot flush denormal numbers")
-    assert forks(run) == 1
-    assert clean(sums)
-
-
-def test_a_gpu_must_add_up_in_one_order(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpcore.torch import fingerprint
-
-    run = problem.run()
-    engine = run._engine
-    arguments = run.plan, engine, engine.gradient.loss, "data", 4
-    assert fingerprint.run_digest(*arguments)
-    meta = nn.Linear(2, 2, device="meta")  # no sum is taken
-    monkeypatch.setattr(engine.gradient, "model", meta)
-    assert not fingerprint.run_digest(*arguments)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        assert not fingerprint.run_digest(*arguments)
-        torch.use_deterministic_algorithms(True)
-        assert fingerprint.run_digest(*arguments)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    assert problem.ledger.runs()[0].releases == 11
+    assert again.statement().rows_abandoned[0][0] == 3
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -312,7 +122,7 @@ def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, 
                 state = choose.choice(states)
                 if choose.random() < 0.8:
                     run.model.load_state_dict(state["model"])
-                run.optimizer.load_state_dict(state["optimizer"], fork=choose.choice([None, None, True, False]))
+                run.optimizer.load_state_dict(state["optimizer"])
                 if choose.random() < 0.3:
                     run.model.load_state_dict(choose.choice(states)["model"])
             elif act == "begin":
@@ -321,9 +131,9 @@ def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, 
             elif act == "close":
                 run.close()
             elif act == "rate":
-                halve_rate(run)
+                run.optimizer.param_groups[0]["lr"] *= 0.5
             elif act == "change":
-                go(run, 1, change=augment)
+                go(run, 1, change=lambda batch: (batch[0] + torch.randn_like(batch[0]), batch[1]))
             else:
                 next(iter(run.loader))
         except PrivacyError:
@@ -331,204 +141,6 @@ def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, 
     assert clean(sums)
     assert sum(run.releases for run in problem.ledger.runs()) >= len(sums)
     assert problem.ledger.verify().valid
-
-
-# What a function, an object or a module is
-
-
-def attribute(weight: float) -> Any:
-    def loss(output: torch.Tensor) -> torch.Tensor:
-        return output * loss.weight  # type: ignore[attr-defined]
-
-    loss.weight = weight  # type: ignore[attr-defined]
-    return loss
-
-
-class Slotted:
-    __slots__ = ("__dict__", "weight")
-
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
-
-
-class Numbers(dict):  # type: ignore[type-arg]
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        self.weight = weight
-
-
-class Half(float):
-    def __mul__(self, other: float) -> float:
-        return 0.5 * other
-
-
-class Third(float):
-    def __mul__(self, other: float) -> float:
-        return other / 3
-
-
-def generator(seed: float) -> Any:
-    draws = random.Random(seed)
-    return lambda output: output * draws.random()
-
-
-def imports(weight: float) -> Any:
-    def loss(output: torch.Tensor) -> torch.Tensor:
-        from own_settings import scale  # type: ignore[import-not-found]
-
-        return output * scale
-
-    sys.modules["own_settings"].scale = weight  # type: ignore[attr-defined]
-    return loss
-
-
-def of_a_module(weight: float) -> Any:
-    sys.modules["own_settings"].scale = weight  # type: ignore[attr-defined]
-    names = {"own_settings": sys.modules["own_settings"]}
-    return eval("lambda output: output * own_settings.scale", names)  # noqa: S307
-
-
-def wrapped(weight: float) -> Any:
-    return functools.wraps(F.cross_entropy)(eval(f"lambda output: output * {weight}", {}))  # noqa: S307
-
-
-def of_a_library(weight: float) -> Any:
-    return torch.optim.swa_utils.get_ema_multi_avg_fn(weight)
-
-
-class Doubling(enum.Enum):
-    ON = 1
-
-    def __call__(self, x: float) -> float:
-        return 2 * x
-
-
-class Tripling(enum.Enum):
-    ON = 1
-
-    def __call__(self, x: float) -> float:
-        return 3 * x
-
-
-Tripling.__qualname__ = "Doubling"  # as if the code had been edited
-
-
-class Side(enum.Flag):
-    LEFT = enum.auto()
-    RIGHT = enum.auto()
-
-
-class Color(enum.StrEnum):
-    RED = "red"
-
-
-class Named(NamedTuple):
-    rate: float
-
-
-VALUES: dict[str, Callable[[float], Any]] = {
-    "a function's attribute": attribute,
-    "a slot": Slotted,
-    "an attribute of a dict": Numbers,
-    "the class of a number": lambda x: (Half if x < 0.2 else Third)(1.0),
-    "a generator": generator,
-    "an import inside": imports,
-    "a module's number": of_a_module,
-    "a library's closure": of_a_library,
-    "another's name": wrapped,
-    "a number with methods of its own": lambda x: (Half if x < 0.2 else Third)(x),
-    "a number of a class of one's own": Half,
-    "what a member of an enumeration does": lambda x: (Doubling if x < 0.2 else Tripling).ON,
-    "a tuple with names": Named,
-    "a bound method": lambda x: np.random.default_rng(int(8 * x)).random,
-}
-
-
-@pytest.fixture
-def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    module = types.ModuleType("own_settings")
-    module.__file__ = str(tmp_path / "own_settings.py")
-    (tmp_path / "own_settings.py").write_text("scale = 1.0\n")
-    monkeypatch.setitem(sys.modules, "own_settings", module)
-    return
-
-
-@pytest.mark.usefixtures("own_settings")
-@pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("quick", [False, True])
-def test_two_values_have_two_digests_or_none(name: str, quick: bool) -> None:
-    first = digest_of(VALUES[name](0.125), quick=quick)
-    assert not first or first != digest_of(VALUES[name](0.5), quick=quick)
-
-
-def test_what_is_common_has_a_digest() -> None:
-    described = [
-        F.cross_entropy, nn.CrossEntropyLoss(weight=torch.ones(3)), Weighted(), attribute(0.5), dropping(),
-        nn.TransformerEncoderLayer(8, 2), torch.utils.data.default_collate, {"a": np.zeros((0, 3))},
-        np.float32(0.5), np.dtype("int8"), Path("data"), Named(0.5), Doubling.ON, Side.LEFT, Color.RED,
-        types.SimpleNamespace(rate=0.5), logging.getLogger("own"),
-    ]  # fmt: skip
-    for value in described:
-        assert digest_of(value)
-        assert digest_of(value, quick=True)
-    assert not digest_of(torch.eye(2).to_sparse())
-    assert undescribed(described) == ""
-    assert undescribed({"a": [np.random.default_rng(0)]}) == "Generator"
-    before = digest_of(Side)
-    assert Side.LEFT | Side.RIGHT
-    assert digest_of(Side) == before
-
-
-def test_a_fork_says_which_part_changed(problem: Problem) -> None:
-    state = problem.crashed(problem.run())
-    same = problem.resumed(problem.run(), state)
-    assert same.resumed.startswith("replay: Rows 3 to ")
-    same.close()
-    other = problem.resumed(problem.run(loss=nn.CrossEntropyLoss(label_smoothing=0.1)), state)
-    assert other.resumed.startswith("fork: ")
-    assert other.resumed.endswith("what shapes them (loss) has changed since.")
-    entries = problem.ledger.export()["entries"]
-    assert any(entry.get("reason", "").endswith("(loss) has changed since.") for entry in entries)
-
-
-def test_a_model_that_cannot_be_described_is_named_beforehand(problem: Problem) -> None:
-    net = model()
-    net.generator = np.random.default_rng(0)
-    caveats = problem.run(net).statement().caveats
-    assert any("model computes cannot be told for certain (Generator)" in caveat for caveat in caveats)
-
-
-def test_a_file_that_hides_a_module_of_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpcore.torch.describe import _library
-
-    module = types.ModuleType("colorsys")
-    module.__file__ = str(tmp_path / "colorsys.py")
-    monkeypatch.setitem(sys.modules, "colorsys", module)
-    _library.cache_clear()
-    try:
-        assert _library("colorsys") is None
-        assert _library("random") == "random"
-    finally:
-        _library.cache_clear()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
-@pytest.mark.parametrize("shape", [(0, 2), (1,), (7,), (33, 65), (3, 1024)])
-def test_any_change_changes_a_checksum(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    count = int(np.prod(shape))
-    tensor = (torch.arange(count) % 2 if dtype == torch.bool else torch.arange(count) % 200).to(dtype).reshape(shape)
-    known, flat = checksum(tensor), tensor.reshape(-1)
-    assert known == checksum(tensor.clone())
-    changed = [flat.flip(0), flat.roll(1), flat.roll(1024)] if count > 1 else []
-    if dtype != torch.bool and count:
-        changed += [flat * 2 + 1, torch.where(torch.arange(count) == count // 2, flat + 1, flat)]
-    if dtype.is_floating_point:
-        changed.append(-flat - 1)
-    for other in changed:
-        assert torch.equal(other, flat) or checksum(other.reshape(shape)) != known
-    rows = row_hashes(tensor)
-    assert rows.shape == (shape[0],)
-    assert np.array_equal(rows[-1:], row_hashes(tensor[-1:].clone()))
 
 
 # What left is counted
@@ -555,7 +167,7 @@ def test_rows_that_left_before_the_ledger_knew_fix_nobody_else(tmp_path: Path) -
 def test_a_charge_for_what_has_left_fixes_nobody_else(tmp_path: Path) -> None:
     ledger = new(tmp_path, budget=(3.0, 1e-5))
     begin(ledger, full, steps=4)
-    run_id = ledger.charge(full(1, 0), name="seen", left=True)
+    run_id = ledger.charge(full(1), name="seen", left=True)
     assert ledger.total().fixed_runs == (run_id,)
 
 
@@ -581,20 +193,87 @@ def test_an_interruption_right_after_the_commit(tmp_path: Path, monkeypatch: pyt
     assert ledger.verify().valid
 
 
-def test_a_row_on_its_way_is_not_given_back(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler, or the end of the process, closes the account while another frame releases."""
-    run = problem.run()
-    go(run, 2)
-    prepared = Mechanism._prepared
+def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, in and after each reservation, the draw and the release: every row is on disk when its noise is drawn."""
+    run = problem.run(epochs=400)
+    take, seen, done = Mechanism._take, [], [False]
+    root = str(Path(dpcore.__file__).parent)
+    own = tuple(f"{root}/{name}" for name in ("ledger_account.py", "mechanism.py", "ledger/"))
 
-    def closing(self: Mechanism, *rest: Any) -> Any:
-        run.close()
-        return prepared(self, *rest)
+    def watched(self: Mechanism, slots: Any, row: int, *rest: Any) -> None:
+        before, done[0] = done[0], True  # no signal while the test itself reads the ledger
+        (held,) = Ledger.open(problem.ledger.path).runs()
+        done[0] = before
+        assert max(held.marks.values()) > row
+        take(self, slots, row, *rest)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Mechanism, "_prepared", closing)
-        go(run, 1)
-    assert problem.ledger.runs()[0].releases == 3
+    monkeypatch.setattr(Mechanism, "_take", watched)
+    go(run, 1)
+    lines = 0
+    for wanted in range(0, 10**6, 7):
+        lines, done[0] = 0, False
+
+        def trace(frame: Any, event: str, _: Any, wanted: int = wanted) -> Any:
+            nonlocal lines
+            if not frame.f_code.co_filename.startswith(own):
+                return None
+            if event == "line" and not done[0]:
+                lines += 1
+                if lines > wanted:
+                    done[0] = True
+                    seen.append(frame.f_code.co_name)
+                    run.close()
+            return trace
+
+        sys.settrace(trace)
+        try:
+            go(run, 1)
+        finally:
+            sys.settrace(None)
+        assert Ledger.open(problem.ledger.path).runs()[0].releases >= run.steps_taken
+        if not done[0]:
+            break
+    assert {"_release", "reserve", "_at_work"} <= {*seen}
+    run.close()
+    assert problem.ledger.runs()[0].releases == run.steps_taken
+
+
+def test_two_threads_that_step_one_run_release_each_row_once(problem: Problem, sums: Sums) -> None:
+    """Each takes its batches from an iterator of its own; what one of them cannot have is refused."""
+    run, refused = problem.run(epochs=30, key=bytes(32), exact_key=True), []
+
+    def work() -> None:
+        while run.steps_taken < 60:
+            try:
+                for batch in run.loader:
+                    run.step(batch)
+                    if run.steps_taken >= 60:
+                        break
+            except PrivacyError as refusal:
+                refused.append(str(refusal))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(sums) == run.steps_taken >= 60
+    run.close()
+    assert problem.ledger.runs()[0].releases == run.steps_taken
+    # Each sum is that of the step's own batch, at the parameters that the releases so far led to.
+    met = {row: digests for (_, row), digests in sums.items()}
+    alone, now = problem.run(epochs=30, key=bytes(32), exact_key=True, ledger=None), dict(sums)
+    sums.clear()
+    go(alone, run.steps_taken)
+    assert {row: digests for (_, row), digests in sums.items()} == met
+    assert now
 
 
 def test_noise_of_the_callers_is_not_counted_as_private(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from dpcore.ledger import Ledger, salvage, storage
 from dpcore.ledger.entries import START, seal, write
 from dpcore.ledger.places import check_place, file_system
 from dpcore.ledger.state import State
+from dpcore.methods import memf
+from dpcore.plan.plan import Plan
+from dpcore.sampling import FixedOrderSampler
 from tests.unit.ledger_tools import begin, new, poisson
 
 
@@ -38,9 +42,8 @@ def _fill(folder: Path, rows: int = 60) -> Ledger:
         run = begin(ledger, name=name, steps=100)
         for row in range(rows):
             run.reserve(row)
-            run.settings(row, f"lr {row // 7}")
         run.close(rows)
-        ledger.resume(run.run_id, run.branch_id, 10, digest="other", event_after=poisson).run.reserve(10)
+        ledger.resume(run.run_id, run.branch_id, 10, event_after=poisson)[0].reserve(10)
     return ledger
 
 
@@ -310,3 +313,23 @@ def test_a_power_loss_takes_no_reservation_back(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert os.listdir(tmp_path) == ["people.ledger"]
+
+
+def test_a_ledger_of_before_is_read_and_its_runs_go_on() -> None:
+    """It knows of replays and of settings by row, and charged abandoned rows of correlated noise as whole runs."""
+    exported = json.loads((Path(__file__).parents[2] / "golden" / "ledger-of-0.1.json").read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.restore(Path(folder) / "ledger", exported)
+        assert ledger.verify().valid
+        assert [(run.releases, run.forks) for run in ledger.runs()] == [(24, 1), (24, 1)]
+        spent = ledger.total().spent
+        assert spent == pytest.approx(0.59750504, rel=1e-6)
+        plan = Plan(
+            memf(lr=1.0, noise_multiplier=6.0, strategy="tree"), FixedOrderSampler(dataset_size=100, batch_size=25), 24
+        )
+        run = ledger.runs()[1]
+        branch, _ = ledger.resume(run.run_id, f"{run.run_id}.1", 12, event_after=plan.event_after)
+        branch.reserve(12)
+        assert run.marks == {f"{run.run_id}.0": 21, f"{run.run_id}.1": 13}
+        assert ledger.runs()[1].event == plan.event_after(branch.mark, ((10, 21), (12, 13)))
+        assert ledger.total().spent < spent

@@ -17,7 +17,7 @@ import pytest
 
 from dpcore.errors import BudgetError, PrivacyError
 from dpcore.ledger import Ledger, storage
-from dpcore.ledger.blocks import LARGEST
+from dpcore.ledger.blocks import largest
 from dpcore.ledger.owner import lives, this_process
 from tests.unit.ledger_tools import begin, full, new, poisson
 
@@ -41,7 +41,7 @@ def _in_a_child(work) -> int:  # type: ignore[no-untyped-def]
 
 
 def _killed_after(
-    released: int, seconds: float, path: Path, resume: tuple[str, str, int, str] | None
+    released: int, seconds: float, path: Path, resume: tuple[str, str, int] | None
 ) -> tuple[int, list[int]]:
     """Let a child reserve rows and release them into a pipe; kill it some time after so many were released.
 
@@ -55,14 +55,11 @@ def _killed_after(
         if resume is None:
             run, row = begin(ledger, steps=STEPS, name=f"{os.getpid()}", key_digest=""), 0
         else:
-            run_id, branch_id, row, digest = resume
-            run = ledger.resume(
-                run_id, branch_id, row, digest=digest if digest != "fork" else "changed", event_after=poisson
-            ).run
+            run_id, branch_id, row = resume
+            run, _ = ledger.resume(run_id, branch_id, row, event_after=poisson)
         os.write(writing, struct.pack("<q", int(run.branch_id.rpartition(".")[2])))
         for _ in range(released + 40):
             run.reserve(row)
-            run.settings(row, f"lr {row}")  # a schedule: what was never released must not look changed
             os.write(writing, struct.pack("<q", row))  # the release
             row += 1
         signal.pause()  # that no machine reaches the end of the plan
@@ -89,10 +86,8 @@ def _kill_often(folder: Path, seed: int) -> None:
     start = time.perf_counter()
     practice = begin(Ledger.create(folder / "practice.ledger"))
     practice.reserve(0)
-    practice.settings(0, "lr")
     needed = time.perf_counter() - start
     for number in range(KILLS):
-        before = ledger.runs()[-1].marks[resume[1]] if resume else 0
         released = int(rng.integers(1, 25)) if number % 4 else 0
         number_of_branch, rows = _killed_after(released, float(rng.uniform(0.0, min(needed, 0.1))), ledger.path, resume)
         assert len(rows) >= released
@@ -105,14 +100,12 @@ def _kill_often(folder: Path, seed: int) -> None:
         if rows:
             branch = f"{held.run_id}.{number_of_branch}"
             assert max(rows) < held.marks[branch]
-            # Over-counted by a block at most, beside the rows of the replay.
-            assert held.marks[branch] <= max(max(rows) + 1 + LARGEST, before)
-        assert held.event == poisson(held.releases, 0)
+            assert held.marks[branch] <= max(rows) + 1 + largest(STEPS), "over-counted by a block at most"
+        assert held.event == poisson(held.releases)
         mark = held.marks[newest]
-        kind = ("same", "fork")[number % 3 == 2]
         first = int(rng.integers(max(0, mark - 40), mark + 1)) if mark else 0
         first = max(first, _first(again, newest))
-        resume = (held.run_id, newest, first, kind)
+        resume = (held.run_id, newest, first)
         ledger = again
     assert ledger.verify().valid
 
@@ -137,7 +130,7 @@ def test_killed_at_two_hundred_moments(seed: int) -> None:
 def test_two_processes_never_cross_the_budget_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PATIENCE", 600.0)  # a slow disk is no failure
     ledger = new(tmp_path, budget=(6.0, 1e-5))
-    most = ledger.remaining().steps(lambda steps: full(steps, 0), 10**6)
+    most = ledger.remaining().steps(full, 10**6)
     begun, go = os.pipe(), os.pipe()
 
     def work() -> None:
@@ -164,7 +157,7 @@ def test_two_processes_never_cross_the_budget_together(tmp_path: Path, monkeypat
     assert total.spent <= total.limit
     assert total.runs == 3
     # It is used to the last row, or nearly: what one gives back at its end, another may have missed.
-    assert most - 3 * LARGEST <= sum(run.releases for run in ledger.runs()) <= most
+    assert most - 3 * largest(STEPS) <= sum(run.releases for run in ledger.runs()) <= most
     assert ledger.verify().valid
 
 
@@ -185,25 +178,13 @@ def test_a_fork_of_the_process_does_not_use_the_runs_noise(tmp_path: Path) -> No
         with pytest.raises(PrivacyError, match=r"belongs to process \d+, and this is a fork of it"):
             run.reserve(0)
         run.close(0)  # does nothing here
-        found = ledger.resume(run.run_id, run.branch_id, 0, digest="same", event_after=poisson)
-        assert found.kind == "fork"  # for the parent lives
-        assert found.reason.startswith(f"Process {os.getppid()} still holds")
-        found.run.reserve(0)
+        ledger.resume(run.run_id, run.branch_id, 0, event_after=poisson)[0].reserve(0)
 
     assert os.waitpid(_in_a_child(work), 0)[1] == 0
     run.reserve(1)
     (held,) = ledger.runs()
     assert held.forks == 1
     assert held.releases == sum(held.marks.values())
-
-
-def test_a_branch_whose_process_died_is_replayed(tmp_path: Path) -> None:
-    ledger = new(tmp_path)
-    child = _in_a_child(lambda: [begin(ledger).reserve(0), os.kill(os.getpid(), signal.SIGKILL)])
-    os.waitpid(child, 0)
-    (held,) = ledger.runs()
-    (branch,) = held.marks
-    assert ledger.resume(held.run_id, branch, 0, digest="same", event_after=poisson).kind == "replay"
 
 
 def test_whether_a_process_lives() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import sys
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +102,9 @@ def test_a_resumed_run_is_the_straight_run_bit_for_bit(name: str) -> None:
     saved, saved_y = first.state_dict(), [p.copy() for p in y]
     advance(first, y, 3)
     resumed, _ = build(STATEFUL[name])
-    resumed.load_state_dict(saved, fork=False)
+    resumed.load_state_dict(saved)
+    assert resumed.keys.noise != first.keys.noise
+    resumed.keys = RunKeys.from_dict(saved["secret"])  # to compare: nothing else may be missing from the state
     advance(resumed, saved_y, 5)
     for a, b in zip(straight.output(x), resumed.output(saved_y), strict=True):
         assert a.tobytes() == b.tobytes()
@@ -130,7 +135,8 @@ def test_a_row_that_was_released_is_never_drawn_again_in_this_process() -> None:
     first.load_state_dict(state)
     other, y = build(METHODS["dp_sgd"], keys=RunKeys.new())
     for mechanism, parameters in ((first, x), (other, y)):
-        mechanism.load_state_dict(state, fork=False)
+        mechanism.load_state_dict(state)
+        mechanism.keys = RunKeys.from_dict(state["secret"])  # as no public function does it
         with pytest.raises(PrivacyError, match="step 3 was already released"):
             advance(mechanism, parameters, 1)
 
@@ -150,6 +156,132 @@ def test_abandoned_steps_are_counted() -> None:
     advance(later, y, 4)
     later.load_state_dict(mechanism.state_dict())
     assert (later.step, later.releases) == (2, 4 + 17)
+
+
+def test_what_a_run_went_back_behind_is_known_row_by_row() -> None:
+    """Also to another object that loads the state, and where a branch that was left is gone on with."""
+    mechanism, x = build(METHODS["dp_sgd"], keys=RunKeys.new(), steps=20)
+    advance(mechanism, x, 4)
+    early = mechanism.state_dict()
+    advance(mechanism, x, 5)
+    late = mechanism.state_dict()
+    mechanism.load_state_dict(early)
+    assert mechanism.abandoned == ((4, 9),)
+    advance(mechanism, x, 3)
+    mechanism.load_state_dict(late)
+    assert (mechanism.step, mechanism.abandoned) == (9, ((4, 7),))
+    advance(mechanism, x, 1)
+    mechanism.load_state_dict(early)
+    assert mechanism.abandoned == ((4, 7), (4, 9), (9, 10))
+    other, _ = build(METHODS["dp_sgd"], keys=RunKeys.new(), steps=20)
+    other.load_state_dict(mechanism.state_dict())
+    assert (other.step, other.abandoned) == (4, mechanism.abandoned)
+    blank, _ = build(METHODS["dp_sgd"], keys=RunKeys.new(), steps=20)
+    blank.load_state_dict(early)
+    assert blank.abandoned == ()  # nobody told it
+
+
+class Recorded(Mechanism):
+    """Keeps which sum met each row of each key."""
+
+    met: dict[tuple[bytes, int], list[bytes]]
+
+    def _take(self, slots: list[Any], row: int, *rest: Any) -> None:
+        content = b"".join(np.ascontiguousarray(slot.total).tobytes() for slot in slots)
+        self.met.setdefault((self.keys.noise, row), []).append(content)
+        super()._take(slots, row, *rest)
+
+
+def recorded(steps: int) -> tuple[Recorded, list[np.ndarray]]:
+    plan = Plan(methods.dp_sgd(lr=1.0, noise_multiplier=0.0), FixedOrderSampler(dataset_size=64, batch_size=1), steps,
+                ("w", "b"))  # fmt: skip
+    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
+    found = Recorded(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new(KEY, exact_key=True))
+    found.met = {}
+    return found, x
+
+
+def one_step(mechanism: Mechanism, x: list[np.ndarray]) -> None:
+    """Each example has a direction of its own, and its rows come in two pieces."""
+    (example,) = mechanism.draw()
+    for half in (0, 1):
+        rows = np.zeros((1, 12), np.float32)
+        rows[0, example % 12] = example + 1 + half
+        mechanism.add([rows, np.zeros((1, 4), np.float32)])
+        time.sleep(0)
+    mechanism.release(x)
+
+
+def test_two_threads_on_one_run_never_mix_a_sum_nor_use_a_row_twice() -> None:
+    """Whoever comes second in a step is refused; an exact key has no other guard."""
+    steps = 60
+    alone, x = recorded(steps)
+    for _ in range(steps):
+        one_step(alone, x)
+    mechanism, x = recorded(steps)
+    refused = []
+
+    def work() -> None:
+        while mechanism.step < steps:
+            try:
+                one_step(mechanism, x)
+            except PrivacyError as refusal:
+                refused.append(str(refusal))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert mechanism.step == steps
+    assert all(len(sums) == 1 for sums in mechanism.met.values())
+    # What was released is what one thread would have released, or a part of it where a thread was refused amid a step.
+    for key, (total,) in mechanism.met.items():
+        got, whole = np.frombuffer(total, np.float32), np.frombuffer(alone.met[key][0], np.float32)
+        assert ((got == whole) | (got == 0) | (got == whole / 2)).all()
+    known = ("another thread is summing", "another thread took the step", "the plan, and its guarantee, end")
+    assert all(any(words in text for words in known) for text in refused)
+
+
+def test_a_batch_whose_step_another_thread_took_is_refused() -> None:
+    mechanism, x = recorded(9)
+    mechanism.draw()
+    other = threading.Thread(target=one_step, args=(mechanism, x))
+    other.start()
+    other.join()
+    with pytest.raises(PrivacyError, match="another thread took the step that this batch was drawn for"):
+        mechanism.add([np.ones((1, 12), np.float32), np.ones((1, 4), np.float32)])
+    mechanism.draw()
+    mechanism.add([np.ones((1, 12), np.float32), np.ones((1, 4), np.float32)])
+
+    def release() -> None:
+        with pytest.raises(PrivacyError, match="another thread is summing this step"):
+            mechanism.release(x)
+
+    other = threading.Thread(target=release)
+    other.start()
+    other.join()
+    mechanism.release(x)
+    assert mechanism.step == 2
+
+
+@pytest.mark.parametrize("call", ["draw", "release", "state_dict", "discard"])
+def test_a_signals_handler_cannot_step_inside_of_a_step(call: str) -> None:
+    mechanism, x = recorded(9)
+    arguments = {"release": (x,)}.get(call, ())
+
+    def normals(row: int, stream: int) -> list[np.ndarray]:
+        with pytest.raises(PrivacyError, match=f"{call}: called while a step is under way"):
+            getattr(mechanism, call)(*arguments)
+        return [np.zeros(12, np.float32), np.zeros(4, np.float32)]
+
+    mechanism.release(x, normals=normals)
+    assert mechanism.step == 1
 
 
 def test_abandoned_steps_of_a_kept_order_may_all_have_met_one_example() -> None:

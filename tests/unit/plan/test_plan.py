@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpcore
 from dpcore import accounting, methods, sampling
 from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import Provenance, RunKeys
@@ -302,39 +306,116 @@ def test_a_matrix_event_has_the_sensitivity_of_what_was_run(name: str, steps: in
     assert whole.event_after(0).mu == 0
 
 
-def test_abandoned_steps_of_correlated_noise_are_whole_runs() -> None:
+def test_abandoned_steps_of_branches_that_nobody_knows_count_as_whole_runs() -> None:
     whole = plan(MEMF)
     event = whole.event_after(3, 2)
     assert isinstance(event, Composed)
-    assert event.events == (whole.event_after(3), whole.event, whole.event)
+    own, others = event.events
+    assert own == whole.event_after(3)
+    assert others.mu == pytest.approx(math.sqrt(2) * whole.event.mu)
     joint = plan(methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=1.0), ONE)
     assert joint.event_after(3, 2).events == (joint.event_after(3), Gaussian(0.5, 2, Adjacency.REPLACE_ONE))
 
 
-def test_a_branch_of_correlated_noise_is_one_whole_run_however_long() -> None:
-    whole = plan(methods.memf(lr=1.0, noise_multiplier=2.0, strategy="tree"), ORDER, steps=12)
-    assert whole.event_after(7, 5, 1) == Composed((whole.event_after(7), whole.event))
-    assert whole.event_after(7, 5, 2) == Composed((whole.event_after(7), whole.event, whole.event))
-    assert whole.event_after(7, 2, 9) == whole.event_after(7, 2)
-    assert whole.event_after(7, 5, 0) == whole.event_after(7, 5, 1)  # abandoned steps lie on a branch
+def stacked(c: np.ndarray, tree: list[tuple[int, int, int]], patterns: list[np.ndarray]) -> list[float]:
+    """Squared norms by pattern of the whole tree as one matrix: for each release its row, for each of them a column.
+
+    `tree` has (parent, first, mark) of each branch. All inputs of an example are the same unit vector, which is the
+    worst case where no entry of C is negative. Multiplied by C along each branch, noise C^-1 Z is white: of shared rows
+    once. That it is, is checked here by inverting the stacked matrix.
+    """
+    node = {}
+
+    def at(branch: int, row: int) -> int:
+        while row < tree[branch][1]:
+            branch = tree[branch][0]
+        return node.setdefault((branch, row), len(node))
+
+    rows = [(branch, row) for branch, (_, first, mark) in enumerate(tree) for row in range(first, mark)]
+    whole = np.zeros((len(rows), len(rows)))
+    for branch, row in rows:
+        here = at(branch, row)
+        for step in range(row + 1):
+            whole[here, at(branch, step)] += c[row, step]
+    inverse = np.linalg.inv(whole)
+    for branch, row in rows:  # released with noise C^-1 Z of this branch: the rows of the inverse
+        noise = np.zeros(len(rows))
+        for step in range(row + 1):
+            noise[at(branch, step)] = np.linalg.inv(c[: row + 1, : row + 1])[row, step]
+        assert np.allclose(inverse[at(branch, row)], noise)
+    found = []
+    for pattern in patterns:
+        met = np.zeros(len(rows))
+        for branch, row in rows:
+            met[at(branch, row)] = row in pattern
+        found.append(float(((whole @ met) ** 2).sum()))
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.sampled_from(["tree", "square-root", "banded"]), st.data())
+def test_branches_of_correlated_noise_are_charged_as_rows_stacked_below_the_run(
+    epoch: int, kind: str, data: Any
+) -> None:
+    steps, order = 12, sampling.FixedOrderSampler(dataset_size=epoch, batch_size=1)
+    chosen = BandedToeplitz((1.0, 0.5, 0.2)) if kind == "banded" else strategy(kind, steps)
+    whole = plan(methods.memf(lr=1.0, noise_multiplier=2.0, strategy=chosen), order, steps)
+    tree, names = [(0, 0, data.draw(st.integers(1, steps)))], ["b0"]
+    for number in range(1, data.draw(st.integers(2, 4))):
+        parent = data.draw(st.integers(0, number - 1))
+        first = data.draw(st.integers(tree[parent][1], tree[parent][2]))
+        tree.append((parent, first, data.draw(st.integers(first, steps))))
+        names.append(f"b{number}")
+    known = {n: Branch(names[p] if n != "b0" else "", f, m) for n, (p, f, m) in zip(names, tree, strict=True)}
+    left, taken = Branches(names[-1], known).abandoned, tree[-1][2]
+    assert count(left) == sum(mark - first for _, first, mark in tree) - taken
+    c = chosen.columns(np.arange(steps), steps)
+    exact = stacked(c, tree, order.patterns(steps))
+    event = whole.event_after(taken, left)
+    parts = event.events if isinstance(event, Composed) else (event,)
+    charged = sum(part.sensitivity**2 for part in parts)
+    assert max(exact) <= charged * (1 + 1e-9)
+    # It is no more than each branch with its own worst example; with one pattern only it is exact.
+    windows = [(0, taken), *left]
+    apart = sum(max((c[f:m][:, p[p < m]].sum(1) ** 2).sum() for p in order.patterns(steps)) for f, m in windows)
+    assert charged == pytest.approx(apart)
+    if epoch == 1:
+        assert charged == pytest.approx(max(exact))
+
+
+def test_a_branch_of_reshuffled_epochs_is_bounded_by_its_rows() -> None:
+    chosen = strategy("square-root", 8)
+    sampler = sampling.ShuffledSampler(dataset_size=8, batch_size=2)
+    whole = plan(methods.memf(lr=1.0, noise_multiplier=2.0, strategy=chosen), sampler, 8)
+    c = chosen.columns(np.arange(8), 8)
+    for first, stop in ((0, 8), (1, 3), (3, 7), (5, 6)):
+        own, left = whole.event_after(2, ((first, stop),)).events
+        one_of_each = itertools.product(*sampler.blocks(stop))
+        exact = max(float((c[first:stop][:, list(steps)].sum(1) ** 2).sum()) for steps in one_of_each)
+        assert exact <= left.sensitivity**2 * (1 + 1e-12)
+        assert left.sensitivity <= whole.event.sensitivity
+        assert own == whole.event_after(2)
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=4))
 def test_abandoned_steps_of_a_kept_order_meet_an_example_as_often_as_is_counted(
     epoch: int, branches: list[tuple[int, int]]
 ) -> None:
-    sampler = sampling.FixedOrderSampler(dataset_size=epoch, batch_size=1)
-    whole = plan(methods.dp_sgd(lr=1.0, noise_multiplier=2.0), sampler, steps=30)
-    abandoned = sum(length for _, length in branches)
-    event = whole.event_after(3, abandoned, len(branches))
-    met = [
-        sum(step % epoch == example for first, length in branches for step in range(first, first + length))
-        for example in range(epoch)
+    fixed = sampling.FixedOrderSampler(dataset_size=epoch, batch_size=1)
+    left = tuple((first, first + length) for first, length in branches)
+    for sampler in (fixed, sampling.ShuffledSampler(dataset_size=epoch, batch_size=1)):
+        whole = plan(methods.dp_sgd(lr=1.0, noise_multiplier=2.0), sampler, steps=30)
+        event = whole.event_after(3, left)
+        met = np.zeros(epoch)
+        for first, stop in left:
+            for step in range(first, stop):
+                met[sampler.indices(bytes(32), step)] += 1
+        assert event.events[0] == whole.event_after(3)
+        assert met.max() <= event.events[1].count <= count(left)
+    once = plan(methods.dp_sgd(lr=1.0, noise_multiplier=2.0), fixed, steps=30)
+    assert [once.event_after(3, (rows,)).events[1].count for rows in left] == [
+        -(-(stop - first) // epoch) for first, stop in left
     ]
-    assert event.events[0] == whole.event_after(3)
-    assert max(met) <= event.events[1].count <= abandoned
-    if all(length % epoch == 1 for _, length in branches) and all(first == 0 for first, _ in branches):
-        assert max(met) == event.events[1].count  # tight where every branch begins with the same batch
 
 
 def test_negative_products_of_columns_are_bounded_by_their_size() -> None:

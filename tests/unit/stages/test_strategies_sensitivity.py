@@ -92,7 +92,7 @@ def test_one_value_by_bands_by_columns_and_by_the_matrix(seed: int, bands: int, 
 
 def test_columns_are_added_up_in_pieces() -> None:
     chosen = SquareRoot(700)
-    assert _squared(chosen, 700)(np.arange(700)) == pytest.approx(np.square(chosen.matrix(700).sum(axis=1)).sum())
+    assert _squared(chosen, 700, 0)(np.arange(700)) == pytest.approx(np.square(chosen.matrix(700).sum(axis=1)).sum())
 
 
 def test_the_absolute_bound_is_above_the_plain_sum_where_products_are_negative() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import torch
 
 import dpcore
 import dpcore.torch
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, DataError, PrivacyError
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
 from dpcore.stages.queries import ParameterWindow, Plain
 from dpcore.stages.strategies import NamedStrategy, from_matrix
@@ -20,6 +23,7 @@ from dpcore.stages.updates import Adam
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.torch import save_state
 from tests.unit.torch_runs import KEY, METHODS, as_text, finish, model, saved, sgd, start
 
 
@@ -181,7 +185,9 @@ DAMAGE = {
     "forks": ("dpcore.secret.forks", -1, "origin, forks or cursor"),
     "cursor": ("dpcore.secret.cursor", 1, "origin, forks or cursor"),
     "diagnostics": ("dpcore.secret.diagnostics", [0.5], "one number for each step"),
-    "releases": ("dpcore.public.releases", 1, "releases 1 must be at least its 2 steps"),
+    "branches": ("dpcore.public.branches", 1, "its branches must be"),
+    "other branches": ("dpcore.public.branches", {"a": ["", 0, 2]}, "its branches must be"),
+    "another branch": ("dpcore.public.branch", "a", "its branches must be"),
     "statistics": ("dpcore.public.statistics", [1.0], "its statistics must be 0 finite numbers"),
     "corrections": ("dpcore.public.corrections", [1.0, float("nan"), 1.0, 1.0], "its corrections must be 4 finite"),
     "record": ("dpcore.public.recorded", {"coordinates": 3}, "recorded gradients do not fit"),
@@ -238,3 +244,19 @@ def test_a_plain_torch_state_is_refused() -> None:
     run = start(net)
     with pytest.raises(ArgumentError, match="private optimizer"):
         run.optimizer.load_state_dict(torch.optim.SGD(net.parameters(), lr=1).state_dict())
+
+
+def test_a_saved_state_is_its_owners_alone(tmp_path: Path) -> None:
+    run, path = start(model()), tmp_path / "run.pt"
+    before = os.umask(0)
+    try:
+        save_state(path, run.optimizer.state_dict())
+        path.chmod(0o666)  # as torch.save would have left it
+        save_state(path, run.optimizer.state_dict())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [item.name for item in tmp_path.iterdir()] == ["run.pt"]
+    run.optimizer.load_state_dict(torch.load(path, weights_only=True))
+    with pytest.raises(DataError, match="cannot be written"):
+        save_state(tmp_path / "none" / "run.pt", {})

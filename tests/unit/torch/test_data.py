@@ -21,7 +21,7 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, sgd, start
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, sgd, start
 
 
 class Rows(Dataset):
@@ -79,7 +79,9 @@ def drawn(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.T
     run = fresh()
     if fork is not None:
         state, run = run.optimizer.state_dict(), fresh()
-        run.optimizer.load_state_dict(state, fork=fork)
+        run.optimizer.load_state_dict(state)
+        if not fork:
+            keep_keys(run, state)
     before = torch.get_rng_state()
     result = []
     for batch in run.loader:

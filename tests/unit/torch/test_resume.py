@@ -1,4 +1,4 @@
-"""Resumed runs: bit for bit the same where that is asked for, under fresh noise else, and charged in full."""
+"""Resumed runs: under fresh noise always, with nothing lost of their state, and charged in full."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from torch.optim import lr_scheduler
 import dpcore
 import dpcore.torch
 from dpcore import accounting
-from dpcore.errors import PrivacyError
 from dpcore.sampling import FixedBatches
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 from dpcore.stages.strategies import NamedStrategy
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, model, saved, start, values
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, saved, start, values
 
 PLAIN = {
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8),
@@ -41,7 +40,8 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
         state = saved(again)
         again = fresh(bytes(32))
         again.model.load_state_dict(state["model"])
-        again.optimizer.load_state_dict(state["optimizer"], fork=False)
+        again.optimizer.load_state_dict(state["optimizer"])
+        keep_keys(again, state["optimizer"])
         assert torch.equal(finish(again), end)
         assert all(torch.equal(again.output_state_dict()[key], value) for key, value in output.items())
         got = again._engine.mechanism.state_dict()
@@ -99,7 +99,7 @@ def normals(run: dpcore.torch.PrivateRun, key: bytes, row: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(drawn))
 
 
-def test_a_branch_of_correlated_noise_is_charged_as_a_run() -> None:
+def test_a_branch_of_correlated_noise_is_charged_as_its_rows() -> None:
     method = METHODS["memf tree"](8)
     run = start(model(), method, sampling="fixed_order")
     finish(run, stop=2)
@@ -107,11 +107,12 @@ def test_a_branch_of_correlated_noise_is_charged_as_a_run() -> None:
     finish(run, stop=3)
     run.optimizer.load_state_dict(state["optimizer"])
     finish(run, stop=4)
-    event = run.plan.event_after(4, 1)
+    event = run.plan.event_after(4, ((2, 3),))
     assert isinstance(event, accounting.Composed)
     assert run.epsilon() == min(accounting.epsilon(event, 1e-5, name) for name in accounting.accountants_for(event))
-    assert run.epsilon() > run.plan.epsilon(1e-5)
+    assert run.plan.epsilon(1e-5, steps=4) < run.epsilon() < run.plan.epsilon(1e-5)
     assert run.statement().event == event.to_dict()
+    assert run.statement().rows_abandoned == ((2, 3),)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -132,14 +133,14 @@ def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype:
     state, schedule = saved(run), scheduler.state_dict()
     run, scheduler = fresh(microbatch_size=5, key=bytes(32), seed=2)
     run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"], fork=False)
+    run.optimizer.load_state_dict(state["optimizer"])
+    keep_keys(run, state["optimizer"])
     scheduler.load_state_dict(schedule)
     assert run.steps_taken == stop
     assert torch.equal(finish(run, scheduler), straight)
-    assert run.statement().randomness["forks"] == 0
 
 
-def test_resuming_forks_by_default_and_the_statement_says_so() -> None:
+def test_resuming_forks_and_the_statement_says_so() -> None:
     run = start(model())
     finish(run, stop=5)
     state = saved(run)
@@ -160,17 +161,6 @@ def test_resuming_forks_by_default_and_the_statement_says_so() -> None:
     assert batches[0].shape != batches[1].shape or not torch.equal(batches[0], batches[1])
 
 
-def test_going_back_in_the_same_run_must_fork() -> None:
-    run = start(model())
-    finish(run, stop=2)
-    state = saved(run)
-    finish(run, stop=3)
-    with pytest.raises(PrivacyError, match="already released steps 3 to 3"):
-        run.optimizer.load_state_dict(state["optimizer"], fork=False)
-    run.optimizer.load_state_dict(state["optimizer"])
-    assert run.steps_taken == 2
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
 def test_abandoned_steps_stay_counted(sampling: str) -> None:
     run = start(model(), sampling=sampling)
@@ -179,8 +169,8 @@ def test_abandoned_steps_stay_counted(sampling: str) -> None:
     finish(run, stop=5)
     run.optimizer.load_state_dict(state["optimizer"])
     spent = {
-        name: accounting.epsilon(run.plan.event_after(2, 3), 1e-5, name)
-        for name in accounting.accountants_for(run.plan.event_after(2, 3))
+        name: accounting.epsilon(run.plan.event_after(2, ((2, 5),)), 1e-5, name)
+        for name in accounting.accountants_for(run.plan.event_after(2, ((2, 5),)))
     }
     assert run.steps_taken == 2
     assert run.epsilon() == min(spent.values()) > run.plan.epsilon(1e-5, steps=2)
@@ -199,17 +189,17 @@ def test_going_back_twice() -> None:
         assert run.statement().steps_abandoned == back
 
 
-def test_two_runs_that_go_on_from_one_state_do_not_share_noise() -> None:
-    first, second = (start(model(), key=None, exact_key=False) for _ in range(2))
-    finish(first, stop=2)
-    state = saved(first)
-    second.model.load_state_dict(state["model"])
-    second.optimizer.load_state_dict(state["optimizer"], fork=False)
-    finish(first, stop=3)
-    before = values(second.model)
-    with pytest.raises(PrivacyError, match="already released with this key"):
-        finish(second)
-    assert torch.equal(values(second.model), before)
+@pytest.mark.parametrize("key", [{}, {"key": None, "exact_key": False}], ids=["exact", "own"])
+def test_two_runs_that_go_on_from_one_state_do_not_share_noise(key: dict[str, Any]) -> None:
+    """Nor with the one that was saved, also where the caller gave the key."""
+    runs = [start(model(), **key) for _ in range(3)]
+    finish(runs[0], stop=2)
+    state = saved(runs[0])
+    for run in runs[1:]:
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        finish(run, stop=3)
+    assert len({run._engine.mechanism.keys.noise for run in runs}) == 3
 
 
 def test_a_fork_under_a_fixed_order_keeps_the_order() -> None:
@@ -237,5 +227,6 @@ def test_the_noise_share_of_a_second_moment_follows_the_saved_noise_multiplier()
     other = fresh(1.0, key=bytes(32))
     finish(other, stop=1)  # which makes it work out the variances of its own noise
     other.model.load_state_dict(state["model"])
-    other.optimizer.load_state_dict(state["optimizer"], fork=False)
+    other.optimizer.load_state_dict(state["optimizer"])
+    keep_keys(other, state["optimizer"])
     assert torch.equal(finish(other), end)

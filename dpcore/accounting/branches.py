@@ -1,0 +1,86 @@
+"""The branches of a run: which rows were drawn with which noise key, and which of them were abandoned.
+
+Every load of a checkpoint begins a branch. Rows before the checkpoint are those of the branches that it grew out of;
+rows from there on are its own. What other branches drew after they were left was released too, and is charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Rows = tuple[int, int]
+"""(first, stop): rows first .. stop - 1 of one branch."""
+
+
+class Branch(NamedTuple):
+    """Rows drawn with one noise key.
+
+    Attributes
+    ----------
+    parent : str
+        The branch whose rows come before `first`; empty for the one that a run began with.
+    first, mark : int
+        Rows first .. mark - 1 are its own, and may have left the process.
+    """
+
+    parent: str = ""
+    first: int = 0
+    mark: int = 0
+
+
+@dataclass(frozen=True)
+class Branches:
+    """All branches that are known, and the present one.
+
+    Parameters
+    ----------
+    present : str
+        Name of the branch that is gone on with.
+    known : mapping of str to Branch
+    """
+
+    present: str
+    known: Mapping[str, Branch] = field(default_factory=dict)
+
+    @property
+    def abandoned(self) -> tuple[Rows, ...]:
+        """Rows that do not lead to the present one, a range for each branch that has some."""
+        ends, name, end = {}, self.present, -1
+        while name in self.known:  # the way back: where each branch on it was left for the next one
+            ends[name] = end
+            name, end = self.known[name].parent, self.known[name].first
+        ranges = []
+        for name, branch in self.known.items():
+            first = max(branch.first, ends.get(name, branch.first))
+            if name != self.present and first < branch.mark:
+                ranges.append((first, branch.mark))
+        return tuple(sorted(ranges))
+
+    def up_to(self, row: int) -> Branches:
+        """Return them with the present branch's rows counted up to `row`."""
+        present = self.known.get(self.present, Branch())
+        return Branches(self.present, {**self.known, self.present: present._replace(mark=max(present.mark, row))})
+
+    def joined(self, others: Mapping[str, Branch]) -> Branches:
+        """Return them with what is known elsewhere: of one branch, whichever knows of more rows is right."""
+        known = dict(self.known)
+        for name, other in others.items():
+            mine = known.get(name, other)
+            known[name] = mine._replace(mark=max(mine.mark, other.mark))
+        return Branches(self.present, known)
+
+    def forked(self, parent: str, name: str, row: int) -> Branches:
+        """Return them with a new branch that leaves `parent` before `row`, and is the present one."""
+        return Branches(name, {**self.known, name: Branch(parent, row, row)})
+
+    def renamed(self, name: str) -> Branches:
+        """Return them with the whole way to the present as one branch `name`; what was abandoned stays, apart."""
+        apart = {f"{name}/{number}": Branch("", *rows) for number, rows in enumerate(self.abandoned)}
+        return Branches(name, {name: Branch(), **apart})
+
+
+def count(ranges: Iterable[Rows]) -> int:
+    """Return the number of rows in all ranges."""
+    return sum(stop - first for first, stop in ranges)

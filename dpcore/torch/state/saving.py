@@ -1,0 +1,44 @@
+"""Writes a state with its secret part: one file, replaced whole, that its owner alone can read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpcore.errors import DataError
+
+
+def save_state(path: str | os.PathLike[str], state: Any) -> None:
+    """Write what `torch.save` writes, readable by its owner only (mode 0600), whatever the umask.
+
+    A private optimizer's `state_dict` holds the run's keys: whoever can read it can subtract the noise. A crash leaves
+    the file that was there or the new one, never a part.
+
+    Parameters
+    ----------
+    path : path
+    state : object
+        Whatever `torch.save` takes; read again by ``torch.load(path, weights_only=True)``.
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be written.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.draft")
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
+        reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
+        raise DataError(f"checkpoint {target}: cannot be written ({reason})") from cause
+    finally:
+        draft.unlink(missing_ok=True)
