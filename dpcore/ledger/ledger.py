@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -10,14 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpcore.accounting import Adjacency, Composed, Event
+from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import checks
 from dpcore.ledger.book import Book, now
 from dpcore.ledger.decision import decide
 from dpcore.ledger.entries import START, Entry, number_out, seal, write
 from dpcore.ledger.event_after import EventAfter, event_of
-from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.ledger.records import Remaining, Resumption, RunRecord, Total, Verification
@@ -26,6 +24,7 @@ from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.state import FORMAT
 from dpcore.ledger.storage import Storage
 from dpcore.spec import validate
+from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
 
 
@@ -516,7 +515,7 @@ class Ledger:
         return {
             "format": FORMAT,
             "ledger": self.ledger_id,
-            "entries": [json.loads(entry.body) for entry in entries],
+            "entries": [read_json(entry.body) for entry in entries],
             "seals": [entry.seal for entry in entries],
         }
 

@@ -31,6 +31,7 @@ from dpcore.spec.stream import Stream
 from dpcore.stages.clipping.running import RunningNorm
 from dpcore.stages.queries import Phase, Point
 from dpcore.stages.updates import SECOND_MOMENTS
+from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 
 STATE_FORMAT = 2
@@ -557,7 +558,8 @@ class Mechanism:
         self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None
     ) -> Statement:
         """Return the privacy statement for what was released so far."""
-        return self.plan.statement(
+        return state(
+            self.plan,
             delta,
             steps_taken=self.released,
             abandoned=self.abandoned,

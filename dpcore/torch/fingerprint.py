@@ -15,8 +15,9 @@ from torch import nn
 
 import dpcore
 from dpcore import fingerprint
-from dpcore.plan.plan import Plan, versions
+from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import digest
+from dpcore.statement.build import versions
 from dpcore.torch.data.data import Data
 from dpcore.torch.describe import digest_of
 from dpcore.torch.engine import Engine
