@@ -208,7 +208,7 @@ MUTATIONS = [
     ),
     Mutation(
         "believe a stated epsilon that is too small",
-        "dpcore/statement/verify/spent.py",
+        "dpcore/statement/verify/compare.py",
         "if stated < derived or math.isnan(stated):",
         "if False:",
         "tests/unit/statement/test_verify.py",
@@ -222,9 +222,9 @@ MUTATIONS = [
     ),
     Mutation(
         "count a branch of a kept order once, however long",
-        "dpcore/plan/plan.py",
-        "met = max((int((steps >= first).sum()) for steps",
-        "met = max((int((steps >= first).any()) for steps",
+        "dpcore/sampling/fixed_order.py",
+        "max((int((steps >= first).sum()) for steps",
+        "max((int((steps >= first).any()) for steps",
         "tests/unit/plan/test_plan.py",
     ),
     Mutation(
@@ -293,14 +293,14 @@ MUTATIONS = [
     ),
     Mutation(
         "clip scaled vectors at the norm of unscaled ones",
-        "dpcore/plan/plan.py",
+        "dpcore/plan/step_scales.py",
         "scaled = replace(plain, max_grad_norm=query.max_scaled_norm)",
         "scaled = plain",
         "tests/unit/plan/test_plan.py",
     ),
     Mutation(
         "take the unscaled norm for the noise of scaled steps",
-        "dpcore/plan/plan.py",
+        "dpcore/plan/step_scales.py",
         "self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution",
         "self.gradient_noise_multiplier, self.sensitivity_at(0 * step, norm).contribution",
         "tests/papers/test_noise.py",
@@ -321,7 +321,7 @@ MUTATIONS = [
     ),
     Mutation(
         "take the denominator for the largest batch",
-        "dpcore/plan/plan.py",
+        "dpcore/plan/step_scales.py",
         "            self.sampler.max_batch_size,\n        )",
         "            int(self.batch_size),\n        )",
         "tests/papers/test_adaptive.py",
@@ -391,9 +391,9 @@ MUTATIONS = [
     ),
     Mutation(
         "let more bands than groups be amplified",
-        "dpcore/plan/plan.py",
-        "if found > groups:",
-        "if found > groups + 1:",
+        "dpcore/sampling/cyclic_poisson.py",
+        "if found > self.groups:",
+        "if found > self.groups + 1:",
         "tests/unit/sampling/test_cyclic.py",
     ),
     Mutation(
@@ -420,8 +420,8 @@ MUTATIONS = [
     Mutation(
         "let correlated noise meet secret batches",
         "dpcore/plan/plan.py",
-        'elif not (hasattr(self._drawing, "patterns") or hasattr(self._drawing, "blocks")):',
-        "elif False:",
+        "            self.sampler.check_strategy(strategy, self.steps)\n",
+        "",
         "tests/unit/plan/test_plan.py",
     ),
     Mutation(
@@ -440,9 +440,9 @@ MUTATIONS = [
     ),
     Mutation(
         "account for a strategy as for single participation",
-        "dpcore/plan/plan.py",
-        "return sensitivity(strategy, self._drawing.patterns(stop), stop, first)",
-        "return sensitivity(strategy, [p[:1] for p in self._drawing.patterns(stop)], stop, first)",
+        "dpcore/sampling/fixed_order.py",
+        "return sensitivity(strategy, self.patterns(steps), steps, first)",
+        "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)",
         "tests/unit/plan/test_plan.py",
     ),
     Mutation(
@@ -734,7 +734,7 @@ MUTATIONS = [
     ),
     Mutation(
         "release the bits of the adaptive clip without raising the noise on the sum",
-        "dpcore/plan/plan.py",
+        "dpcore/plan/step_scales.py",
         "return scales.raised_multiplier(self.noise_multiplier, self.bit_noise_standard_deviation)",
         "return self.noise_multiplier",
         "tests/end_to_end/test_measured_sensitivity.py",
@@ -859,6 +859,27 @@ MUTATIONS = [
         "tests/unit/audit/test_audit.py",
     ),
     Mutation(
+        "verify a method by what it says of itself",
+        "dpcore/statement/verify/compare.py",
+        '_field("method", statement.method,',
+        '_field("method", derived.method | free,',
+        "tests/unit/statement/test_forgery.py",
+    ),
+    Mutation(
+        "verify the noise by what it says of itself",
+        "dpcore/statement/verify/compare.py",
+        '_field("noise", noise, derived.noise',
+        '_field("noise", derived.noise, derived.noise',
+        "tests/unit/statement/test_verify.py",
+    ),
+    Mutation(
+        "take what rounds away in a large data set for nothing",
+        "dpcore/accounting/binomial.py",
+        "float(betainc(k + 1, n - k, p))",
+        "0.0",
+        "tests/unit/sampling/test_truncated.py",
+    ),
+    Mutation(
         "verify a replacement at twice its noise",
         "dpcore/statement/verify/parts.py",
         "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma",
@@ -874,7 +895,7 @@ MUTATIONS = [
     ),
     Mutation(
         "let a matrix move less than its columns",
-        "dpcore/statement/verify/rederive.py",
+        "dpcore/statement/verify/rebuild.py",
         "if scaled and whole < 1 - SAME:",
         "if False:",
         "tests/unit/statement/test_forgery.py tests/unit/statement/test_verify.py",

@@ -73,8 +73,10 @@ __all__ = [
     "delta_remark",
     "epsilon",
     "epsilon_interval",
+    "epsilons",
     "known_dataset_size",
     "neighboring_relation",
+    "smallest_epsilon",
     "to_dp_accounting",
     "trade_off",
 ]
@@ -127,6 +129,31 @@ def delta(
     chosen = base.find(accountant, orders, event)
     base.demand_support(chosen, event)
     return chosen.delta(event, validate.non_negative(epsilon=epsilon))
+
+
+def epsilons(event: Event, delta: float) -> dict[str, float]:
+    """Return epsilon by accountant, of all in `accountants_for` the event: each is an upper bound at `delta`.
+
+    Raises
+    ------
+    PrivacyError
+        If none covers the event.
+    """
+    names = accountants_for(event) or (None,)  # None: says which event it is that nobody covers
+    return {str(name): epsilon(event, delta, name) for name in names}
+
+
+def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
+    """Return the smallest of the accountants' epsilons at `delta`, and the name of its accountant.
+
+    Each of them is an upper bound, so the smallest holds.
+
+    Raises
+    ------
+    PrivacyError
+        If no accountant covers the event.
+    """
+    return min((value, name) for name, value in epsilons(event, delta).items())
 
 
 def available_accountants() -> tuple[str, ...]:

@@ -24,7 +24,10 @@ With binomials, sum_{k >= B} Pr[m = k] q B/(k+1) = (B/n) Pr[Bin(n, q) >= B + 1].
 C. If m >= B both have B examples, and i, if in S, stands in the place of another one: sensitivity 2C, with probability
 (B/n) Pr[Bin(n, q) >= B + 1] / Pr[m >= B] given that m >= B. (dp-accounting 0.6 has the same weights and rates, and
 takes Poisson sampling under replace-one for the steps that are cut off, at the same half multiplier: q N(1) against
-q N(-1) beside the rest, which is twice as far apart. Its epsilon is up to 1.2 % larger.)
+q N(-1) beside the rest, which is twice as far apart. Its epsilon is
+larger: by 8.7 % at its own test point (17.904 against 16.464: 3 steps of n = 4 and 2 of n = 3, q = 1/2, B = 2, sigma =
+1, delta = 1e-6), 10.5 % for 1000 steps of n = 1000, q = 0.02, B = 21, sigma = 0.9, and 0.3 % for 20 steps of n = 1000,
+q = 0.01, B = 15, sigma = 0.9, both at delta = 1e-5.)
 """
 
 from __future__ import annotations
@@ -34,8 +37,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scipy.special import bdtr, bdtrc, gammaln, xlog1py, xlogy
-
+from dpcore.accounting import binomial
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
@@ -187,24 +189,18 @@ def truncated_components(event: TruncatedPoissonSampledGaussian) -> tuple[tuple[
     n, q, most, sigma = event.dataset_size, event.sample_rate, event.max_batch_size, event.noise_multiplier
     if most >= n:
         return ((1.0, q, sigma),)
-    cut = most / n * float(bdtrc(most, n, q))  # Pr[m >= B and i in S]
+    cut = most / n * binomial.more_than(most, n, q)  # Pr[m >= B and i in S]
     if event.adjacency is Adjacency.ADD_REMOVE:
-        full = float(bdtrc(most - 1, n - 1, q))  # Pr[m >= B]
+        full = binomial.more_than(most - 1, n - 1, q)  # Pr[m >= B]
         parts = [(1.0 - full, q, sigma), (full, min(1.0, cut / full) if full > 0.0 else 0.0, sigma / 2.0)]
     else:
-        almost = _binomial(most - 1, n - 1, q)  # Pr[m = B - 1]
+        almost = binomial.exactly(most - 1, n - 1, q)  # Pr[m = B - 1]
         inside, outside = q * almost + cut, (1.0 - q) * almost
-        below = float(bdtr(most - 2, n - 1, q)) if most >= 2 else 0.0  # Pr[m < B - 1]
+        below = binomial.at_most(most - 2, n - 1, q)  # Pr[m < B - 1]
         weight = inside + outside
         parts = [(below, q, sigma), (weight, inside / weight if weight > 0.0 else 0.0, sigma)]
-    # bdtr rounds: a weight never exceeds 1, and what it lacks is at most some 1e-16.
+    # Rounding: a weight never exceeds 1, and what it lacks is at most some 1e-16.
     kept = [(min(1.0, weight), rate, multiplier) for weight, rate, multiplier in parts if weight > 0.0 and rate > 0.0]
     if len(kept) == 1 and kept[0][1] < 1.0 and kept[0][0] > 1.0 - 1e-15:
         return ((1.0, *kept[0][1:]),)
     return tuple(kept)
-
-
-def _binomial(k: int, n: int, p: float) -> float:
-    """Return Pr[Bin(n, p) = k]."""
-    log_choose = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    return math.exp(float(log_choose + xlogy(k, p) + xlog1py(n - k, -p)))

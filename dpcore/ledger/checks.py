@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -10,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcore.accounting import Composed, Event
+from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.errors import DataError, DpcoreError, PrivacyError
 from dpcore.ledger.entries import START, Entry, number_in, seal, write
 from dpcore.ledger.event_after import EventAfter, event_of
-from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.records import RunRecord, Verification
 from dpcore.ledger.state import Run, State
 from dpcore.ledger.storage import Storage
+from dpcore.spec.canonical import read_json
 
 if TYPE_CHECKING:
     import sqlite3
@@ -32,7 +31,7 @@ def follow(state: State, previous: str, entry: Entry) -> str:
     if entry.seal != seal(previous, entry.body):
         return f"entry {entry.number} is not what was written: its seal does not fit"
     try:
-        state.apply(json.loads(entry.body))
+        state.apply(read_json(entry.body))
     except ValueError as cause:
         return f"entry {entry.number} {cause}"
     return ""
@@ -138,7 +137,7 @@ def verify(storage: Storage, connection: sqlite3.Connection, wanted: str | None)
 
 
 def _check_charge(state: State, entry: Entry, recomputed: dict[str, float]) -> list[str]:
-    content = json.loads(entry.body)
+    content = read_json(entry.body)
     if "charge" not in content:
         return []
     body = write(content["event"])

@@ -42,8 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from dpcore import accounting
-from dpcore.accounting import Composed, Event
+from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.accounting.phases import phases
 
 
@@ -74,14 +73,6 @@ class Fixed:
     def alone(self) -> bool:
         """Whether nothing but the plans of these runs will ever be granted."""
         return self.limit is not None and self.charge > self.limit
-
-
-def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
-    """Return the smallest epsilon of the accountants that cover the event, and the name of that accountant."""
-    names = accounting.accountants_for(event)
-    if not names:
-        accounting.epsilon(event, delta)  # says which event it is that nobody covers
-    return min((accounting.epsilon(event, delta, name), name) for name in names)
 
 
 def affords(budget: tuple[float, float], event: Event) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from dpcore.ledger.state import FORMAT
 from dpcore.ledger.storage import Storage
 from dpcore.ledger.totals import remaining, total
 from dpcore.spec import validate
+from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
 
 
@@ -443,7 +443,7 @@ class Ledger:
         return {
             "format": FORMAT,
             "ledger": self.ledger_id,
-            "entries": [json.loads(entry.body) for entry in entries],
+            "entries": [read_json(entry.body) for entry in entries],
             "seals": [entry.seal for entry in entries],
         }
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpcore.accounting import Composed, Event
+from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.errors import BudgetError
 from dpcore.ledger.entries import number_out
-from dpcore.ledger.fixed import affords, smallest_epsilon
+from dpcore.ledger.fixed import affords
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.spec import validate
 

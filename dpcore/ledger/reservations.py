@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-from dpcore.accounting import Adjacency, Composed, Event
+from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
 from dpcore.errors import BudgetError, PrivacyError
 from dpcore.ledger.book import Book, Draft
 from dpcore.ledger.entries import number_out
 from dpcore.ledger.event_after import EventAfter, event_of
-from dpcore.ledger.fixed import affords, choose, smallest_epsilon
+from dpcore.ledger.fixed import affords, choose
 from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
 from dpcore.ledger.state import Branch, Run
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from dpcore.errors import DataError
 from dpcore.ledger.entries import START, seal
+from dpcore.spec.canonical import read_json
 
 # Every entry is canonical JSON with sorted keys. Of a file that SQLite no longer reads, the raw bytes are searched; an
 # entry that lay on several pages is lost to that.
@@ -47,7 +48,7 @@ def salvage(path: Path) -> dict[str, Any]:
         last = seals[intact]
         intact += 1
     return {
-        "entries": [json.loads(found[number]) for number in sorted(found)],
+        "entries": [read_json(found[number]) for number in sorted(found)],
         "seals": {str(number): seals[number] for number in sorted(seals)},
         "chain_intact_up_to": intact,
     }
@@ -99,7 +100,7 @@ def _by_bytes(content: bytes) -> dict[int, str]:
 
 def _is_entry(body: Any, number: Any) -> bool:
     try:
-        content = json.loads(body)
+        content = read_json(body)
     except (TypeError, ValueError):
         return False
     return isinstance(content, dict) and content.get("entry") == number

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from dpcore.accounting import Composed, Event
+from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.errors import ArgumentError
 from dpcore.ledger import checks
 from dpcore.ledger.book import Book
-from dpcore.ledger.fixed import smallest_epsilon
 from dpcore.ledger.records import Remaining, Total
 from dpcore.ledger.reservations import Reservations
 from dpcore.spec import validate

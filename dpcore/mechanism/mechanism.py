@@ -24,6 +24,7 @@ from dpcore.spec.ops import SECOND_MOMENT, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
+from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 
 
@@ -356,7 +357,8 @@ class Mechanism(MechanismState):
         self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None
     ) -> Statement:
         """Return the privacy statement for what was released so far."""
-        return self.plan.statement(
+        return state(
+            self.plan,
             delta,
             steps_taken=self.step,
             abandoned=self.abandoned,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.accounting import Event, NonPrivate
+from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError
 from dpcore.mechanism.account import LedgerAccount
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
-from dpcore.sampling import FixedBatches, Sampler, UserSampler
+from dpcore.sampling import FixedBatches, Sampler, UserSampler, is_sampler
 from dpcore.sampling.users import unit_sums
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import Provenance, RunKeys
@@ -22,6 +22,7 @@ from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.spec.validate import function, integer
 from dpcore.stages.method import Method
+from dpcore.statement.build import CALLER_NOISE, state
 from dpcore.statement.statement import Statement
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ PRIVATE_DIAGNOSTICS = (
     "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
     "guarantee."
 )
-CALLER_NOISE = NonPrivate("the noise was supplied by the caller")
 
 Gradient = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]
 
@@ -87,7 +87,8 @@ class MinimizeResult:
 
     def statement(self, delta: float) -> Statement:
         """Return the privacy statement at `delta`."""
-        return self.plan.statement(
+        return state(
+            self.plan,
             delta,
             steps_taken=self.steps_taken,
             note=self.stopped,
@@ -175,13 +176,12 @@ def minimize(
             f"batches={batches!r}: must be a sampler from dpcore.sampling, such as PoissonSampler(dataset_size=..., "
             "batch_size=...), or a list of index arrays"
         )
-    sampler: Sampler = (
-        batches if hasattr(batches, "event") else FixedBatches(batches, batch_size=method.batch_size)  # type: ignore[assignment]
-    )
+    listed = not is_sampler(batches)
+    sampler: Sampler = FixedBatches(batches, batch_size=method.batch_size) if listed else batches  # type: ignore[assignment,arg-type]
     if steps is None:
-        if not isinstance(sampler, FixedBatches):
+        if not listed:
             raise ArgumentError("steps=None: must be given with a sampler")
-        steps = len(sampler.batches)
+        steps = sampler.steps_per_epoch
     plan = Plan(method, sampler, integer(1, steps=steps))
     needs_public = method.update.second_moment == "public"
     if needs_public != (public_gradient is not None):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.check import order_of
-from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.recurrence import advance
 from dpcore.stages.filters import Filter
 from dpcore.stages.strategies import Strategy
 
@@ -50,7 +46,7 @@ def _independent(filter: Filter, steps: int) -> Floats:  # noqa: A002
         # Basis vectors of (state, input) go through the step; what comes out are the rows of its matrix.
         basis = np.eye(order + 1)
         state = list(basis[:order])
-        y = _advance(basis[order], state, filter.coefficients(t))
+        y = advance(basis[order], state, filter.coefficients(t))
         before = np.zeros((order + 1, order + 1))
         before[:order, :order], before[order, order] = covariance, 1.0
         step = np.stack(state)
@@ -67,23 +63,6 @@ def _correlated(filter: Filter, strategy: Strategy, steps: int) -> Floats:  # no
         row = np.zeros(steps)
         for place, weight in strategy.rows(t):
             row[place] = weight
-        y = _advance(row, state, filter.coefficients(t))
+        y = advance(row, state, filter.coefficients(t))
         variances[t] = y @ y
     return variances
-
-
-def _advance(x: Floats, state: list[Any], filters: Sequence[FilterCoefficients]) -> Floats:
-    """One step of a chain of recurrences (`dpcore.spec.ops.Backend.recurrence`), `state` in place."""
-    done = 0
-    for coefficients in filters:
-        b, a, normalizer = coefficients
-        order = order_of(coefficients)
-        s = [*state[done : done + order], np.zeros_like(x)]
-        y = b[0] * x + s[0]
-        for k in range(1, order + 1):
-            forward = b[k] * x if k < len(b) else 0.0
-            back = a[k - 1] * y if k <= len(a) else 0.0
-            state[done + k - 1] = forward - back + s[k]
-        x = y / normalizer
-        done += order
-    return x

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
-import scipy
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
 from dpcore.accounting.branches import Rows, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
-from dpcore.plan import scales
-from dpcore.sampling import Sampler, UserSampler
-from dpcore.spec.keys import Provenance
-from dpcore.spec.layout import Layout
-from dpcore.spec.validate import integer, non_negative
-from dpcore.spec.version import __version__
-from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
-from dpcore.stages.clipping.adaptive import limits
+from dpcore.plan.step_scales import StepScales
+from dpcore.sampling import Sampler, check_sampler
+from dpcore.spec.validate import integer
 from dpcore.stages.method import Method
-from dpcore.stages.queries import Phase
-from dpcore.stages.strategies import NamedStrategy, Strategy, check_steps, check_streaming, identify, sensitivity
+from dpcore.stages.strategies import NamedStrategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.bands import bands, largest_column_norm
-from dpcore.stages.strategies.blocks import block_sensitivity
-from dpcore.statement.build import state
-from dpcore.statement.statement import Statement
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
 _BATCH_SIZE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(StepScales):
     """What will be run, checked before anything is.
 
     Parameters
@@ -70,8 +56,7 @@ class Plan:
             raise ArgumentTypeError(
                 f"method={self.method!r}: must be a dpcore.Method, as dpcore.methods.dp_sgd(...) returns"
             )
-        if not all(hasattr(self.sampler, member) for member in ("indices", "event", "expected_batch_size")):
-            raise ArgumentTypeError(f"sampler={self.sampler!r}: must be a sampler from dpcore.sampling")
+        check_sampler(sampler=self.sampler)
         integer(1, steps=self.steps)
         expected = self.sampler.expected_batch_size
         if self.method.batch_size is None:
@@ -108,142 +93,22 @@ class Plan:
         if strategy is not None:
             check_steps(strategy, self.steps)
             check_streaming(strategy, self.steps)
-            self._check_participation(strategy, name)
+            self.sampler.check_strategy(strategy, self.steps)
         # Given the batch, an example moves the pair of releases by at most what `scales` says, under zero-out.
         bounded = self.sampler.max_batch_size is not None and self.sampler.adjacency is Adjacency.ZERO_OUT
         if moment == "independent" and not bounded:
             raise PrivacyError(
                 f"sampler={name}: independent moments need a hard maximum of examples in a batch, since their "
-                "sensitivity grows with it, and zero-out adjacency; use dpcore.sampling.FixedOrderSampler or "
-                "TruncatedPoissonSampler"
+                "sensitivity grows with it, and zero-out adjacency; use FixedOrderSampler "
+                "(sampling='fixed-order') or TruncatedPoissonSampler ('truncated-poisson')"
             )
         single = self.sampler.max_batch_size == 1 and self.batch_size == 1 and self.sampler.keeps_order
         if moment == "joint" and not single:
             raise PrivacyError(
                 f"sampler={name}: joint moments hold for batches of one example only, in a fixed order; use "
-                "dpcore.sampling.FixedOrderSampler(dataset_size=..., batch_size=1), or variant='independent_moments'"
+                "FixedOrderSampler(dataset_size=..., batch_size=1), sampling='fixed-order', or "
+                "variant='independent_moments'"
             )
-
-    def _check_participation(self, strategy: Strategy, name: str) -> None:
-        if hasattr(self._drawing, "banded_event"):
-            groups, found = self._drawing.groups, bands(strategy, self.steps)
-            if found > groups:
-                raise PrivacyError(
-                    f"sampler={name}: its amplification holds for strategies of at most as many bands as groups, "
-                    f"{groups}, and {strategy.describe()['kind']} has {found} (a banded inverse makes no banded "
-                    "matrix); use dpcore.stages.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
-                    "dpcore.sampling.FixedOrderSampler"
-                )
-        elif not (hasattr(self._drawing, "patterns") or hasattr(self._drawing, "blocks")):
-            raise PrivacyError(
-                f"sampler={name}: correlated noise is accounted for by the steps at which an example takes part, "
-                "which must be fixed; use dpcore.sampling.FixedOrderSampler, or strategy=None with this sampler"
-            )
-
-    @property
-    def _drawing(self) -> Any:
-        """What draws the units of privacy: the sampler, or the one of users that it is made of."""
-        return self.sampler.sampler if isinstance(self.sampler, UserSampler) else self.sampler
-
-    @property
-    def batch_size(self) -> float:
-        """The expected batch size B, the denominator of every average."""
-        assert self.method.batch_size is not None
-        return self.method.batch_size
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The noise multiplier sigma.
-
-        Raises
-        ------
-        PrivacyError
-            If it has not been calibrated.
-        """
-        sigma = self.method.noise.noise_multiplier
-        if sigma is None:
-            raise PrivacyError(
-                "noise_multiplier=None: must be given, or calibrated for a target_epsilon and target_delta"
-            )
-        return sigma
-
-    def scaled(self, step: int) -> bool:
-        """Whether the vectors of step `step` are scaled before they are clipped."""
-        query = self.method.preconditioning
-        return query is not None and query.phase(step) is not Phase.UNSCALED
-
-    @property
-    def adaptive_clip(self) -> AdaptiveClip | None:
-        """How the clip norm is adapted; None where it is fixed."""
-        return getattr(self.method.clip, "adaptive", None)
-
-    @property
-    def clip_limits(self) -> tuple[float, ...]:
-        """The least and the greatest norm that an adaptive clip may come to; empty where the norm is fixed."""
-        return () if self.adaptive_clip is None else limits(self.method.clip.max_grad_norm)
-
-    def clip_at(self, step: int = 0, norm: float | None = None) -> Clip:
-        """The clip of step `step`: of scaled vectors, with their own norm, where they are scaled.
-
-        An adaptive clip's norm is a release, which the plan cannot know: here and below, `norm` is the one in force at
-        the step, known to the mechanism, or None for that of the first step.
-        """
-        return self._clip(step, norm)[0]
-
-    def grouping_at(self, step: int = 0, norm: float | None = None) -> Grouping:
-        """The clipping groups of this plan's tensors at step `step`."""
-        return self._clip(step, norm)[1]
-
-    def sensitivity_at(self, step: int = 0, norm: float | None = None) -> Sensitivity:
-        """The bound on one example's contribution to the sum of step `step`."""
-        return self._clip(step, norm)[2]
-
-    def _clip(self, step: int, norm: float | None) -> tuple[Clip, Grouping, Sensitivity]:
-        if norm is None:
-            return self._clips[self.scaled(step)]
-        clip = replace(self.method.clip, max_grad_norm=norm)
-        grouping = clip.grouping(self.tensors)
-        return clip, grouping, clip.sensitivity(grouping)
-
-    @cached_property
-    def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
-        plain, query = self.method.clip, self.method.preconditioning
-        scaled = plain
-        if query is not None and query.max_scaled_norm is not None:
-            scaled = replace(plain, max_grad_norm=query.max_scaled_norm)
-        found = {}
-        for key, clip in ((False, plain), (True, scaled)):
-            grouping = clip.grouping(self.tensors)
-            found[key] = clip, grouping, clip.sensitivity(grouping)
-        return found
-
-    @property
-    def bit_noise_standard_deviation(self) -> float:
-        """Standard deviation of the noise on the sum of an adaptive clip's bits; 0 where the norm is fixed."""
-        return 0.0 if self.adaptive_clip is None else self.adaptive_clip.noise_on_bits(self.batch_size)
-
-    @property
-    def gradient_noise_multiplier(self) -> float:
-        """sigma, raised where the bits of an adaptive clip are released beside the sum: `scales.raised_multiplier`."""
-        if self.adaptive_clip is None:
-            return self.noise_multiplier
-        return scales.raised_multiplier(self.noise_multiplier, self.bit_noise_standard_deviation)
-
-    def noise_standard_deviation(self, step: int = 0, norm: float | None = None) -> float:
-        """Standard deviation of the seed noise on each coordinate of the *sum* of a step (before division by B)."""
-        return scales.gradient_noise(
-            self.method.update, self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution
-        )
-
-    def square_noise_standard_deviation(self, step: int = 0) -> float:
-        """Standard deviation of the noise on each coordinate of the squared average; 0 where none is released."""
-        return scales.square_noise(
-            self.method.update,
-            self.noise_multiplier,
-            self.sensitivity_at(step).contribution,
-            self.batch_size,
-            self.sampler.max_batch_size,
-        )
 
     @property
     def event(self) -> Event:
@@ -280,7 +145,7 @@ class Plan:
         if moment == "noiseless":
             return NonPrivate("the second moment is made of clipped gradients without noise")
         number = abandoned if isinstance(abandoned, int) else count(abandoned)
-        if hasattr(self._drawing, "banded_event"):
+        if self.sampler.amplified_bands is not None:
             branches = number if isinstance(abandoned, int) else len(abandoned)
             event: Event = self._banded_event(sigma, steps, number, branches)
         elif self.method.noise.strategy is not None:
@@ -293,7 +158,7 @@ class Plan:
         elif not self.sampler.keeps_order:
             event = self.sampler.event(sigma, steps + number)
         else:
-            met = abandoned if isinstance(abandoned, int) else sum(self._meetings(*rows) for rows in abandoned)
+            met = abandoned if isinstance(abandoned, int) else sum(self.sampler.meetings(*rows) for rows in abandoned)
             event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, met, Adjacency.ZERO_OUT)))
         # Joint moments: the same noise against replacement, where the vectors of an example move twice as far.
         return _replacing(event) if moment == "joint" else event
@@ -316,46 +181,32 @@ class Plan:
     def _moved(self, first: int, stop: int) -> float:
         strategy = self.method.noise.strategy
         assert strategy is not None
-        if hasattr(self._drawing, "blocks"):
-            return block_sensitivity(strategy, self._drawing.blocks(stop), stop, first)
-        return sensitivity(strategy, self._drawing.patterns(stop), stop, first)
-
-    def _meetings(self, first: int, stop: int) -> int:
-        """How often one example takes part in steps [first, stop) of a kept order, at most."""
-        if (first, stop) not in self._met:
-            met = stop - first
-            if hasattr(self._drawing, "blocks"):
-                met = sum(int(block[-1]) >= first for block in self._drawing.blocks(stop))
-            elif hasattr(self._drawing, "patterns"):
-                met = max((int((steps >= first).sum()) for steps in self._drawing.patterns(stop)), default=0)
-            self._met[first, stop] = met
-        return self._met[first, stop]
+        return self.sampler.moved(strategy, stop, first)
 
     def _banded_event(self, sigma: float, steps: int, abandoned: int, branches: int) -> Event:
         strategy = self.method.noise.strategy
-        if strategy is None:
-            wide, norm, name = 1, 1.0, "identity"
-        else:  # of all planned steps: a shorter run's columns are parts of these
-            wide, norm = self._banded
-            name = identify(strategy)
-        event: Event = self._drawing.banded_event(
-            sigma, steps, abandoned, branches, bands=wide, column_norm=norm, strategy=name
-        )  # fmt: skip
-        return event
+        wide, norm = self._banded  # of all planned steps: a shorter run's columns are parts of these
+        name = "identity" if strategy is None else identify(strategy)
+        banded = {"bands": wide, "column_norm": norm, "strategy": name}
+        return self.sampler.banded_event(sigma, steps, abandoned, branches, **banded)  # type: ignore[arg-type]
 
     @cached_property
     def _banded(self) -> tuple[int, float]:
         strategy = self.method.noise.strategy
-        assert strategy is not None
-        return bands(strategy, self.steps), largest_column_norm(strategy, self.steps)
+        return (
+            (1, 1.0) if strategy is None else (bands(strategy, self.steps), largest_column_norm(strategy, self.steps))
+        )
 
     @cached_property
     def _reaches(self) -> dict[Rows, float]:
         return {}
 
-    @cached_property
-    def _met(self) -> dict[Rows, int]:
-        return {}
+    @property
+    def run_sensitivity(self) -> float | None:
+        """How far an example moves C times the sums of the whole run, in clip norms; None without such an event."""
+        if self.method.noise.strategy is None or self.method.update.second_moment == "noiseless":
+            return None
+        return self._reach(0, self.steps) if self.sampler.amplified_bands is None else self._banded[1]
 
     def epsilon(self, delta: float, *, steps: int | None = None, accountant: str | None = None) -> float:
         """Return epsilon at `delta` after `steps` steps (all planned ones by default).
@@ -363,8 +214,9 @@ class Plan:
         Without an accountant it is the smallest value of all that cover the run: each of them is an upper bound.
         """
         event = self.event_after(self.steps if steps is None else integer(0, steps=steps))
-        names = [accountant] if accountant is not None else accounting.accountants_for(event)
-        return min(accounting.epsilon(event, delta, name) for name in names or ["rdp"])
+        if accountant is not None:
+            return accounting.epsilon(event, delta, accountant)
+        return accounting.smallest_epsilon(event, delta)[0]
 
     def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> Plan:
         """Return the plan at the smallest noise multiplier that meets the target.
@@ -408,62 +260,6 @@ class Plan:
             return
         accounting.epsilon(self.event, 0.5, accountant or "rdp")
 
-    def statement(
-        self,
-        delta: float,
-        *,
-        steps_taken: int,
-        keys: Provenance,
-        backend: str,
-        abandoned: Sequence[Rows] | int = (),
-        rng: str = "chacha20",
-        layout: Layout | None = None,
-        caller_noise: bool = False,
-        caveats: tuple[str, ...] = (),
-        note: str = "",
-        software: dict[str, str] | None = None,
-        ledger: dict[str, Any] | None = None,
-    ) -> Statement:
-        """Return the privacy statement after `steps_taken` steps.
-
-        Parameters
-        ----------
-        delta : float
-            Where epsilon is stated.
-        steps_taken, abandoned : int, sequence of (first, stop)
-            See `event_after`.
-        keys : Provenance
-            Where the keys come from; `RunKeys` is one.
-        backend, rng : str
-            What computed, and what drew.
-        layout : Layout, optional
-            Its digest is recorded: it says which noise belongs to which coordinate.
-        caller_noise : bool
-            The noise was the caller's: nothing is private.
-        caveats : tuple of str
-            Further sentences.
-        note : str
-            On the moment of writing.
-        software : dict, optional
-            Further versions.
-        ledger : dict, optional
-            "ledger", "run" and "total", as in `dpcore.statement.Statement`.
-        """
-        return state(
-            self,
-            non_negative(delta=delta),
-            steps_taken=steps_taken,
-            abandoned=abandoned,
-            keys=keys,
-            rng=rng,
-            layout=layout,
-            caller_noise=caller_noise,
-            caveats=caveats,
-            note=note,
-            software={**versions(), "backend": backend, **(software or {})},
-            ledger=ledger or {},
-        )
-
 
 def _replacing(event: Event) -> Event:
     """Return an event under zero-out as the same noise relative to a replacement, of twice the sensitivity."""
@@ -471,13 +267,3 @@ def _replacing(event: Event) -> Event:
         return Composed(tuple(map(_replacing, event.events)))
     assert isinstance(event, (Gaussian, MatrixGaussian))
     return replace(event, noise_multiplier=event.noise_multiplier / 2, adjacency=Adjacency.REPLACE_ONE)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a statement records."""
-    return {
-        "dpcore": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-    }

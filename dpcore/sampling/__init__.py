@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dpcore.sampling.base import Indices, Sampler
+from dpcore.sampling.base import BaseSampler, Indices, Sampler, check_sampler, is_sampler
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
+from dpcore.sampling.factory import NAMES, foreign, from_description, sampler
 from dpcore.sampling.fixed_batches import FixedBatches
 from dpcore.sampling.fixed_order import FixedOrderSampler
 from dpcore.sampling.fixed_size import FixedSizeSampler
@@ -14,6 +15,8 @@ from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
 from dpcore.sampling.users import UserSampler
 
 __all__ = [
+    "NAMES",
+    "BaseSampler",
     "CyclicPoissonSampler",
     "FixedBatches",
     "FixedOrderSampler",
@@ -25,5 +28,10 @@ __all__ = [
     "ShuffledSampler",
     "TruncatedPoissonSampler",
     "UserSampler",
+    "check_sampler",
+    "foreign",
+    "from_description",
+    "is_sampler",
+    "sampler",
     "shard",
 ]

@@ -9,26 +9,24 @@ The same object feeds training (`indices`) and accounting (`event`): the two can
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from typing import Any, Final, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting import Adjacency, Event
+from dpcore.errors import ArgumentTypeError, PrivacyError
+from dpcore.stages.strategies import Strategy
 
 Indices = npt.NDArray[np.int64]
 
 
 class Sampler(Protocol):
-    """Chooses indices, never data.
+    """Chooses indices, never data. The unit is one example; for `UserSampler` a user, whose examples come in a row.
 
-    What the sensitivity of correlated noise rests on is known to samplers of three kinds. Where batches are fixed
-    before the run, ``patterns(steps)`` lists the steps at which one and the same example takes part. Where an example
-    takes part at most once in each of several blocks of steps, ``blocks(steps)`` lists the blocks
-    (`ShuffledSampler`). `CyclicPoissonSampler` has ``banded_event``. Others are refused for correlated noise.
-
-    The samplers of `dpcore.sampling` also take ``start`` and ``stop`` in `indices`, for processes that hold a part of
-    the data each. The unit is one example; for `UserSampler` it is a user, whose examples `indices` gives in a row.
+    `BaseSampler` has most of the members. The samplers of `dpcore.sampling` also take ``start`` and ``stop``
+    in `indices` and `units`, for processes that hold a part of the data each.
     """
 
     @property
@@ -51,9 +49,9 @@ class Sampler(Protocol):
     def keeps_order(self) -> bool:
         """Whether the batches of all steps are one arrangement, so that a resumed run must keep it.
 
-        False where every step draws anew: a branch of a run must then draw other batches than the run it left, for two
-        releases about one draw cost more than two draws. True where an order is repeated: a branch under another order
-        could meet an example once more than accounted.
+        False where every step draws anew, in secret: a branch of a run must then draw other batches than the run it
+        left, for two releases about one draw cost more than two draws. True where an order is repeated: a branch under
+        another order could meet an example once more than accounted.
         """
 
     @property
@@ -90,3 +88,124 @@ class Sampler(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return the public settings for a privacy statement, as JSON values."""
+
+    @property
+    def unit_of_privacy(self) -> str:
+        """What neighbors differ in: "example" or "user"."""
+
+    @property
+    def example_count(self) -> int:
+        """The number of examples, also where users are drawn; indices lie in [0, example_count)."""
+
+    def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
+        """Return how many of a step's indices belong to each unit, in their order; None where each is one."""
+
+    def meetings(self, first: int, stop: int) -> int:
+        """Return how often one example takes part in steps [first, stop) of a kept order, at most."""
+
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Refuse correlated noise that the analysis of this sampler does not cover.
+
+        Raises
+        ------
+        PrivacyError
+            Where it does not; by default always.
+        """
+
+    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
+        """Return how far one example moves rows [first, steps) of C times the sums; not where bands are amplified."""
+
+    @property
+    def amplified_bands(self) -> int | None:
+        """The most bands of correlated noise under which its sampling amplifies, by `banded_event`; None elsewhere."""
+
+    def banded_event(
+        self,
+        noise_multiplier: float,
+        steps: int,
+        abandoned: int,
+        branches: int,
+        *,
+        bands: int,
+        column_norm: float,
+        strategy: str,
+    ) -> Event:
+        """Return the event under banded noise, as `CyclicPoissonSampler` does; only where bands are amplified."""
+
+
+class BaseSampler:
+    """What holds for most samplers of a `dataset_size` and a `batch_size`.
+
+    Every step draws anew, a unit is an example, and correlated noise is not covered.
+    """
+
+    @property
+    def expected_batch_size(self: Any) -> float:
+        """The fixed denominator: the batch size as given."""
+        return float(self.batch_size)
+
+    @property
+    def steps_per_epoch(self: Any) -> int:
+        """dataset_size / batch_size, rounded up: so many steps use every example once, in expectation."""
+        return int(math.ceil(round(self.dataset_size / self.batch_size, 9)))  # noqa: RUF046 (for mypy)
+
+    @property
+    def keeps_order(self) -> bool:
+        """False: every step draws anew."""
+        return False
+
+    @property
+    def unit_of_privacy(self) -> str:
+        """One example."""
+        return "example"
+
+    @property
+    def example_count(self: Any) -> int:
+        """The size of the data set."""
+        return int(self.dataset_size)
+
+    def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
+        """Return None: each index is a unit."""
+        return None
+
+    def meetings(self, first: int, stop: int) -> int:
+        """Return the number of steps."""
+        return stop - first
+
+    @property
+    def amplified_bands(self) -> int | None:
+        """None."""
+        return None
+
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Refuse every strategy."""
+        raise PrivacyError(
+            f"sampler={type(self).__name__}: correlated noise is accounted for by the steps at which an example takes "
+            "part, which must be fixed; use FixedOrderSampler (sampling='fixed-order'), or strategy=None with this "
+            "sampler"
+        )
+
+    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
+        """Refuse every strategy."""
+        self.check_strategy(strategy, steps)
+        raise NotImplementedError
+
+    def banded_event(self, *given: Any, **named: Any) -> Event:
+        """Nothing is amplified, and nobody asks."""
+        raise NotImplementedError
+
+
+_MEMBERS: Final = tuple(name for name in vars(Sampler) if not name.startswith("_"))
+
+
+def is_sampler(value: Any) -> TypeGuard[Sampler]:
+    """Whether an object has what a sampler has."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in _MEMBERS)
+
+
+def check_sampler(**values: Any) -> Sampler:
+    """Return the value if it is a sampler; raise ArgumentTypeError otherwise."""
+    ((name, value),) = values.items()
+    if not is_sampler(value):
+        raise ArgumentTypeError(f"{name}={value!r}: must be a sampler from dpcore.sampling, or have all members of one")
+    return value

@@ -40,19 +40,21 @@ from typing import Any
 import numpy as np
 
 from dpcore.accounting import Adjacency, Composed, CyclicPoissonSampledGaussian, Event, Gaussian
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
+from dpcore.sampling.base import BaseSampler, Indices
 from dpcore.sampling.poisson import WORDS
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
+from dpcore.stages.strategies import Strategy
+from dpcore.stages.strategies.bands import bands
 
 # Known to everybody: the partition is a public setting, and outlives the run's keys.
 _PUBLIC_KEY = derive_key(bytes(32), "dpcore public partition")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicPoissonSampler:
+class CyclicPoissonSampler(BaseSampler):
     """Step t draws Poisson coins among the examples of group t mod `groups`; the groups are fixed and public.
 
     With independent noise or a banded strategy of at most `groups` bands.
@@ -118,24 +120,25 @@ class CyclicPoissonSampler:
         return -(-self.dataset_size // self.groups)
 
     @property
-    def keeps_order(self) -> bool:
-        """False: every step tosses fresh coins. The groups are kept all the same, since no key decides them."""
-        return False
-
-    @property
     def adjacency(self) -> Adjacency:
         """Zero-out: removing an example would change the groups."""
         return Adjacency.ZERO_OUT
 
     @property
-    def expected_batch_size(self) -> float:
-        """The fixed denominator: `batch_size` as given."""
-        return self.batch_size
+    def amplified_bands(self) -> int:
+        """As many as there are groups."""
+        return self.groups
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """dataset_size / batch_size, rounded up: so many steps use every example about once, in expectation."""
-        return math.ceil(round(self.dataset_size / self.batch_size, 9))
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Refuse strategies of more bands than groups."""
+        found = bands(strategy, steps)
+        if found > self.groups:
+            raise PrivacyError(
+                f"sampler={type(self).__name__}: its amplification holds for strategies of at most as many bands as "
+                f"groups, {self.groups}, and {strategy.describe()['kind']} has {found} (a banded inverse makes no "
+                "banded matrix); use dpcore.stages.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
+                "dpcore.sampling.FixedOrderSampler"
+            )
 
     def group(self, number: int) -> Indices:
         """Return the examples of a group, sorted, (m,) int64. Public.

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
+from dpcore.sampling.base import BaseSampler, Indices
 from dpcore.spec import validate
+from dpcore.stages.strategies import Strategy, sensitivity
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class FixedBatches:
+class FixedBatches(BaseSampler):
     """Cycles through the given batches; step t takes batch t mod len(batches).
 
     Parameters
@@ -78,11 +79,6 @@ class FixedBatches:
         return Adjacency.ZERO_OUT
 
     @property
-    def expected_batch_size(self) -> float:
-        """The fixed denominator."""
-        return self.batch_size
-
-    @property
     def steps_per_epoch(self) -> int:
         """The number of batches: one pass through the list, whatever each example's share in it."""
         return len(self.batches)
@@ -118,6 +114,17 @@ class FixedBatches:
         """Return how often each example occurs in the first `count` batches, (dataset_size,)."""
         used = np.concatenate([np.empty(0, np.int64), *self.batches[:count]])
         return np.bincount(used, minlength=self.dataset_size).astype(np.int64)
+
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Every strategy is covered: the steps of an example are known before the run."""
+
+    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
+        """Return how far one example moves C times the sums, at the steps of its batch."""
+        return sensitivity(strategy, self.patterns(steps), steps, first)
+
+    def meetings(self, first: int, stop: int) -> int:
+        """Return how often the most used example takes part in steps [first, stop)."""
+        return max((int((steps >= first).sum()) for steps in self.patterns(stop)), default=0)
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of a step, sorted, read-only, those in [start, stop) for a shard; the key is not used."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.accounting import Adjacency, Gaussian
-from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.sampling.whole_batches import Epochs
 from dpcore.spec import validate
+from dpcore.stages.strategies import Strategy, sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedOrderSampler:
+class FixedOrderSampler(Epochs):
     """Cycles through one partition of the data set; step t takes batch t mod steps_per_epoch.
 
     The order is shuffled once, before the run, and never again. The shuffle is for training only: the privacy analysis
@@ -33,48 +33,13 @@ class FixedOrderSampler:
         keeps its place. Averages are over `batch_size` either way.
     """
 
-    dataset_size: int
-    batch_size: int
     shuffle: bool = True
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
-        object.__setattr__(self, "batch_size", validate.integer(batch_size=self.batch_size, minimum=1))
+        super().__post_init__()
         object.__setattr__(self, "shuffle", bool(self.shuffle))
         object.__setattr__(self, "drop_last", bool(self.drop_last))
-        if self.batch_size > self.dataset_size:
-            raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
-
-    @property
-    def max_batch_size(self) -> int:
-        """The batch size."""
-        return self.batch_size
-
-    @property
-    def keeps_order(self) -> bool:
-        """True: every epoch repeats one order."""
-        return True
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out: removing an example would move the others to other batches."""
-        return Adjacency.ZERO_OUT
-
-    @property
-    def expected_batch_size(self) -> float:
-        """The batch size, also for a shorter last batch: one fixed denominator."""
-        return float(self.batch_size)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of batches."""
-        whole = self.dataset_size // self.batch_size
-        return whole if self.drop_last else -(-self.dataset_size // self.batch_size)
-
-    def participations(self, steps: int) -> int:
-        """Return how often an example takes part in `steps` steps, at most (that of batch 0, which comes first)."""
-        return -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)
 
     def patterns(self, steps: int) -> list[Indices]:
         """Return the steps at which the examples of each batch take part: j, j + steps_per_epoch, ... below `steps`.
@@ -86,6 +51,17 @@ class FixedOrderSampler:
         """
         epoch, steps = self.steps_per_epoch, validate.integer(steps=steps, minimum=0)
         return [np.arange(first, steps, epoch, dtype=np.int64) for first in range(min(epoch, steps))]
+
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Every strategy is covered: the steps of an example are known before the run."""
+
+    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
+        """Return how far one example moves C times the sums, at the steps of its batch."""
+        return sensitivity(strategy, self.patterns(steps), steps, first)
+
+    def meetings(self, first: int, stop: int) -> int:
+        """Return how often the most used example takes part in steps [first, stop)."""
+        return max((int((steps >= first).sum()) for steps in self.patterns(stop)), default=0)
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of a step, sorted, (m,) int64 with m = batch_size except in a shorter last batch.
@@ -99,10 +75,6 @@ class FixedOrderSampler:
         else:
             batch = np.arange(first, last, dtype=np.int64)
         return draw.cut(batch, self.dataset_size, start, stop)
-
-    def event(self, noise_multiplier: float, steps: int) -> Gaussian:
-        """Return the event of `steps` steps: Gaussian, with one release for each time an example takes part."""
-        return Gaussian(noise_multiplier, self.participations(steps), Adjacency.ZERO_OUT)
 
     def describe(self) -> dict[str, Any]:
         """Return the public settings."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian
-from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.sampling.whole_batches import WholeBatches
 from dpcore.spec import validate
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSizeSampler:
+class FixedSizeSampler(WholeBatches):
     """Each step takes exactly `batch_size` examples, drawn without replacement, independently of other steps.
 
     Parameters
@@ -26,39 +26,10 @@ class FixedSizeSampler:
     Guarantee: all subsets of that size are equally likely (see `dpcore.sampling.draw`).
     """
 
-    dataset_size: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
-        object.__setattr__(self, "batch_size", validate.integer(batch_size=self.batch_size, minimum=1))
-        if self.batch_size > self.dataset_size:
-            raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
-
-    @property
-    def max_batch_size(self) -> int:
-        """The batch size."""
-        return self.batch_size
-
-    @property
-    def keeps_order(self) -> bool:
-        """False: every step draws anew."""
-        return False
-
     @property
     def adjacency(self) -> Adjacency:
         """Replace-one: the number of examples is public and does not change."""
         return Adjacency.REPLACE_ONE
-
-    @property
-    def expected_batch_size(self) -> float:
-        """The batch size."""
-        return float(self.batch_size)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """dataset_size / batch_size, rounded up."""
-        return -(-self.dataset_size // self.batch_size)
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of a step, (batch_size,) int64, sorted; those in [start, stop) for a shard."""

@@ -10,7 +10,7 @@ from typing import Any
 from dpcore.accounting import Adjacency, PoissonSampledGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
+from dpcore.sampling.base import BaseSampler, Indices
 from dpcore.spec import validate
 
 WORDS = 1 << 32
@@ -45,7 +45,7 @@ def coin(size: int, batch_size: float | None, sample_rate: float | None) -> tupl
 
 
 @dataclass(frozen=True, init=False)
-class PoissonSampler:
+class PoissonSampler(BaseSampler):
     """Each example takes part in each step with probability `sample_rate`, independently of everything else.
 
     Give `batch_size` or `sample_rate`. The coins are 32-bit words, so the rate is rounded **down** to a multiple of
@@ -83,24 +83,9 @@ class PoissonSampler:
         return
 
     @property
-    def keeps_order(self) -> bool:
-        """False: every step draws anew."""
-        return False
-
-    @property
     def adjacency(self) -> Adjacency:
         """Add-remove."""
         return Adjacency.ADD_REMOVE
-
-    @property
-    def expected_batch_size(self) -> float:
-        """The fixed denominator: `batch_size` as given."""
-        return self.batch_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """1 / sample_rate, rounded up: after so many steps an example has been used once in expectation."""
-        return math.ceil(round(self.dataset_size / self.batch_size, 9))
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard).

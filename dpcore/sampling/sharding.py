@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.sampling.base import Indices, Sampler
+from dpcore.errors import ArgumentError
+from dpcore.sampling.base import Indices, Sampler, check_sampler
 from dpcore.spec import validate
 
 
@@ -56,8 +55,7 @@ class Shard:
         return None if units is None else units[slice(*self._range(units.size))]
 
     def _units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
-        of_batch: Any = getattr(self.sampler, "units", None)
-        return None if of_batch is None else of_batch(key, step)
+        return self.sampler.units(key, step)
 
     def _range(self, count: int) -> tuple[int, int]:
         return self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size
@@ -76,8 +74,7 @@ def shard(sampler: Sampler, rank: int, world_size: int) -> Shard:
     rank, world_size : int
         Which process, of how many: 0 <= rank < world_size.
     """
-    if not all(hasattr(sampler, name) for name in ("indices", "event")):
-        raise ArgumentTypeError(f"sampler={sampler!r}: must be a sampler of dpcore.sampling")
+    check_sampler(sampler=sampler)
     world = validate.integer(world_size=world_size, minimum=1)
     own = validate.integer(rank=rank, minimum=0)
     if own >= world:

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.accounting import Adjacency, Gaussian
-from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
+from dpcore.sampling.whole_batches import Epochs
 from dpcore.spec import validate
+from dpcore.stages.strategies import Strategy
+from dpcore.stages.strategies.blocks import block_sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShuffledSampler:
+class ShuffledSampler(Epochs):
     """Every epoch goes through the data set once, in a fresh uniformly random order.
 
     What most training loops do. **No amplification is claimed**: the orders count as known to the adversary, and an
@@ -42,46 +43,11 @@ class ShuffledSampler:
     any one step from each epoch (`blocks`), never that of a fixed order.
     """
 
-    dataset_size: int
-    batch_size: int
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
-        object.__setattr__(self, "batch_size", validate.integer(batch_size=self.batch_size, minimum=1))
+        super().__post_init__()
         object.__setattr__(self, "drop_last", bool(self.drop_last))
-        if self.batch_size > self.dataset_size:
-            raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
-
-    @property
-    def max_batch_size(self) -> int:
-        """The batch size."""
-        return self.batch_size
-
-    @property
-    def keeps_order(self) -> bool:
-        """True: within an epoch the batches are one arrangement."""
-        return True
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out: removing an example would move the others to other batches."""
-        return Adjacency.ZERO_OUT
-
-    @property
-    def expected_batch_size(self) -> float:
-        """The batch size, also for a shorter last batch: one fixed denominator."""
-        return float(self.batch_size)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of batches of an epoch."""
-        whole = self.dataset_size // self.batch_size
-        return whole if self.drop_last else -(-self.dataset_size // self.batch_size)
-
-    def participations(self, steps: int) -> int:
-        """Return how often an example takes part in `steps` steps, at most: once in each epoch that they begin."""
-        return -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)
 
     def blocks(self, steps: int) -> list[Indices]:
         """Return the steps of each epoch below `steps`: an example takes part in at most one of each.
@@ -94,6 +60,17 @@ class ShuffledSampler:
         epoch, steps = self.steps_per_epoch, validate.integer(steps=steps, minimum=0)
         return [np.arange(first, min(first + epoch, steps), dtype=np.int64) for first in range(0, steps, epoch)]
 
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Every strategy is covered, by a bound over all orders."""
+
+    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
+        """Return how far one example moves C times the sums, at most, at any one step of each epoch."""
+        return block_sensitivity(strategy, self.blocks(steps), steps, first)
+
+    def meetings(self, first: int, stop: int) -> int:
+        """Return how many epochs reach into steps [first, stop)."""
+        return sum(int(block[-1]) >= first for block in self.blocks(stop))
+
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of a step, sorted, (m,) int64 with m = batch_size except in a shorter last batch.
 
@@ -103,10 +80,6 @@ class ShuffledSampler:
         first = place * self.batch_size
         batch = np.sort(draw.permutation(key, self.dataset_size, epoch)[first : first + self.batch_size])
         return draw.cut(batch, self.dataset_size, start, stop)
-
-    def event(self, noise_multiplier: float, steps: int) -> Gaussian:
-        """Return the event of `steps` steps: Gaussian, with one release for each epoch begun."""
-        return Gaussian(noise_multiplier, self.participations(steps), Adjacency.ZERO_OUT)
 
     def describe(self) -> dict[str, Any]:
         """Return the public settings."""

@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scipy.special import bdtrc
-
-from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
+from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian, binomial
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
+from dpcore.sampling.base import BaseSampler, Indices
 from dpcore.sampling.poisson import WORDS, coin
 from dpcore.spec import validate
 
@@ -27,12 +25,12 @@ def smallest_maximum(size: int, sample_rate: float, overflow: float = OVERFLOW) 
     low, high = 0, size  # the tail at `high` is small enough; the answer is above `low`
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if bdtrc(middle, size, sample_rate) < overflow else (middle, high)
+        low, high = (low, middle) if binomial.more_than(middle, size, sample_rate) < overflow else (middle, high)
     return high
 
 
 @dataclass(frozen=True, init=False)
-class TruncatedPoissonSampler:
+class TruncatedPoissonSampler(BaseSampler):
     """Poisson coins, and a uniformly random subset of `max_batch_size` where more examples land in a step.
 
     Give `batch_size` or `sample_rate`, as for `PoissonSampler`.
@@ -90,24 +88,9 @@ class TruncatedPoissonSampler:
         object.__setattr__(self, "max_batch_size", most)
 
     @property
-    def keeps_order(self) -> bool:
-        """False: every step draws anew."""
-        return False
-
-    @property
     def adjacency(self) -> Adjacency:
         """Zero-out: without an example's coin, a full batch would have room for another one."""
         return Adjacency.ZERO_OUT
-
-    @property
-    def expected_batch_size(self) -> float:
-        """The fixed denominator: `batch_size` as given."""
-        return self.batch_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """dataset_size / batch_size, rounded up: so many steps use every example once, in expectation."""
-        return math.ceil(round(self.dataset_size / self.batch_size, 9))
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard).

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from dpcore.accounting import Adjacency, Event
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices, Sampler
+from dpcore.sampling.base import Indices, Sampler, check_sampler
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
+from dpcore.stages.strategies import Strategy
 
 
 @dataclass(frozen=True, init=False)
@@ -55,10 +56,8 @@ class UserSampler:
     sha256: str
 
     def __init__(self, sampler: Sampler, user_of_example: npt.ArrayLike, max_examples_per_user: int) -> None:
-        if isinstance(sampler, UserSampler):
+        if check_sampler(sampler=sampler).unit_of_privacy != "example":
             raise ArgumentTypeError("sampler=UserSampler: must draw the users themselves, as PoissonSampler does")
-        if not all(hasattr(sampler, name) for name in ("indices", "event", "dataset_size")):
-            raise ArgumentTypeError(f"sampler={sampler!r}: must be a sampler of dpcore.sampling over the users")
         users = _users(user_of_example, sampler.dataset_size)
         object.__setattr__(self, "sampler", sampler)
         object.__setattr__(self, "user_of_example", users)
@@ -106,6 +105,27 @@ class UserSampler:
     def adjacency(self) -> Adjacency:
         """That of the sampler, with "user" for "example"."""
         return self.sampler.adjacency
+
+    def meetings(self, first: int, stop: int) -> int:
+        """As the sampler of the users."""
+        return self.sampler.meetings(first, stop)
+
+    @property
+    def amplified_bands(self) -> int | None:
+        """As the sampler of the users."""
+        return self.sampler.amplified_bands
+
+    def check_strategy(self, strategy: Strategy, steps: int) -> None:
+        """Refuse what the sampler of the users refuses."""
+        self.sampler.check_strategy(strategy, steps)
+
+    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
+        """Return how far one user moves rows [first, steps) of C times the sums."""
+        return self.sampler.moved(strategy, steps, first)
+
+    def banded_event(self, noise_multiplier: float, steps: int, abandoned: int, branches: int, **banded: Any) -> Event:
+        """Return the event of the sampler of the users."""
+        return self.sampler.banded_event(noise_multiplier, steps, abandoned, branches, **banded)
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
         """Return the examples of the users of a step, (m,) int64: user by user, ascending within each.

@@ -6,11 +6,15 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
 INFINITE = "inf"
+
+# A statement is some ten thousand characters; a large comparison has hundreds of them.
+MOST_BYTES: Final = 100_000_000
 
 
 def plain(value: Any, where: str = "value") -> Any:
@@ -51,15 +55,27 @@ def plain(value: Any, where: str = "value") -> Any:
 def read_json(text: str | bytes) -> Any:
     """Return the value that a JSON text holds, where every reader finds the same one.
 
+    A byte order mark, which editors on some systems put in front, is skipped.
+
     Raises
     ------
     ValueError
-        If it is not JSON, names one key of an object twice (a person may read the first, a program takes the last), or
-        holds NaN or an infinite number.
-    RecursionError
-        If it is nested too deeply.
+        If it is not JSON in UTF-8, is larger than `MOST_BYTES` or nested too deeply, names one key of an object twice
+        (a person may read the first, a program takes the last), or holds NaN or an infinite number.
     """
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
+    decoded = (text.decode("utf-8") if isinstance(text, bytes) else text).removeprefix("\ufeff")
+    try:
+        return json.loads(decoded, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json_file(path: Path) -> Any:
+    """Return the value that a JSON file holds; raises ValueError as `read_json` does, and OSError."""
+    with path.open("rb") as file:
+        return read_json(file.read(MOST_BYTES + 1))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

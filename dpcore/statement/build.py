@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import scipy
+
+from dpcore import sampling
 from dpcore.accounting import NonPrivate
 from dpcore.accounting.branches import Rows, count
 from dpcore.plan import scales
+from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import digest
 from dpcore.spec.keys import Provenance
 from dpcore.spec.layout import Layout
-from dpcore.stages.clipping import AdaptiveClip
-from dpcore.stages.clipping.adaptive import limits
+from dpcore.spec.validate import non_negative
+from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER, assumptions
 from dpcore.statement.guarantee import guarantee
 from dpcore.statement.statement import Statement
-
-if TYPE_CHECKING:
-    from dpcore.plan.plan import Plan
 
 NO_KEY = "none: noise supplied by the caller"
 CALLER_NOISE = NonPrivate("the noise was supplied by the caller")
@@ -35,17 +38,44 @@ def state(
     delta: float,
     *,
     steps_taken: int,
-    abandoned: Sequence[Rows] | int,
     keys: Provenance,
-    rng: str,
-    layout: Layout | None,
-    caller_noise: bool,
-    caveats: tuple[str, ...],
-    note: str,
-    software: Mapping[str, str],
-    ledger: Mapping[str, Any],
+    backend: str,
+    abandoned: Sequence[Rows] | int = (),
+    rng: str = "chacha20",
+    layout: Layout | None = None,
+    caller_noise: bool = False,
+    caveats: tuple[str, ...] = (),
+    note: str = "",
+    software: Mapping[str, str] | None = None,
+    ledger: Mapping[str, Any] | None = None,
 ) -> Statement:
-    """Return the statement of a run by `plan`; arguments as of `dpcore.Plan.statement`."""
+    """Return the privacy statement of a run by `plan` after `steps_taken` steps.
+
+    Parameters
+    ----------
+    plan : Plan
+    delta : float
+        Where epsilon is stated.
+    steps_taken, abandoned : int, sequence of (first, stop)
+        See `Plan.event_after`.
+    keys : Provenance
+        Where the keys come from; `RunKeys` is one.
+    backend, rng : str
+        What computed, and what drew.
+    layout : Layout, optional
+        Its digest is recorded: it says which noise belongs to which coordinate.
+    caller_noise : bool
+        The noise was the caller's: nothing is private.
+    caveats : tuple of str
+        Further sentences.
+    note : str
+        On the moment of writing.
+    software : mapping, optional
+        Further versions.
+    ledger : mapping, optional
+        "ledger", "run" and "total", as in `dpcore.statement.Statement`.
+    """
+    delta, ledger = non_negative(delta=delta), ledger or {}
     event, planned = (plan.event_after(steps, abandoned) for steps in (steps_taken, plan.steps))
     if caller_noise:
         event = planned = CALLER_NOISE
@@ -56,10 +86,12 @@ def state(
     if event.adjacency:
         # Joint moments turn the sampler's adjacency into another one; a statement has one.
         sampler["adjacency"] = str(event.adjacency)
-    unit = str(sampler.get("unit", "example"))
+    unit = plan.sampler.unit_of_privacy
+    if unit != "example":
+        sampler["unit"] = unit
     needed = assumptions(
         unit=unit,
-        secret_batches=bool(sampler.get("secret", not plan.sampler.keeps_order)),
+        secret_batches=not plan.sampler.keeps_order,
         second_moment=plan.method.update.second_moment,
         origin=keys.origin,
         forks=keys.forks,
@@ -93,19 +125,22 @@ def state(
             "forks": keys.forks,
         },
         caveats=(*needed, *_on_trust(plan.sampler), *caveats),
-        software=dict(software),
+        software={**versions(), "backend": backend, **(software or {})},
         ledger=dict(ledger),
         note=note,
     )
 
 
-def _on_trust(sampler: Any) -> tuple[str, ...]:
+def versions() -> dict[str, str]:
+    """Return the versions that a statement records."""
+    software = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
+    return {"dpcore": __version__, **software}
+
+
+def _on_trust(sampler: sampling.Sampler) -> tuple[str, ...]:
     """What is said of a sampler that is not the library's: its batches and its event are two claims of one person."""
-    inner = getattr(sampler, "sampler", sampler)
-    own = next((type(one) for one in (sampler, inner) if not type(one).__module__.startswith("dpcore.sampling.")), None)
-    if own is None:
-        return ()
-    return (f"{own.__module__}.{own.__qualname__}".join(OWN_SAMPLER),)
+    own = sampling.foreign(sampler)
+    return () if own is None else (f"{own.__module__}.{own.__qualname__}".join(OWN_SAMPLER),)
 
 
 def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +153,11 @@ def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
         "sensitivity": plan.sensitivity_at().contribution,
     }
     if plan.adaptive_clip is not None:
-        clip |= adaptive_norms(plan.method.clip.max_grad_norm)
+        clip["least_norm"], clip["greatest_norm"] = plan.clip_limits
+        clip["in_force"] = (
+            "norm and sensitivity are those of the first step; every step moves the norm by the released share of "
+            "vectors whose norm it left as it was"
+        )
     query = plan.method.preconditioning
     if query is not None:
         step = query.unscaled_steps
@@ -128,51 +167,17 @@ def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
     return clip
 
 
-def adaptive_norms(initial: float) -> dict[str, Any]:
-    """Return what a statement says of an adaptive clip beside its settings and the norm and sensitivity to begin with.
-
-    Parameters
-    ----------
-    initial : float
-        C_0.
-    """
-    least, most = limits(initial)
-    words = (
-        "norm and sensitivity are those of the first step; every step moves the norm by the released share of vectors "
-        "whose norm it left as it was"
-    )
-    return {"least_norm": least, "greatest_norm": most, "in_force": words}
-
-
-def adaptive_noise(adaptive: AdaptiveClip, sigma: float, batch_size: float) -> dict[str, Any]:
-    """Return what a statement says of the noise of an adaptive clip: on the sum, raised, and on the bits.
-
-    Parameters
-    ----------
-    adaptive : AdaptiveClip
-    sigma : float
-        The noise multiplier of both together.
-    batch_size : float
-        B.
-    """
-    bits = adaptive.noise_on_bits(batch_size)
-    words = (
-        "the standard deviation on the sum is that of the first step; at every step it is the multiplier on the sum "
-        "times the sensitivity under the norm in force"
-    )
-    return {
-        "multiplier_on_sum": scales.raised_multiplier(sigma, bits),
-        "standard_deviation_on_bits": bits,
-        "in_force": words,
-    }
-
-
 def _scales(plan: Plan) -> dict[str, Any]:
     # Correlated noise has another standard deviation at each step: this is that of the seed noise Z.
     seed = "" if plan.method.noise.strategy is None else "seed_"
     said: dict[str, Any] = {f"{seed}standard_deviation_on_sum": plan.noise_standard_deviation()}
     if plan.adaptive_clip is not None:
-        said |= adaptive_noise(plan.adaptive_clip, plan.noise_multiplier, plan.batch_size)
+        said["multiplier_on_sum"] = plan.gradient_noise_multiplier
+        said["standard_deviation_on_bits"] = plan.bit_noise_standard_deviation
+        said["in_force"] = (
+            "the standard deviation on the sum is that of the first step; at every step it is the multiplier on the "
+            "sum times the sensitivity under the norm in force"
+        )
     square, update = plan.square_noise_standard_deviation(), plan.method.update
     contribution = plan.sensitivity_at(0).contribution
     if update.second_moment == "joint" and square:
@@ -192,6 +197,4 @@ def _correlation(plan: Plan) -> dict[str, Any]:
     if strategy is None:
         return {}
     said = {"strategy_sha256": digest(strategy.describe())}
-    # In clip norms: how far an example moves C times the sums of the whole run.
-    sensitivity = getattr(plan.event, "sensitivity", None)
-    return said if sensitivity is None else {**said, "sensitivity_of_run": sensitivity}
+    return said if plan.run_sensitivity is None else {**said, "sensitivity_of_run": plan.run_sensitivity}

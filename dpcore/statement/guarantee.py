@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any, Final
 
@@ -31,7 +30,6 @@ ROUTES: Final = {
         "Zero-concentrated differential privacy: rho = mu^2/2 of the one Gaussian mechanism that all steps make, "
         "converted to (epsilon, delta)."
     ),
-    "none": "No accountant covers the event: epsilon is infinite.",
 }
 """How each accountant comes from the event to epsilon, one sentence each."""
 
@@ -46,22 +44,16 @@ def guarantee(event: Event, planned: Event, delta: float) -> dict[str, Any]:
     delta : float
         0 < delta < 1.
     """
-    spent = epsilons(event, delta)
+    spent = accounting.epsilons(event, delta)
     return {
         "event": event.to_dict(),
         "event_planned": planned.to_dict(),
         "epsilon": spent,
-        "epsilon_planned": epsilons(planned, delta),
+        "epsilon_planned": accounting.epsilons(planned, delta),
         "epsilon_interval": epsilon_interval(event, delta),
         "attacker": attacker(event),
-        "derivation": {name: ROUTES[name] for name in spent if name in ROUTES},
+        "derivation": {name: ROUTES[name] for name in spent},
     }
-
-
-def epsilons(event: Event, delta: float) -> dict[str, float]:
-    """Return epsilon by accountant, each an upper bound; {"none": infinity} where none covers the event."""
-    names = accounting.accountants_for(event)
-    return {name: accounting.epsilon(event, delta, name) for name in names} or {"none": math.inf}
 
 
 def epsilon_interval(event: Event, delta: float) -> dict[str, float]:

@@ -231,7 +231,7 @@ class Statement:
         """Read what `to_json` wrote; raises DataError as `from_dict` does."""
         try:
             value = read_json(content)
-        except (ValueError, RecursionError) as cause:
+        except ValueError as cause:
             raise DataError(f"statement: is not JSON ({cause})") from cause
         return cls.from_dict(value)
 

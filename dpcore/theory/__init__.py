@@ -2,7 +2,7 @@
 
 from dpcore.theory.kalman import kalman_rate, kappa_from_variances, steady_variance
 from dpcore.theory.moments import Regime, bias_correction_regime
-from dpcore.theory.signal import noise_factor, pmlf_variance_factor
+from dpcore.theory.signal import pmlf_variance_factor, theoretical_noise_factor
 from dpcore.theory.srgd import AcceleratedParameters, accelerated_srgd_parameters
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "bias_correction_regime",
     "kalman_rate",
     "kappa_from_variances",
-    "noise_factor",
     "pmlf_variance_factor",
     "steady_variance",
+    "theoretical_noise_factor",
 ]

@@ -44,7 +44,7 @@ def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
     return VarianceFactor(1 / rho_squared, float(np.sqrt(rho_squared)))
 
 
-def noise_factor(snr: float) -> float:
+def theoretical_noise_factor(snr: float) -> float:
     """Return ``1 / (2 SNR)``, what a filter of that signal-to-noise ratio multiplies the noise term of the bound by.
 
     Parameters

@@ -10,19 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore import accounting
-from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
-from dpcore.sampling import (
-    CyclicPoissonSampler,
-    FixedOrderSampler,
-    FixedSizeSampler,
-    PoissonSampler,
-    Sampler,
-    ShuffledSampler,
-    TruncatedPoissonSampler,
-    UserSampler,
-)
+from dpcore.sampling import Sampler, is_sampler
+from dpcore.sampling import sampler as make_sampler
 from dpcore.spec import validate
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
@@ -42,16 +34,6 @@ from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, check_place
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateRun
-
-SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    "poisson": PoissonSampler,
-    "fixed_size": FixedSizeSampler,
-    "fixed_order": FixedOrderSampler,
-    "truncated_poisson": TruncatedPoissonSampler,
-    "shuffled": ShuffledSampler,
-    "cyclic_poisson": CyclicPoissonSampler,
-}
-_FRACTIONAL = (PoissonSampler, TruncatedPoissonSampler, CyclicPoissonSampler)  # of batch size
 
 
 def make_private(
@@ -99,13 +81,14 @@ def make_private(
         Length of the plan; give one. An epoch is dataset size / batch size steps, rounded up.
     loss : callable
         ``loss(output, *targets)`` of a batch.
-    sampling : {"poisson", "truncated_poisson", "fixed_size", "fixed_order", "shuffled", "cyclic_poisson"} or Sampler
-        What draws the batches, and what is accounted. Correlated noise needs "fixed_order" or "shuffled", or, where the
-        strategy is banded, "cyclic_poisson"; separately released second moments need a hard maximum of examples in a
-        batch, which "poisson" has not. `dpcore.sampling.UserSampler` makes a user the unit of privacy.
+    sampling : str or Sampler
+        What draws the batches, and what is accounted: a name of `dpcore.sampling.NAMES`, or an object. Correlated noise
+        needs "fixed-order" or "shuffled", or, where the strategy is banded, "cyclic-poisson"; separately released
+        second moments need a hard maximum of examples in a batch, which "poisson" has not.
+        `dpcore.sampling.UserSampler` makes a user the unit of privacy.
     max_batch_size, groups : int, optional
-        Of "truncated_poisson" (by default what is passed with a probability below 1e-6 a step), and of
-        "cyclic_poisson".
+        Of "truncated-poisson" (by default what is passed with a probability below 1e-6 a step), and of
+        "cyclic-poisson".
     accountant : str, optional
         Used to calibrate; must cover the run in any case. By default the one that needs least noise.
     params : iterable, optional
@@ -222,53 +205,32 @@ def _plan(
     max_batch_size: int | None = None,
     groups: int | None = None,
 ) -> Plan:
-    for option, value, owner in (
-        ("max_batch_size", max_batch_size, "truncated_poisson"), ("groups", groups, "cyclic_poisson")
-    ):  # fmt: skip
-        if value is not None and sampling != owner:
-            raise ArgumentError(f'{option}={value!r}: is only for sampling="{owner}"')
-    if sampling == "cyclic_poisson" and groups is None:
-        raise ArgumentError('groups=None: must be given with sampling="cyclic_poisson", for example 8')
     if isinstance(sampling, str):
-        make = SAMPLERS[validate.choice(SAMPLERS, sampling=sampling)]
-        size = method.batch_size
-        if size is None:
+        if method.batch_size is None:
             raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
-        whole = int(size) if float(size).is_integer() and make not in _FRACTIONAL else size
-        extra = {"max_batch_size": max_batch_size, "groups": groups}
-        sampler = make(
-            dataset_size=examples,
-            batch_size=whole,
-            **{name: value for name, value in extra.items() if value is not None},
+        sampler = make_sampler(
+            sampling, dataset_size=examples, batch_size=method.batch_size, max_batch_size=max_batch_size, groups=groups
         )
     else:
-        sampler = sampling
-        if isinstance(sampler, type) or not all(hasattr(sampler, name) for name in ("event", "steps_per_epoch")):
+        for option, value in (("max_batch_size", max_batch_size), ("groups", groups)):
+            if value is not None:
+                raise ArgumentError(f"{option}={value!r}: is only for a sampling by name; the sampler has its own")
+        if not is_sampler(sampling):
             raise ArgumentTypeError(
                 f"sampling={sampling!r}: must be a name, such as 'poisson', or a sampler of dpcore.sampling, such as "
                 "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
             )
-        if isinstance(sampler, UserSampler) and sampler.example_count != examples:
-            raise ArgumentError(
-                f"sampling.user_of_example of length {sampler.example_count}: must name the user of each of the "
-                f"{examples} examples of the data"
-            )
-        if not isinstance(sampler, UserSampler) and getattr(sampler, "dataset_size", examples) != examples:
-            raise ArgumentError(
-                f"sampling.dataset_size={sampler.dataset_size}: must be {examples}, the number of examples of the data"
-            )
+        sampler = sampling
+        if sampler.example_count != examples:
+            told = f"dataset_size={sampler.example_count}: must be"
+            if sampler.unit_of_privacy != "example":
+                told = f"user_of_example of length {sampler.example_count}: must name the user of each of the"
+            raise ArgumentError(f"sampling.{told} {examples}, the number of examples of the data")
     if (epochs is None) == (steps is None):
         raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
     if steps is None:
         steps = validate.integer(minimum=1, epochs=epochs) * sampler.steps_per_epoch
-    try:
-        return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
-    except PrivacyError as cause:
-        other = sampling != "fixed_order" and "FixedOrderSampler" in str(cause) and "bands" not in str(cause)
-        if isinstance(sampling, str) and other:
-            known = '"fixed_order" or "truncated_poisson"' if "or TruncatedPoisson" in str(cause) else '"fixed_order"'
-            raise PrivacyError(f"sampling={sampling!r}: must be {known} for this method: {cause}") from None
-        raise
+    return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
 
 
 def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str | None) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -196,8 +195,7 @@ class PrivateRun:
         chosen, event = self._delta(delta), self.event_after(self.steps_taken)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
-        names = accounting.accountants_for(event)
-        return min((accounting.epsilon(event, chosen, name) for name in names), default=math.inf)
+        return accounting.smallest_epsilon(event, chosen)[0]
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for all that was released so far."""

@@ -18,6 +18,7 @@ from dpcore.cli import main
 from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler
 from dpcore.spec.keys import Provenance
+from dpcore.statement.build import state
 
 PLAN = ["--sample-rate", "0.05", "--noise-multiplier", "1.1", "--steps", "30"]
 EVENT = PoissonSampledGaussian(0.05, 1.1, 30)
@@ -89,7 +90,7 @@ def test_pictures_and_tables(kind: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_curve_of_a_stored_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1.1), PoissonSampler(dataset_size=1000, batch_size=50), 30)
-    statement = plan.statement(1e-5, steps_taken=15, keys=Provenance(), backend="numpy")
+    statement = state(plan, 1e-5, steps_taken=15, keys=Provenance(), backend="numpy")
     path = tmp_path / "statement.json"
     path.write_text(statement.to_json())
     told = curve(capsys, "steps", "--statement", path)

@@ -97,7 +97,7 @@ NONSENSE = {
     "list.json": "holds no privacy statement",
     "deep.json": "is not JSON",
     "bytes.json": "is not JSON",
-    "twice.json": "'delta' stands twice in one of its objects",
+    "twice.json": "'delta' stands twice in one object",
     "people.ledger": "is not JSON: if it is a ledger, dpcore ledger show and dpcore ledger verify read it",
 }
 

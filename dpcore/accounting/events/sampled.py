@@ -8,6 +8,8 @@ from dpcore.accounting.events.base import Adjacency, Event, adjacency_of
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
+_MOST_EXAMPLES = 1 << 53
+
 
 @dataclass(frozen=True)
 class PoissonSampledGaussian(Event):
@@ -125,6 +127,8 @@ class TruncatedPoissonSampledGaussian(Event):
         object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
         object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
         adjacency_of(self, self.adjacency)
+        if self.dataset_size > _MOST_EXAMPLES:
+            raise ArgumentError("dataset_size: must be at most 2^53, beyond which float64 holds no exact counts")
         if self.adjacency is Adjacency.REPLACE_ONE:
             raise ArgumentError("adjacency='replace-one': must be 'zero-out' or 'add-remove' for truncated sampling")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Certified bounds: lower <= the number <= upper; both may be infinity."""
+class Interval(NamedTuple):
+    """Certified bounds: lower <= the number <= upper; both may be infinity. ``lower, upper = interval``."""
 
     lower: float
     upper: float

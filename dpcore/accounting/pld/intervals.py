@@ -40,7 +40,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     delta : float
         0 < delta < 1.
     tolerance : float, optional
-        Largest gap asked for; the default is max(1e-3 epsilon, 1e-4).
+        Largest gap asked for, upper minus lower: absolute, in units of epsilon. The default is max(1e-3 epsilon, 1e-4).
 
     Returns
     -------

@@ -25,7 +25,7 @@ def chosen_accountant(event: Event, delta: float, asked: str | None) -> str:
     """
     if asked is not None:
         return asked
-    return min(_covering(event), key=lambda name: accounting.epsilon(event, delta, name))
+    return accounting.smallest_epsilon(event, delta)[1]
 
 
 def tightest_delta(event: Event, epsilon: float, asked: str | None) -> str:

@@ -159,7 +159,7 @@ def _stated(path: Path, delta: float | None) -> Subject:
     found = stored(path)
     if "" not in found:
         raise DataError(f"{path}: holds the statements of several runs; name a file with one")
-    from dpcore.statement.verify.rederive import plan_of
+    from dpcore.statement.verify.rebuild import plan_of
 
     try:
         statement = Statement.from_dict(found[""])
@@ -170,7 +170,9 @@ def _stated(path: Path, delta: float | None) -> Subject:
 
     def event_after(count: int) -> Event:
         if plan is None:
-            raise PrivacyError("statement: its sampler is known by name only, so that the event of fewer steps is not")
+            raise PrivacyError(
+                "statement: a sampler known by name only, or a matrix by a digest, tells no other events"
+            )
         return plan.event_after(count)
 
     words = f"{statement.method.get('name', 'run')}, {statement.steps_taken:,} of {statement.steps_planned:,} steps"

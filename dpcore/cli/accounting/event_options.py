@@ -8,15 +8,7 @@ from typing import Any
 
 from dpcore.accounting import Adjacency, CyclicPoissonSampledGaussian, Event, Gaussian, PoissonSampledGaussian
 from dpcore.errors import ArgumentError
-from dpcore.sampling import (
-    CyclicPoissonSampler,
-    FixedOrderSampler,
-    FixedSizeSampler,
-    PoissonSampler,
-    Sampler,
-    ShuffledSampler,
-    TruncatedPoissonSampler,
-)
+from dpcore.sampling import Sampler, sampler
 
 
 @dataclass(frozen=True)
@@ -131,35 +123,25 @@ class Question:
 
     def _sampler(self) -> Sampler | None:
         """The sampler of the sizes; None where rates or epochs are given without them."""
-        size, batch = self.dataset_size, self.batch_size
-        given = size is not None and batch is not None
-        if self.sampling == "poisson":
-            if self.sample_rate is not None:
-                return None if size is None else PoissonSampler(dataset_size=size, sample_rate=self.sample_rate)
+        size, batch, kind = self.dataset_size, self.batch_size, self.sampling
+        if kind == "cyclic-poisson" and self.groups is None:
+            raise ArgumentError("groups: give --groups, the number of groups that take turns")
+        if kind == "truncated-poisson" and (size is None or (batch is None and self.sample_rate is None)):
+            raise ArgumentError(f"dataset_size: {_SIZES[kind]}")
+        rate_only = self.sample_rate is not None and (size is None or kind == "cyclic-poisson")
+        if kind == "full-batch" or rate_only or (kind in _A_NAME and (size is None or batch is None)):
+            return None
+        if self.sample_rate is None:
             size, batch = self._sizes()
-            return PoissonSampler(dataset_size=size, batch_size=batch)
-        if self.sampling == "truncated-poisson":
-            if size is None or (batch is None and self.sample_rate is None):
-                raise ArgumentError(f"dataset_size: {_SIZES[self.sampling]}")
-            return TruncatedPoissonSampler(
-                dataset_size=size, batch_size=batch, sample_rate=self.sample_rate, max_batch_size=self.max_batch_size
-            )
-        if self.sampling == "fixed-size":
-            size, batch = self._sizes()
-            return FixedSizeSampler(dataset_size=size, batch_size=batch)
-        if self.sampling == "cyclic-poisson":
-            if self.groups is None:
-                raise ArgumentError("groups: give --groups, the number of groups that take turns")
-            if self.sample_rate is not None:
-                return None
-            size, batch = self._sizes()
-            return CyclicPoissonSampler(dataset_size=size, batch_size=batch, groups=self.groups)
-        if self.sampling in ("fixed-order", "shuffled") and given:
-            kind = FixedOrderSampler if self.sampling == "fixed-order" else ShuffledSampler
-            assert size is not None
-            assert batch is not None
-            return kind(dataset_size=size, batch_size=batch)
-        return None
+        assert size is not None
+        return sampler(
+            kind,
+            dataset_size=size,
+            batch_size=batch,
+            sample_rate=self.sample_rate,
+            max_batch_size=self.max_batch_size,
+            groups=self.groups,
+        )
 
     def _without_sizes(self, multiplier: float) -> Event:
         if self.sampling == "poisson":

@@ -170,7 +170,7 @@ def _run(comparison: Comparison, out: Path, jobs: int, overwrite: bool, as_json:
     from dpcore.cli.compare.log import Log
     from dpcore.cli.compare.runs import Display, accuracies, make_runs, preview
     from dpcore.cli.train.run_folder import locked
-    from dpcore.plan.plan import versions
+    from dpcore.statement.build import versions
 
     console = remarks()
     warning = accounting.delta_remark(comparison.delta, len(dataset))

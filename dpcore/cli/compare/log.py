@@ -15,7 +15,7 @@ from dpcore.accounting import Event
 from dpcore.cli.compare.comparison import Comparison, Run
 from dpcore.cli.train.run_folder import COMPARISON, RunFolder, locked
 from dpcore.errors import DataError
-from dpcore.spec.canonical import plain
+from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
 
 COMPLETE, BEGUN, STOPPED, LOST = "complete", "begun", "stopped", "lost"
@@ -127,14 +127,14 @@ def _held(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, f
     if not (path / "config.json").is_file():
         return None
     try:
-        config = json.loads((path / "config.json").read_bytes())
+        config = read_json_file(path / "config.json")
         if not isinstance(config, dict) or config.get("kind") != COMPARISON:
             return None
         if not (path / "results.json").exists():
             return config["settings"], [], {}
-        records = json.loads((path / "results.json").read_bytes())["runs"]
+        records = read_json_file(path / "results.json")["runs"]
         timing = path / "timing.json"
-        seconds = json.loads(timing.read_bytes())["seconds"] if timing.exists() else {}
+        seconds = read_json_file(timing)["seconds"] if timing.exists() else {}
         return config["settings"], records, seconds
     except (ValueError, KeyError, TypeError) as cause:
         raise DataError(

@@ -14,7 +14,7 @@ from dpcore import accounting
 from dpcore.cli.compare.comparison import FINAL, Comparison
 from dpcore.cli.compare.log import COMPLETE, Log
 from dpcore.cli.compare.runs import Plans, accuracies
-from dpcore.cli.reports.intervals import Interval, difference_interval, mean_interval
+from dpcore.cli.reports.intervals import Estimate, difference_interval, mean_interval
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_epsilon, format_number
 
@@ -42,7 +42,7 @@ class Row:
     statement: Statement
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> Estimate:
         """Mean accuracy with its 95 % interval over the seeds."""
         return mean_interval(self.accuracy)
 
@@ -109,9 +109,9 @@ class Tuning:
 
 
 def together(events: Sequence[accounting.Event], delta: float) -> dict[str, float]:
-    """Return epsilon of all events together by accountant; empty where no accountant covers them."""
+    """Return epsilon of all events together by accountant."""
     whole = accounting.Composed(tuple(events))
-    return {name: accounting.epsilon(whole, delta, name) for name in accounting.accountants_for(whole)}
+    return accounting.epsilons(whole, delta)
 
 
 def tuning(comparison: Comparison, log: Log) -> Tuning:
@@ -267,7 +267,7 @@ def _panel(panel: Sequence[Row]) -> str:
     return "; ".join(said) + "." + rest
 
 
-def _points(gap: Interval) -> str:
+def _points(gap: Estimate) -> str:
     return f"{100 * gap.center:.2f} ± {100 * gap.half_width:.2f} points"
 
 

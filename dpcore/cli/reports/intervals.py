@@ -14,8 +14,8 @@ from dpcore.spec import validate
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate and the half width of its interval; the half width is NaN where the values cannot tell it."""
+class Estimate:
+    """A mean, or a difference of means, with the half width of its interval: NaN where the values cannot tell it."""
 
     center: float
     half_width: float
@@ -36,7 +36,7 @@ class Interval:
         return abs(self.center) > self.half_width
 
 
-def mean_interval(values: Sequence[float] | npt.NDArray[np.float64], confidence: float = 0.95) -> Interval:
+def mean_interval(values: Sequence[float] | npt.NDArray[np.float64], confidence: float = 0.95) -> Estimate:
     """Return the mean of independent values with Student's interval, ``t s / sqrt(n)``.
 
     Parameters
@@ -58,16 +58,16 @@ def mean_interval(values: Sequence[float] | npt.NDArray[np.float64], confidence:
     sample = _sample(values)
     level = 0.5 + validate.open_unit(confidence=confidence) / 2
     if len(sample) == 1:
-        return Interval(float(sample[0]), math.nan)
+        return Estimate(float(sample[0]), math.nan)
     error = sample.std(ddof=1) / math.sqrt(len(sample))
-    return Interval(float(sample.mean()), float(_quantile(len(sample) - 1, level) * error))
+    return Estimate(float(sample.mean()), float(_quantile(len(sample) - 1, level) * error))
 
 
 def difference_interval(
     first: Sequence[float] | npt.NDArray[np.float64],
     second: Sequence[float] | npt.NDArray[np.float64],
     confidence: float = 0.95,
-) -> Interval:
+) -> Estimate:
     """Return the difference of two means with Welch's interval, which does not assume equal variances.
 
     Parameters
@@ -90,12 +90,12 @@ def difference_interval(
     level = 0.5 + validate.open_unit(confidence=confidence) / 2
     center = float(a.mean() - b.mean())
     if min(len(a), len(b)) < 2:
-        return Interval(center, math.nan)
+        return Estimate(center, math.nan)
     u, v = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     if u + v == 0:
-        return Interval(center, 0.0)
+        return Estimate(center, 0.0)
     freedom = (u + v) ** 2 / (u**2 / (len(a) - 1) + v**2 / (len(b) - 1))
-    return Interval(center, float(_quantile(freedom, level) * math.sqrt(u + v)))
+    return Estimate(center, float(_quantile(freedom, level) * math.sqrt(u + v)))
 
 
 def _sample(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dpcore.errors import DataError
-
-# A statement is some ten thousand characters; a large comparison has hundreds of them.
-_MOST_BYTES = 100_000_000
+from dpcore.spec.canonical import read_json_file
 
 
 def stored(path: Path) -> dict[str, dict[str, Any]]:
@@ -31,31 +28,14 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
         path /= "statement.json"
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
-    if path.stat().st_size > _MOST_BYTES:
-        raise DataError(f"{path}: is too large for a statement")
     try:
-        # Editors on some systems put a byte order mark in front.
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
-    except DataError as cause:
-        raise DataError(f"{path}: {cause}") from cause
-    except (ValueError, RecursionError) as cause:
-        raise DataError(f"{path}: is not JSON{_hint(path)}") from cause
+        content = read_json_file(path)
+    except ValueError as cause:
+        raise DataError(f"{path}: is not JSON{_hint(path) or f' ({cause})'}") from cause
     found = _statements(content)
     if not found:
         raise DataError(f"{path}: holds no privacy statement")
     return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; a name that stands there twice would read one way to a person and another way to a check."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(
-            f"{twice!r} stands twice in one of its objects, so that a reader and a check may see different ones"
-        )
-    return content
 
 
 def _hint(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import typer
 
 from dpcore.errors import ArgumentError, DataError
+from dpcore.spec.canonical import read_json_file
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
@@ -25,14 +25,13 @@ def read(path: Path) -> dict[str, Any]:
         Where the file is missing or is not TOML or JSON.
     """
     try:
-        content = path.read_text("utf-8")
         if path.suffix == ".json":
-            settings = json.loads(content)
+            settings = read_json_file(path)
             settings = settings.get("settings") if isinstance(settings, dict) else None
             if not isinstance(settings, dict):
                 raise DataError(f"config={str(path)!r}: holds no settings; name a .toml file or a run's config.json")
             return {key: value for key, value in settings.items() if value is not None}
-        return tomllib.loads(content)
+        return tomllib.loads(path.read_text("utf-8"))
     except DataError:
         raise
     except OSError as cause:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from dpcore.cli.train.run import train
 from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
-from dpcore.spec.canonical import plain
+from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.text import format_epsilon
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
 def _statement(path: Path) -> dict[str, Any]:
     """Return the folder's statement as it is written; empty where the run was killed before there was one."""
     try:
-        stated = json.loads((path / "statement.json").read_bytes())
+        stated = read_json_file(path / "statement.json")
     except (OSError, ValueError):
         return {}
     return stated if isinstance(stated, dict) else {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.errors import DataError
+from dpcore.spec.canonical import read_json_file
 from dpcore.statement.statement import Statement
 
 RUN = "dpcore run"
@@ -145,7 +146,7 @@ def checkpoint_of(folder: Path) -> Path:
 def holds(path: Path, kind: str = RUN) -> bool:
     """Whether a folder holds what `kind` says."""
     try:
-        content = json.loads((path / "config.json").read_bytes())
+        content = read_json_file(path / "config.json")
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("kind") == kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +100,7 @@ class Training:
                 target_delta=settings.delta,
                 epochs=settings.epochs,
                 loss=torch.nn.functional.cross_entropy,
-                sampling=str(settings.sampling).replace("-", "_"),
+                sampling=str(settings.sampling),
                 max_batch_size=settings.max_batch_size,
                 groups=settings.groups,
                 ledger=ledger,
@@ -134,10 +133,7 @@ class Training:
     def epsilon_after(self, steps: int) -> float:
         """Return the smallest of the accountants' epsilons after so many steps."""
         event = self.private.event_after(steps)
-        return min(
-            (accounting.epsilon(event, self.settings.delta, name) for name in accounting.accountants_for(event)),
-            default=math.inf,
-        )
+        return accounting.smallest_epsilon(event, self.settings.delta)[0]
 
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps, and for what else may have been released by now."""

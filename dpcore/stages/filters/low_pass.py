@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.recurrence import response
 from dpcore.spec.validate import number, sequence
 
 _GAIN_TOLERANCE = 1e-9
@@ -72,7 +71,7 @@ class LowPass:
             raise ArgumentError(
                 f"b={list(self.b)}, a={list(self.a)}: the gain is {gain:.6g} and must be 1; divide b by {gain:.6g}"
             )
-        c = _normalizers(self.b, self.a, _CHECKED_STEPS)
+        c = response(self.b, (1.0, *self.a), _CHECKED_STEPS, to_ones=True)
         # Small is no harm (c_0 = b_0 divides b_0 g_0) until b_0 g_0 underflows; weights that cancel are at once, for
         # the division blows up the noise.
         weights = np.abs(np.diff(c, prepend=0.0)).cumsum()
@@ -94,13 +93,5 @@ class LowPass:
         size = 64
         while size <= step:
             size *= 2
-        return (FilterCoefficients(self.b, self.a, float(_normalizers(self.b, self.a, size)[step])),)
-
-
-@lru_cache(maxsize=256)
-def _normalizers(b: tuple[float, ...], a: tuple[float, ...], size: int) -> NDArray[np.float64]:
-    """Return c_0..c_{size-1}, the filter's response to ones."""
-    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
-
-    response: Any = lfilter(b, (1.0, *a), np.ones(size))
-    return np.asarray(response, dtype=np.float64)
+        normalizers = response(self.b, (1.0, *self.a), size, to_ones=True)
+        return (FilterCoefficients(self.b, self.a, float(normalizers[step])),)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.recurrence import advance
 
 Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -108,7 +109,9 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
             drawn[step, row] = weight
     streamed = [drawn]
     if strategy.coefficients(0) is not None:
-        streamed.append(_recurrence(strategy, unit))
+        state = [np.zeros(count) for _ in range(max(strategy.order, count))]
+        rows = [advance(z, state, [strategy.coefficients(step)]) for step, z in enumerate(unit)]  # type: ignore[list-item]
+        streamed.append(np.stack(rows))
     for noise in streamed:
         error = np.abs(matrix @ noise - unit).max()
         if not error <= _STREAMING_TOLERANCE * max(1.0, np.abs(noise).max()):
@@ -118,22 +121,6 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
             )
     if not np.allclose(strategy.columns(np.arange(count), count), matrix, atol=_STREAMING_TOLERANCE):
         raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: columns() must be columns of matrix()")
-
-
-def _recurrence(strategy: Strategy, seeds: Matrix) -> Matrix:
-    """Stream the rows of `seeds` as `dpcore.spec.ops.Backend.recurrence` does."""
-    state = np.zeros((strategy.order + 1, seeds.shape[1]))
-    noise = np.empty_like(seeds)
-    for step, z in enumerate(seeds):
-        coefficients = strategy.coefficients(step)
-        assert coefficients is not None
-        b, a = np.zeros(strategy.order + 1), np.zeros(strategy.order + 1)
-        b[: len(coefficients.b)] = coefficients.b
-        a[1 : 1 + len(coefficients.a)] = coefficients.a
-        y = b[0] * z + state[0]
-        state[:-1] = state[1:] + np.outer(b[1:], z) - np.outer(a[1:], y)
-        noise[step] = y / coefficients.normalizer
-    return noise
 
 
 def identify(strategy: Strategy) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.recurrence import response
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix
 from dpcore.stages.strategies.toeplitz import Toeplitz
@@ -75,17 +76,17 @@ class BLT(Toeplitz):
     def first_column(self, steps: int) -> Matrix:
         """Return c over the norm of c_0 .. c_{T-1}, (steps,)."""
         p, q = _polynomials(self.scales, self.decays)
-        return _series(p, q, steps) / self._norm
+        return response(p, q, steps) / self._norm
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return the series of Q/P times that norm, (steps,)."""
         p, q = _polynomials(self.scales, self.decays)
-        return _series(q, p, steps) * self._norm
+        return response(q, p, steps) * self._norm
 
     @property
     def _norm(self) -> float:
         p, q = _polynomials(self.scales, self.decays)
-        return float(np.linalg.norm(_series(p, q, self.steps)))
+        return float(np.linalg.norm(response(p, q, self.steps)))
 
     def describe(self) -> dict[str, Any]:
         """Return the kind and the settings."""
@@ -107,16 +108,4 @@ def _product(factors: Sequence[Matrix]) -> Matrix:
     result = np.ones(1)
     for factor in factors:
         result = np.convolve(result, factor)
-    return result
-
-
-@lru_cache(maxsize=32)
-def _series(numerator: tuple[float, ...], denominator: tuple[float, ...], size: int) -> Matrix:
-    """Return the first coefficients of numerator(x) / denominator(x), (size,), read-only."""
-    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
-
-    impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
-    impulse[0] = 1.0
-    result = np.asarray(lfilter(numerator, denominator, impulse), dtype=np.float64)[:size]
-    result.flags.writeable = False
     return result

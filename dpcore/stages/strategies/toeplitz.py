@@ -17,6 +17,7 @@ import numpy as np
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.recurrence import response
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Indices, Matrix
 
@@ -97,7 +98,7 @@ class BandedToeplitz(Toeplitz):
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return 1/c(x), (steps,)."""
-        return _reciprocal(self.series, steps)
+        return response((1.0,), self.series, steps)
 
     def describe(self) -> dict[str, Any]:
         """Return the kind and the scaled series."""
@@ -162,7 +163,7 @@ class BandedInverseToeplitz(Toeplitz):
         values = _series(series=self.series)
         object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.linalg.norm(_reciprocal(tuple(values.tolist()), self.steps)))
+            norm = float(np.linalg.norm(response((1.0,), tuple(values.tolist()), self.steps)))
         if not np.isfinite(norm):
             raise ArgumentError(
                 f"series={values.tolist()}: its reciprocal, the strategy, overflows within {self.steps} rows; "
@@ -182,7 +183,7 @@ class BandedInverseToeplitz(Toeplitz):
 
     def first_column(self, steps: int) -> Matrix:
         """Return 1/p(x), (steps,)."""
-        return _reciprocal(self.series, steps)
+        return response((1.0,), self.series, steps)
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return p, continued by zeros, (steps,)."""
@@ -224,17 +225,5 @@ def _root(power: float, size: int) -> Matrix:
     """Return the first coefficients of (1-x)^power, (size,), read-only: each the last times (k - 1 - power) / k."""
     k = np.arange(1, size)
     result = np.cumprod(np.concatenate([[1.0], (k - 1 - power) / k]))[:size]
-    result.flags.writeable = False
-    return result
-
-
-@lru_cache(maxsize=32)
-def _reciprocal(series: tuple[float, ...], size: int) -> Matrix:
-    """Return the first coefficients of 1/c(x), (size,), read-only."""
-    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
-
-    impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
-    impulse[0] = 1.0
-    result = np.asarray(lfilter([1.0], series, impulse), dtype=np.float64)[:size]
     result.flags.writeable = False
     return result

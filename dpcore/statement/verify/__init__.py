@@ -7,19 +7,18 @@ computation can tell; what is taken on trust is listed as such.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dpcore.errors import DpcoreError
-from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import read_json
 from dpcore.statement.statement import Statement
-from dpcore.statement.verify import settings, spent
+from dpcore.statement.verify.compare import compared
 from dpcore.statement.verify.finding import FAILED, OK, TRUSTED, Finding
 from dpcore.statement.verify.limits import too_much
-from dpcore.statement.verify.rederive import plan_of
+from dpcore.statement.verify.rebuild import rebuilt
 
 __all__ = ["FREE_TEXT", "Finding", "holds", "verify"]
 
@@ -77,41 +76,14 @@ def holds(findings: Iterable[Finding]) -> bool:
     return all(finding.status != FAILED for finding in findings)
 
 
-_CHECKS: tuple[Callable[[Statement], Iterable[Finding]], ...] = (
-    settings.check_sampler,
-    settings.check_method,
-    settings.check_clip,
-    settings.check_randomness,
-    settings.check_assumptions,
-    settings.check_delta,
-    spent.check_epsilons,
-    spent.check_attacker,
-    spent.check_derivation,
-    spent.check_coverage,
-)
-
-
 def _checked(read: Statement) -> list[Finding]:
-    found = []
-    plan: Plan | None = None
+    found = list[Finding]()
     try:
-        plan = plan_of(read)
+        plan, found = rebuilt(read)
+        found += compared(read, plan)
     except _WRONG as cause:
         found.append(Finding("plan", FAILED, _words(cause)))
-    for check in _CHECKS:
-        found += _guarded(check, read)
-    for with_plan in (settings.check_noise, spent.check_events):
-        found += _guarded(lambda read, check=with_plan: check(read, plan), read, with_plan)  # type: ignore[misc]
     return found
-
-
-def _guarded(check: Callable[[Statement], Iterable[Finding]], statement: Statement, name: Any = None) -> list[Finding]:
-    """Run one check; what it cannot read is a failed check, not a traceback."""
-    label = (name or check).__name__.removeprefix("check_").replace("_", " ")
-    try:
-        return list(check(statement))
-    except _WRONG as cause:
-        return [Finding(label, FAILED, f"cannot be checked: {_words(cause)}")]
 
 
 def _hashes(raw: Mapping[str, Any], read: Statement) -> Iterable[Finding]:

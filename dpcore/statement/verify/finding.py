@@ -69,3 +69,8 @@ def short(value: Any) -> str:
 
 def _join(where: str, name: Any) -> str:
     return f"{where}.{name}" if where else str(name)
+
+
+def is_digest(text: Any) -> bool:
+    """Whether a value is a SHA-256 in hexadecimal."""
+    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpcore.errors import ArgumentError
+from dpcore.spec.check import order_of
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import integer, number, positive
+from dpcore.spec.recurrence import advance, response
+from dpcore.spec.validate import integer, number
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +61,8 @@ class Recurrence:
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b, a and c_step, which may be zero or infinite."""
         size = max(64, 1 << step.bit_length())
-        return (FilterCoefficients(self.b, self.a, float(_response_to_ones(self.b, self.a, size)[step])),)
+        normalizers = response(self.b, (1.0, *self.a), size, to_ones=True)
+        return (FilterCoefficients(self.b, self.a, float(normalizers[step])),)
 
 
 def impulse_response(stage: Coefficients, steps: int, start: int = 0) -> Floats:
@@ -283,43 +285,13 @@ def snr(autocorrelation: ArrayLike, impulse_response: ArrayLike) -> float:
     return float(times @ (c * kappa) / noise)
 
 
-def theoretical_noise_factor(snr: float) -> float:
-    """Return ``1 / (2 snr)``: by what factor DOPPLER's bound has less noise than that of DP-SGD, where it is 1.
-
-    References
-    ----------
-    DOPPLER (Zhang et al.), theorem 2.
-    """
-    return 1 / (2 * positive(snr=snr))
-
-
-@lru_cache(maxsize=64)
-def _response_to_ones(b: tuple[float, ...], a: tuple[float, ...], size: int) -> Floats:
-    from scipy.signal import lfilter  # most of the import time, were it at the top
-
-    response: Any = lfilter(b, (1.0, *a), np.ones(size))
-    return np.asarray(response, dtype=np.float64)
-
-
 def _transfer(stage: Coefficients | Transfer) -> Transfer:
     return stage if isinstance(stage, Transfer) else transfer(stage)
 
 
 def _run(stage: Coefficients, inputs: Floats, *, divide: bool) -> Floats:
-    """Run the recurrences over the rows of `inputs`, in transposed direct form II; unstable ones may overflow."""
-    outputs = np.empty_like(inputs)
-    states: list[list[Floats]] = []
+    """Run the recurrences over the rows of `inputs`; unstable ones may overflow."""
+    order = sum(map(order_of, stage.coefficients(0)))
+    state = [np.zeros_like(inputs[0]) for _ in range(order)]
     with np.errstate(all="ignore"):
-        for step, x in enumerate(inputs):
-            for place, (b, a, normalizer) in enumerate(stage.coefficients(step)):
-                order = max(len(b) - 1, len(a))
-                if place == len(states):
-                    states.append([np.zeros_like(x) for _ in range(order + 1)])
-                state = states[place]
-                y = b[0] * x + state[0]
-                for k in range(1, order + 1):
-                    later = state[k] + (b[k] * x if k < len(b) else 0)
-                    state[k - 1] = later - a[k - 1] * y if k <= len(a) else later
-                x = y / normalizer if divide else y
-            outputs[step] = x
-    return outputs
+        return np.stack([advance(x, state, stage.coefficients(t), divide=divide) for t, x in enumerate(inputs)])

@@ -140,3 +140,12 @@ def test_known_size_of_the_data() -> None:
         accounting.delta_remark(0.1, 0)
     with pytest.raises(ArgumentError, match="delta=0"):
         accounting.delta_remark(0, 10)
+
+
+def test_the_smallest_epsilon_is_the_least_upper_bound() -> None:
+    each = accounting.epsilons(POISSON, 1e-5)
+    assert each == {name: accounting.epsilon(POISSON, 1e-5, name) for name in ("pld", "rdp")}
+    assert accounting.smallest_epsilon(POISSON, 1e-5) == (each["pld"], "pld")
+    assert accounting.smallest_epsilon(NonPrivate("a baseline"), 1e-5)[0] == math.inf
+    with pytest.raises(PrivacyError, match="event=Unknown"):
+        accounting.smallest_epsilon(Unknown(), 1e-5)

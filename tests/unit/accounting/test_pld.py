@@ -470,3 +470,12 @@ def test_bad_input_is_named() -> None:
 
     with pytest.raises(PrivacyError, match="Unknown"):
         epsilon_interval(Unknown(), 1e-5)
+
+
+def test_an_interval_unpacks_and_its_tolerance_is_absolute() -> None:
+    event = PoissonSampledGaussian(0.2, 0.7, 300)
+    lower, upper = epsilon_interval(event, 1e-5, tolerance=0.01)
+    assert 20 < lower <= upper <= lower + 0.01  # 0.01 of epsilon would be 0.4
+    loose = epsilon_interval(event, 1e-5, tolerance=5.0)
+    assert loose.lower <= lower <= upper <= loose.upper
+    assert loose.gap == loose.upper - loose.lower

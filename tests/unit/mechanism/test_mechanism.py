@@ -122,7 +122,7 @@ def test_a_fork_never_repeats_noise_or_batches() -> None:
     keys = [first.keys, *(branch.keys for branch in branches)]
     assert len({k.noise for k in keys}) == len({k.sampling for k in keys}) == 3
     assert [k.forks for k in keys] == [0, 1, 1]
-    statement = branches[0].plan.statement(1e-5, steps_taken=2, keys=branches[0].keys, backend="numpy")
+    statement = branches[0].statement(1e-5)
     assert any("resumed 1 time" in caveat for caveat in statement.caveats)
 
 

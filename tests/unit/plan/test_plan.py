@@ -25,6 +25,7 @@ from dpcore.stages.filters import OptimalFIR
 from dpcore.stages.strategies import BandedToeplitz, Identity, from_matrix, strategy
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.statement.build import state
 
 POISSON = sampling.PoissonSampler(dataset_size=1000, batch_size=50)
 ORDER = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
@@ -136,13 +137,13 @@ def test_bad_methods(make, words: str) -> None:
 
 def test_the_statement_is_complete_and_reads_back() -> None:
     plan = Plan(methods.disk(lr=0.1, noise_multiplier=1.0), POISSON, 100)
-    statement = plan.statement(1e-5, steps_taken=40, keys=RunKeys.new(), backend="numpy")
+    statement = state(plan, 1e-5, steps_taken=40, keys=RunKeys.new(), backend="numpy")
     assert statement.epsilon["pld"] == plan.epsilon(1e-5, steps=40)
     assert statement.epsilon_planned["pld"] == plan.epsilon(1e-5)
     assert accounting.Event.from_dict(statement.event) == plan.event_after(40)
     assert statement.noise["standard_deviation_on_sum"] == plan.noise_standard_deviation()
     assert type(statement).from_json(statement.to_json()) == statement
-    caller = plan.statement(1e-5, steps_taken=40, keys=RunKeys.new(bytes(32)), backend="numpy")
+    caller = state(plan, 1e-5, steps_taken=40, keys=RunKeys.new(bytes(32)), backend="numpy")
     assert any("stays secret" in caveat for caveat in caller.caveats)
     assert bytes(32).hex() not in caller.to_json()
 
@@ -150,7 +151,7 @@ def test_the_statement_is_complete_and_reads_back() -> None:
 @pytest.mark.parametrize("change", [{"rng": "philox"}, {"caller_noise": True}])
 def test_simulations_are_not_private(change: dict) -> None:
     plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=1.0), POISSON, 100)
-    statement = plan.statement(1e-5, steps_taken=100, keys=RunKeys.new(), backend="numpy", **change)
+    statement = state(plan, 1e-5, steps_taken=100, keys=RunKeys.new(), backend="numpy", **change)
     assert not statement.private
     assert "not" in statement.text()
 
@@ -158,7 +159,7 @@ def test_simulations_are_not_private(change: dict) -> None:
 def test_no_noise_costs_everything() -> None:
     plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=0.0), POISSON, 100)
     assert plan.epsilon(1e-5) == math.inf
-    assert not plan.statement(1e-5, steps_taken=1, keys=RunKeys.new(), backend="numpy").private
+    assert not state(plan, 1e-5, steps_taken=1, keys=RunKeys.new(), backend="numpy").private
 
 
 ADAM = updates.Adam(0.1)
@@ -222,10 +223,10 @@ TRUNCATED = sampling.FixedSizeSampler(dataset_size=20, batch_size=5)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: plan(MEMF, POISSON), PrivacyError, "use dpcore.sampling.FixedOrderSampler, or strategy=None"),
-        (lambda: plan(MEMF, TRUNCATED), PrivacyError, "use dpcore.sampling.FixedOrderSampler, or strategy=None"),
+        (lambda: plan(MEMF, POISSON), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
+        (lambda: plan(MEMF, TRUNCATED), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
         (lambda: plan(INDEPENDENT, POISSON), PrivacyError, "need a hard maximum of examples in a batch"),
-        (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use dpcore.sampling.FixedOrderSampler"),
+        (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use FixedOrderSampler"),
         (lambda: plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=2)), PrivacyError, "batch_size=1"),
         (lambda: plan(JOINT, sampling.PoissonSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
         (lambda: plan(JOINT, sampling.FixedSizeSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
@@ -443,21 +444,25 @@ def test_scaled_steps_have_their_own_clip_noise_and_line_in_the_statement() -> N
     assert [whole.noise_standard_deviation(t) for t in range(6)] == [1.0, 1.0, 6.0] * 2
     assert [whole.clip_at(t).max_grad_norm for t in range(3)] == [0.5, 0.5, 3.0]
     assert whole.event == accounting.PoissonSampledGaussian(POISSON.sample_rate, 2.0, 8)
-    statement = whole.statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
+    statement = state(whole, 1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
     assert statement.clip["max_scaled_norm"] == statement.clip["scaled_sensitivity"] == 3.0
     assert statement.clip["standard_deviation_on_scaled_sum"] == 6.0
 
 
 def test_independent_moments_are_said_in_the_statement() -> None:
-    statement = plan(INDEPENDENT).statement(1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
+    statement = state(plan(INDEPENDENT), 1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy")
     assert statement.noise["standard_deviation_on_sum"] == pytest.approx(math.sqrt(2))
     assert statement.noise["standard_deviation_on_square"] == pytest.approx(math.sqrt(2) * 9 / 25)
     assert statement.noise["sensitivity_of_square"] == pytest.approx(9 / 25)
 
 
 def test_joint_moments_are_said_in_the_statement() -> None:
-    statement = plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=1)).statement(
-        1e-5, steps_taken=8, keys=RunKeys.new(), backend="numpy"
+    statement = state(
+        plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=1)),
+        1e-5,
+        steps_taken=8,
+        keys=RunKeys.new(),
+        backend="numpy",
     )
     assert statement.noise["joint_scale"] == pytest.approx(1 / math.sqrt(2))
     share = statement.noise["standard_deviation_on_sum"] / statement.noise["sensitivity_under_replacement"]
@@ -487,14 +492,14 @@ def test_a_statement_has_one_adjacency() -> None:
     """That of joint moments is another one than the sampler's own."""
     method = methods.dp_adam(lr=0.1, variant="joint_moments", noise_multiplier=3.0)
     plan = Plan(method, sampling.FixedOrderSampler(dataset_size=4, batch_size=1), 4)
-    stated = plan.statement(1e-5, steps_taken=4, keys=RunKeys.new(), backend="numpy")
+    stated = state(plan, 1e-5, steps_taken=4, keys=RunKeys.new(), backend="numpy")
     assert stated.adjacency == stated.sampler["adjacency"] == "replace-one"
 
 
 def test_a_statement_of_correlated_noise_speaks_of_the_seed_noise() -> None:
     sampler = dpcore.sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
     plan = Plan(methods.memf(lr=0.1, noise_multiplier=2.0), sampler, 8)
-    noise = plan.statement(1e-5, steps_taken=8, keys=Provenance(), backend="numpy").noise
+    noise = state(plan, 1e-5, steps_taken=8, keys=Provenance(), backend="numpy").noise
     assert noise["seed_standard_deviation_on_sum"] == 2.0
     assert "standard_deviation_on_sum" not in noise
 

@@ -185,7 +185,7 @@ def test_a_shard_is_one_of_them_and_nothing_that_is_accounted() -> None:
         shard(sampler, 2, 2)
     with pytest.raises(ArgumentError, match="world_size=0"):
         shard(sampler, 0, 0)
-    with pytest.raises(ArgumentTypeError, match="must be a sampler of dpcore"):
+    with pytest.raises(ArgumentTypeError, match="must be a sampler from dpcore"):
         shard(shard(sampler, 0, 2), 0, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from math import comb
 
@@ -175,3 +176,22 @@ def test_no_release_of_a_cut_batch_tells_more_than_is_accounted(others: tuple[fl
     if others[0] == -5.0 and most == 1:  # and the event of Poisson sampling at the same rate would be wrong
         poisson = q * stats.norm.pdf(z, 1, sigma) + (1 - q) * base
         assert divergence(without, with_it, 0.3) > 6 * divergence(base, poisson, 0.3)
+
+
+@pytest.mark.parametrize("n", [2**31 - 1, 2**31 + 7, 10**10, 2**53])
+def test_very_large_data_sets_are_those_of_the_poisson_limit(n: int) -> None:
+    """Bin(n, 20 / n) is Poisson(20); `scipy.special.bdtr` is NaN from 2^31 on, and an epsilon of 0 followed."""
+    chance = [math.exp(-20 + k * math.log(20) - math.lgamma(k + 1)) for k in range(200)]
+    below, almost = sum(chance[:19]), chance[19]
+    cut = 20 / n * sum(chance[21:])  # Pr[the example lands and is kept, where some are cut]
+    parts = truncated_components(TruncatedPoissonSampledGaussian(n, 20 / n, 20, 1.0, 1))
+    rate = (20 / n * almost + cut) / (20 / n * almost + cut + almost)
+    assert [part[0] for part in parts] == pytest.approx([below, almost], rel=1e-6)
+    assert [part[1] for part in parts] == pytest.approx([20 / n, rate], rel=1e-6)
+    assert smallest_maximum(n, 20 / n) == smallest_maximum(10**6, 20 / 10**6)
+
+
+def test_data_sets_beyond_exact_counts_are_refused() -> None:
+    for n in (2**53 + 1, 10**300):
+        with pytest.raises(ArgumentError, match=r"dataset_size: must be at most 2\^53"):
+            TruncatedPoissonSampledGaussian(n, 1e-9, 20, 1.0, 10)

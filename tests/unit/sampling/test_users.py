@@ -31,6 +31,7 @@ from dpcore.sampling import (
 )
 from dpcore.sampling.users import _chosen, _kept, portions, unit_sums
 from dpcore.spec.keys import RunKeys
+from dpcore.statement.build import state
 
 KEY = bytes(range(32))
 USERS = np.random.default_rng(0).permutation(np.repeat(np.arange(7), [1, 5, 2, 3, 1, 9, 4]))
@@ -93,7 +94,7 @@ def test_describes_what_a_user_is() -> None:
     assert said["users_sha256"] != UserSampler(INNER["poisson"], (USERS + 1) % 7, 3).describe()["users_sha256"]
     assert sampler.unit_of_privacy == "user"
     plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=2.0), sampler, 5)
-    statement = plan.statement(1e-5, steps_taken=5, keys=RunKeys.new(), backend="numpy")
+    statement = state(plan, 1e-5, steps_taken=5, keys=RunKeys.new(), backend="numpy")
     assert any("unit of privacy is one user" in caveat for caveat in statement.caveats)
     assert not any("one example" in caveat for caveat in statement.caveats)
 

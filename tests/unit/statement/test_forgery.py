@@ -34,6 +34,7 @@ from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.strategies import Dense
 from dpcore.stages.updates import SGD
 from dpcore.statement import Statement
+from dpcore.statement.build import state
 from dpcore.statement.guarantee import guarantee
 from dpcore.statement.text import visible
 from dpcore.statement.verify import holds, verify
@@ -42,6 +43,7 @@ SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
 COMMON: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.2}
 POISSON, ORDER = PoissonSampler(**SIZES), FixedOrderSampler(**SIZES)
 DENSE = np.tril(np.ones((22, 22))) + np.eye(22)
+PATTERNS = {"[ab]*": 1.0, "?": 2.0, "*": 0.5}
 BANDED = np.eye(22) + 0.5 * np.diag(np.ones(21), -1)
 
 
@@ -71,6 +73,14 @@ class OftenWhole(Coins):
     def event(self, noise_multiplier: float, steps: int) -> Any:
         coins = PoissonSampledGaussian(self.sample_rate, noise_multiplier, steps // 2)
         return Composed((Gaussian(noise_multiplier, (steps + 1) // 2, self.adjacency), coins))
+
+
+class People(Coins):
+    """Draws users, and does not describe them."""
+
+    @property
+    def unit_of_privacy(self) -> str:
+        return "user"
 
 
 class Ordered(FixedOrderSampler):
@@ -112,28 +122,31 @@ class MyNoise(IndependentGaussian):
     """Not of the library."""
 
 
-def state(method: Any, sampler: Any, steps_taken: int = 11, **said: Any) -> Statement:
+def run_of(method: Any, sampler: Any, steps_taken: int = 11, **said: Any) -> Statement:
     plan = Plan(method, sampler, 22)
-    return plan.statement(1e-5, steps_taken=steps_taken, keys=Provenance(), backend="numpy", **said)
+    return state(plan, 1e-5, steps_taken=steps_taken, keys=Provenance(), backend="numpy", **said)
 
 
 def plain(sampler: Any = POISSON, **said: Any) -> Statement:
-    return state(methods.dp_sgd(**COMMON), sampler, **said)
+    return run_of(methods.dp_sgd(**COMMON), sampler, **said)
 
 
 def correlated(strategy: Any, sampler: Any = ORDER, **said: Any) -> Statement:
-    return state(methods.memf(strategy=strategy, **COMMON), sampler, **said)
+    return run_of(methods.memf(strategy=strategy, **COMMON), sampler, **said)
 
 
 def joint(sampler: Any, **said: Any) -> Statement:
-    return state(methods.dp_adam(variant="joint_moments", **COMMON, **said), sampler)
+    return run_of(methods.dp_adam(variant="joint_moments", **COMMON, **said), sampler)
 
 
 def moments(sampler: Any) -> Statement:
-    return state(methods.dp_adam(variant="independent_moments", **COMMON), sampler)
+    return run_of(methods.dp_adam(variant="independent_moments", **COMMON), sampler)
 
 
 SGD_METHOD = methods.dp_sgd(**COMMON)
+DELAYED = methods.dp_adam(
+    variant="delayed_preconditioner", max_scaled_norm=3.0, unscaled_steps=2, scaled_steps=2, **COMMON
+)
 HONEST: dict[str, Callable[[], Statement]] = {
     "matrix by digest": lambda: correlated(DENSE, abandoned=((4, 7), (9, 11))),
     "matrix, shuffled": lambda: correlated(DENSE, ShuffledSampler(**SIZES), abandoned=1),
@@ -142,7 +155,7 @@ HONEST: dict[str, Callable[[], Statement]] = {
     "matrix, no step": lambda: correlated(DENSE, steps_taken=0),
     "matrix, cyclic": lambda: correlated(BANDED, CyclicPoissonSampler(groups=4, **SIZES), abandoned=3),
     "matrix, another generator": lambda: correlated(DENSE, rng="philox"),
-    "matrix, not private": lambda: state(
+    "matrix, not private": lambda: run_of(
         methods.dp_adam(variant="noiseless_preconditioner", allow_nonprivate=True, strategy=DENSE, **COMMON), ORDER
     ),
     "separate moments, list": lambda: moments(FixedBatches([[0, 1], [2]], batch_size=1.5)),
@@ -154,13 +167,28 @@ HONEST: dict[str, Callable[[], Statement]] = {
     "own sampler, often whole": lambda: plain(OftenWhole(**SIZES), abandoned=2),
     "own sampler, separate moments": lambda: moments(Ordered(**SIZES)),
     "own strategy": lambda: correlated(TakenBack(BANDED), abandoned=1),
-    "own strategy, one cyclic step": lambda: Plan(
-        methods.memf(strategy=TakenBack(np.eye(1)), **COMMON), CyclicPoissonSampler(groups=4, **SIZES), 1
-    ).statement(1e-5, steps_taken=1, keys=Provenance(), backend="numpy", abandoned=2),
-    "own update": lambda: state(replace(SGD_METHOD, update=MySGD(lr=0.1)), POISSON),
-    "own clip": lambda: state(replace(SGD_METHOD, clip=MyClip()), POISSON),
-    "own clip without groups": lambda: state(replace(SGD_METHOD, clip=Bound()), POISSON),
-    "own noise": lambda: state(replace(SGD_METHOD, noise=MyNoise(1.2)), POISSON),
+    "own strategy, one cyclic step": lambda: state(
+        Plan(methods.memf(strategy=TakenBack(np.eye(1)), **COMMON), CyclicPoissonSampler(groups=4, **SIZES), 1),
+        1e-5,
+        steps_taken=1,
+        keys=Provenance(),
+        backend="numpy",
+        abandoned=2,
+    ),
+    "own update": lambda: run_of(replace(SGD_METHOD, update=MySGD(lr=0.1)), POISSON),
+    "own clip": lambda: run_of(replace(SGD_METHOD, clip=MyClip()), POISSON),
+    "own clip without groups": lambda: run_of(replace(SGD_METHOD, clip=Bound()), POISSON),
+    "own clip, scaled": lambda: run_of(replace(DELAYED, clip=MyClip()), POISSON),
+    "groups by pattern": lambda: state(
+        Plan(methods.dp_sgd(clipping_groups=PATTERNS, **COMMON), POISSON, 22, ("a.w", "c", "long")),
+        1e-5,
+        steps_taken=3,
+        keys=Provenance(),
+        backend="numpy",
+    ),
+    "own users": lambda: plain(People(**SIZES)),
+    "users of an own sampler": lambda: plain(UserSampler(MySampler(**SIZES), [i % 110 for i in range(200)], 2)),
+    "own noise": lambda: run_of(replace(SGD_METHOD, noise=MyNoise(1.2)), POISSON),
     "users, list": lambda: plain(UserSampler(FixedBatches([[0, 1], [2, 3]]), [0, 1, 2, 3, 3], 2), abandoned=3),
     "list, nothing yet": lambda: plain(FixedBatches([[], [], [2, 3]]), steps_taken=1),
 }
@@ -307,7 +335,7 @@ def test_values_of_no_meaning_fail_or_are_not_vouched_for(place: str, value: Any
 
 
 def test_a_clip_without_groups_bounds_nothing() -> None:
-    statement = state(methods.dp_sgd(clipping_groups="per_tensor", **COMMON), POISSON)
+    statement = run_of(methods.dp_sgd(clipping_groups="per_tensor", **COMMON), POISSON)
     nothing = {"clip.group_norms": {}, "clip.sensitivity": 0.0, "noise.standard_deviation_on_sum": 0.0}
     assert any("has no group" in words for words in failed(forged(statement, **nothing)))
 
@@ -318,14 +346,14 @@ def test_a_clip_without_groups_bounds_nothing() -> None:
 )
 def test_a_scale_that_cannot_be_is_no_scale(place: str, value: Any) -> None:
     method = methods.dp_adam(variant="scale_then_privatize", max_scaled_norm=3.0, **COMMON)
-    statement = state(method, POISSON)
+    statement = run_of(method, POISSON)
     assert holds(verify(statement))
     assert any("no such run is possible" in w for w in failed(forged(statement, **{f"method.query.{place}": value})))
 
 
 def test_an_adaptive_clip_is_not_renamed_away() -> None:
     """Without its bits the noise would be less: the sum would not be paid for."""
-    statement = state(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **COMMON), POISSON)
+    statement = run_of(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **COMMON), POISSON)
     content = json.loads(statement.to_json())
     for name in ("multiplier_on_sum", "standard_deviation_on_bits", "in_force"):
         del content["noise"][name]

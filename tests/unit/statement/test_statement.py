@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.spec.canonical import read_json, read_json_file
 from dpcore.statement import Statement
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
@@ -171,7 +173,7 @@ def test_damaged_statements_are_refused() -> None:
     good = make().to_dict()
     for content in (
         {**good, "format": 1},
-        {**good, "format": 3},
+        {**good, "format": 99},
         {**good, "extra": 1},
         {key: good[key] for key in good if key != "noise"},
     ):
@@ -234,9 +236,21 @@ def test_fields_of_another_type_are_refused(changes: dict[str, Any]) -> None:
         ({"note": "other"}, "does not match its hash"),
         ({"epsilon": {"rdp": 0.1}}, "does not match its hash"),
         ({"delta_is_below_1/n": False}, "of delta and 1/n is not so"),
-        ({"format": 3}, "a newer dpcore wrote it"),
+        ({"format": 99}, "a newer dpcore wrote it"),
     ],
 )
 def test_every_change_is_noticed_on_reading(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Statement.from_dict(make().to_dict() | changes)
+
+
+def test_json_is_read_strictly_and_a_byte_order_mark_is_skipped(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "some.json"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"a": 1}')
+    assert read_json_file(path) == read_json("\ufeff" + '{"a": 1}') == {"a": 1}
+    for text in ('{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}', "[" * 100_000, b"\xff\xfe\x00"):
+        with pytest.raises(ValueError):
+            read_json(text)
+    monkeypatch.setattr("dpcore.spec.canonical.MOST_BYTES", 8)
+    with pytest.raises(ValueError, match="larger than 8 bytes"):
+        read_json_file(path)

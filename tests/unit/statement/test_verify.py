@@ -27,6 +27,7 @@ from dpcore.spec.layout import Layout
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.strategies import BandedToeplitz
 from dpcore.statement import Statement
+from dpcore.statement.build import state
 from dpcore.statement.statement import _DERIVED
 from dpcore.statement.verify import Finding, holds, verify
 
@@ -34,14 +35,14 @@ TENSORS = ("a.weight", "a.bias", "b.weight")
 Path = tuple[Any, ...]
 
 
-def state(plan: Plan, **changes: Any) -> Statement:
+def halfway(plan: Plan, **changes: Any) -> Statement:
     said: dict[str, Any] = {
         "steps_taken": plan.steps // 2,
         "keys": Provenance(),
         "backend": "numpy",
         "note": "Stopped.",
     }
-    return plan.statement(1e-5, **(said | changes))
+    return state(plan, 1e-5, **(said | changes))
 
 
 def statements() -> dict[str, Statement]:
@@ -57,21 +58,23 @@ def statements() -> dict[str, Statement]:
     adam = methods.dp_adam(clipping_groups="per_layer", **common)
     scaled = methods.dp_adam(variant="scale_then_privatize", max_scaled_norm=3.0, **common)
     return {
-        "poisson": state(
+        "poisson": halfway(
             Plan(adam, poisson, 22, TENSORS), layout=Layout.of([(name, (3,)) for name in TENSORS]), caveats=("Mine.",)
         ),
-        "forked": state(Plan(adam, poisson, 22, TENSORS), keys=Provenance(CALLER, 2), abandoned=3),
-        "matrix": state(Plan(methods.memf(strategy="tree", **common), order, 22), abandoned=1),
-        "moments": state(Plan(methods.dp_adam(variant="independent_moments", **common), order, 22)),
-        "scaled": state(Plan(scaled, order, 22)),
-        "caller": state(Plan(adam, poisson, 22, TENSORS), caller_noise=True),
+        "forked": halfway(Plan(adam, poisson, 22, TENSORS), keys=Provenance(CALLER, 2), abandoned=3),
+        "matrix": halfway(Plan(methods.memf(strategy="tree", **common), order, 22), abandoned=1),
+        "moments": halfway(Plan(methods.dp_adam(variant="independent_moments", **common), order, 22)),
+        "scaled": halfway(Plan(scaled, order, 22)),
+        "caller": halfway(Plan(adam, poisson, 22, TENSORS), caller_noise=True),
         **{
-            type(sampler).__name__: state(Plan(methods.dp_sgd(**common), sampler, 22), abandoned=2)
+            type(sampler).__name__: halfway(Plan(methods.dp_sgd(**common), sampler, 22), abandoned=2)
             for sampler in others
         },
-        "adaptive": state(Plan(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **common), poisson, 22)),
-        "banded": state(Plan(methods.memf(strategy=BandedToeplitz((1.0, 0.5)), **common), others[1], 22), abandoned=2),
-        "list": state(Plan(methods.dp_sgd(**common), FixedBatches([[0, 1], [2, 3]]), 22)),
+        "adaptive": halfway(Plan(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **common), poisson, 22)),
+        "banded": halfway(
+            Plan(methods.memf(strategy=BandedToeplitz((1.0, 0.5)), **common), others[1], 22), abandoned=2
+        ),
+        "list": halfway(Plan(methods.dp_sgd(**common), FixedBatches([[0, 1], [2, 3]]), 22)),
     }
 
 
@@ -201,7 +204,7 @@ def test_more_than_follows_is_a_remark_across_versions() -> None:
 
 def test_a_large_delta_is_remarked() -> None:
     plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=100, batch_size=10), 5)
-    findings = verify(plan.statement(0.01, steps_taken=5, keys=Provenance(), backend="numpy"))
+    findings = verify(state(plan, 0.01, steps_taken=5, keys=Provenance(), backend="numpy"))
     assert holds(findings)
     (finding,) = [finding for finding in findings if finding.check == "delta"]
     assert finding.status == "remark"
@@ -238,17 +241,19 @@ def test_a_sampler_of_the_callers_own_is_taken_on_trust() -> None:
             return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "add-remove"}
 
     plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), Mine(dataset_size=110, batch_size=10), 22)
-    findings = verify(state(plan).to_json())
+    findings = verify(halfway(plan).to_json())
     assert holds(findings)
     assert {"sampler", "event", "event planned"} <= trusted(findings)
-    content = state(plan).to_dict()
+    content = halfway(plan).to_dict()
     content["event"]["noise_multiplier"] = 2.0
     assert any("another noise multiplier" in finding.words for finding in failed(rehashed(content)))
 
 
 def test_an_event_of_an_unknown_sampler_has_the_samplers_own_numbers() -> None:
     """Renaming a sampler must not set its event free of the rate that the sampler states."""
-    content = state(Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22))
+    content = halfway(
+        Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22)
+    )
     content = content.to_dict()
     content["sampler"]["sampler"] = "mine"
     words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."

@@ -176,7 +176,6 @@ def test_snr_is_the_double_sum() -> None:
 
 def test_snr_of_the_papers_examples() -> None:
     assert filters.snr([0.5, 0.3, 0.2], [1, 0, 0]) == 0.5
-    assert filters.theoretical_noise_factor(0.5) == 1
     # Momentum 0.9: 1.9 (1/2 + sum_{tau >= 1} 0.9^tau c_tau), c_0 counted once (algorithms.md 10.17).
     kappa = filters.impulse_response(named_filter("momentum"), 200_000 // 20)
     c = 0.5 * 0.99 ** np.arange(len(kappa))
@@ -198,5 +197,3 @@ def test_other_nonsense() -> None:
         filters.impulse_response(Identity(), 0)
     with pytest.raises(ArgumentError, match="start=-1"):
         filters.impulse_response(Identity(), 1, start=-1)
-    with pytest.raises(ArgumentError, match="snr=0"):
-        filters.theoretical_noise_factor(0)

@@ -85,10 +85,10 @@ def test_pmlf_variance_factor_refuses(beta: float, window: int, words: str) -> N
 
 
 def test_noise_factor() -> None:
-    assert theory.noise_factor(0.5) == 1  # no filter: c_0 = 1/2, kappa_0 = 1
-    assert theory.noise_factor(2) == 0.25
+    assert theory.theoretical_noise_factor(0.5) == 1  # no filter: c_0 = 1/2, kappa_0 = 1
+    assert theory.theoretical_noise_factor(2) == 0.25
     with pytest.raises(ArgumentError, match="snr=0"):
-        theory.noise_factor(0)
+        theory.theoretical_noise_factor(0)
 
 
 def test_bias_correction_regime_at_the_papers_example() -> None:

@@ -176,30 +176,30 @@ ARGUMENTS_REFUSED = {
     "sampling": (lambda: {"sampling": "poison"}, "did you mean 'poisson'"),
     "correlated noise": (
         lambda: {"method": dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8)},
-        "sampling='poisson': must be \"fixed_order\".*correlated noise",
+        "sampler=PoissonSampler: correlated noise.*sampling='fixed-order'",
     ),
     "independent moments": (
         lambda: {"method": METHODS["adam independent"](8)},
-        "sampling='poisson': must be \"fixed_order\"",
+        "sampler=PoissonSampler: independent moments need a hard maximum.*sampling='fixed-order'",
     ),
     "joint moments": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "fixed_size"},
-        "sampling='fixed_size': must be \"fixed_order\"",
+        "sampler=FixedSizeSampler: joint moments.*sampling='fixed-order'",
     ),
     "joint moments of a cut batch": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "truncated_poisson"},
-        "sampling='truncated_poisson': must be \"fixed_order\" for",
+        "sampler=TruncatedPoissonSampler: joint moments.*sampling='fixed-order'",
     ),
-    "maximum of another sampler": (lambda: {"max_batch_size": 12}, 'is only for sampling="truncated_poisson"'),
+    "maximum of another sampler": (lambda: {"max_batch_size": 12}, "is only for sampling 'truncated-poisson'"),
     "maximum below the batch size": (
         lambda: {"sampling": "truncated_poisson", "max_batch_size": 7},
         "max_batch_size=7: must be at least the expected batch size 8",
     ),
-    "groups of another sampler": (lambda: {"groups": 2}, 'groups=2: is only for sampling="cyclic_poisson"'),
-    "no groups": (lambda: {"sampling": "cyclic_poisson"}, 'groups=None: must be given with sampling="cyclic_poisson"'),
+    "groups of another sampler": (lambda: {"groups": 2}, "groups=2: is only for sampling 'cyclic-poisson'"),
+    "no groups": (lambda: {"sampling": "cyclic_poisson"}, "groups=None: must be given with sampling 'cyclic-poisson'"),
     "users of other data": (
         lambda: {"sampling": UserSampler(PoissonSampler(dataset_size=8, batch_size=8), range(8), 1)},
-        "user_of_example of length 8: must name the user of each of the 30 examples",
+        "user_of_example of length 8: must name the user of each of the 30,",
     ),
     "correlated noise with a sampler": (
         lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},

@@ -1,0 +1,95 @@
+"""Samplers by name: one table for configurations, the command line, the PyTorch edge and stored statements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.sampling.base import Sampler
+from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
+from dpcore.sampling.fixed_batches import FixedBatches
+from dpcore.sampling.fixed_order import FixedOrderSampler
+from dpcore.sampling.fixed_size import FixedSizeSampler
+from dpcore.sampling.poisson import PoissonSampler
+from dpcore.sampling.shuffled import ShuffledSampler
+from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
+from dpcore.sampling.users import UserSampler
+from dpcore.spec import validate
+
+_KINDS: Final[dict[str, Any]] = {
+    "poisson": PoissonSampler,
+    "truncated-poisson": TruncatedPoissonSampler,
+    "fixed-size": FixedSizeSampler,
+    "fixed-order": FixedOrderSampler,
+    "shuffled": ShuffledSampler,
+    "cyclic-poisson": CyclicPoissonSampler,
+}
+NAMES: Final = tuple(_KINDS)
+
+
+def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **settings: Any) -> Sampler:
+    """Return the sampler of a name.
+
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`; "fixed_order" and "fixed order" are "fixed-order".
+    dataset_size : int
+        Number of examples.
+    batch_size : float, optional
+        The expected one; a whole number where batches have a fixed size.
+    **settings
+        Further settings of that sampler: `sample_rate`, `max_batch_size`, `groups`, `shuffle`, `drop_last`. None is a
+        setting left out.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For unknown names, settings of another sampler, a missing `groups`, and values out of range.
+    """
+    kind = validate.choice(NAMES, sampling=name.replace("_", "-").replace(" ", "-"))
+    known = {item.name: item.type for item in fields(_KINDS[kind])}
+    given = {key: value for key, value in settings.items() if value is not None}
+    for key, value in given.items():
+        if key not in known:
+            owners = [other for other in NAMES if key in {item.name for item in fields(_KINDS[other])}]
+            raise ArgumentError(f"{key}={value!r}: is only for sampling {' or '.join(map(repr, owners))}, not {kind!r}")
+    if kind == "cyclic-poisson" and "groups" not in given:
+        raise ArgumentError("groups=None: must be given with sampling 'cyclic-poisson', for example 8")
+    if batch_size is not None:
+        whole = known["batch_size"] == "int" and float(batch_size).is_integer()
+        given["batch_size"] = int(batch_size) if whole else batch_size
+    elif "sample_rate" not in given or known["batch_size"] == "int":
+        raise ArgumentError("batch_size=None: must be given, the expected number of examples a step")
+    made: Sampler = _KINDS[kind](dataset_size=dataset_size, **given)
+    return made
+
+
+def from_description(described: Mapping[str, Any]) -> Sampler | None:
+    """Return the sampler, of users where it draws users, that `describe` tells of; None where it does not tell all.
+
+    Raises
+    ------
+    DataError
+        Where no such sampler can exist.
+    """
+    name = described.get("sampler")
+    if not isinstance(name, str) or "-" in name or name.replace(" ", "-") not in NAMES:
+        return None
+    known = {item.name for item in fields(_KINDS[name.replace(" ", "-")])} - {"batch_size"}
+    try:
+        settings = {key: described[key] for key in known}
+        return sampler(name, batch_size=described["expected_batch_size"], **settings)
+    except KeyError as cause:
+        raise DataError(f"the sampler ({name}) lacks {cause}") from cause
+    except DpcoreError as cause:
+        raise DataError(f"the sampler ({name}) cannot exist: {cause}") from cause
+
+
+def foreign(sampler: Sampler) -> type | None:
+    """Return the class of a sampler that is not the library's, or draws users by one; None for the library's own."""
+    parts = (sampler, sampler.sampler) if type(sampler) is UserSampler else (sampler,)
+    ours = (*_KINDS.values(), FixedBatches, UserSampler)
+    return next((type(part) for part in parts if type(part) not in ours), None)

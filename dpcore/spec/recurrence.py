@@ -1,0 +1,63 @@
+"""The linear recurrence of filters and strategies in float64, for theory and checks; backends have their own.
+
+``y_t = b_0 x_t + ... + b_nb x_{t-nb} - a_1 y_{t-1} - ... - a_na y_{t-na}``, and the output is y_t over the normalizer
+(`dpcore.spec.ops.Backend.recurrence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.spec.check import order_of
+from dpcore.spec.ops import FilterCoefficients
+
+Floats = NDArray[np.float64]
+
+
+def advance(x: Floats, state: list[Any], filters: Sequence[FilterCoefficients], *, divide: bool = True) -> Floats:
+    """Return the output of one step of recurrences in a row, in transposed direct form II.
+
+    Parameters
+    ----------
+    x : array
+        The input of the step; one recurrence runs in each entry.
+    state : list of arrays of x's shape, in place
+        As many as the orders of all recurrences together; zeros before the first step.
+    filters : sequence of FilterCoefficients
+        Those of this step. Coefficients may change from step to step, their lengths may not.
+    divide : bool
+        Whether outputs are divided by the normalizers.
+    """
+    done = 0
+    for coefficients in filters:
+        b, a, normalizer = coefficients
+        order = order_of(coefficients)
+        s = [*state[done : done + order], np.zeros_like(x)]
+        y = b[0] * x + s[0]
+        for k in range(1, order + 1):
+            forward = b[k] * x if k < len(b) else 0.0
+            back = a[k - 1] * y if k <= len(a) else 0.0
+            state[done + k - 1] = forward - back + s[k]
+        x = y / normalizer if divide else y
+        done += order
+    return x
+
+
+@lru_cache(maxsize=256)
+def response(b: tuple[float, ...], a: tuple[float, ...], size: int, *, to_ones: bool = False) -> Floats:
+    """Return the first outputs, undivided, to a 1 followed by zeros, or to ones: (size,) float64, read-only.
+
+    Constant coefficients, `a` with its a_0. To an impulse it is the power series of b(x) / a(x).
+    """
+    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
+
+    inputs = np.ones(max(size, 1))  # lfilter takes no empty arrays
+    inputs[1:] = to_ones
+    result: Floats = np.asarray(lfilter(b, a, inputs), dtype=np.float64)[:size]
+    result.flags.writeable = False
+    return result

@@ -1,0 +1,173 @@
+"""A stored statement beside the one that the rebuilt plan makes: one finding or more for each field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dpcore.accounting import Event, NonPrivate
+from dpcore.plan.plan import Plan
+from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
+from dpcore.spec.version import __version__
+from dpcore.statement.assumptions import OWN_SAMPLER
+from dpcore.statement.build import NO_KEY, state
+from dpcore.statement.guarantee import ROUTES
+from dpcore.statement.statement import Statement
+from dpcore.statement.text import format_epsilon, format_lower
+from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference, is_digest, same
+from dpcore.statement.verify.parts import LISTED, by_parts
+from dpcore.statement.verify.stand_ins import DigestPlan, StatedEvents
+
+# Accountants are deterministic; two machines differ by the rounding of sums, transforms and root-finding.
+ROUNDING = 1e-6
+# Of a method: works on released vectors alone.
+_FREE = ("name", "filter", "schedule", "averaging", "galore", "radius")
+
+
+def compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
+    """State the rebuilt plan again, and compare field by field."""
+    yield from _randomness(statement)
+    said = statement.randomness
+    derived = state(
+        plan,
+        statement.delta,
+        steps_taken=statement.steps_taken,
+        abandoned=statement.rows_abandoned or statement.steps_abandoned,
+        keys=Provenance(OPERATING_SYSTEM if said["key"] == NO_KEY else said["key"], said["forks"]),
+        backend="",
+        rng=said["rng"],
+        caller_noise=said["key"] == NO_KEY,
+        ledger=statement.ledger,
+    )
+    yield _field("unit", statement.unit, derived.unit, f"one {statement.unit}")
+    yield from _sampler(statement, derived, plan)
+    free = {name: statement.method[name] for name in _FREE if name in statement.method}
+    yield _field("method", statement.method, derived.method | free, "all its stages are stated")
+    clip, noise = statement.clip, dict(statement.noise)
+    most = format_epsilon(float(clip["sensitivity"]), 6)
+    words = (
+        f"{clip.get('rule', clip.get('kind'))}, {len(clip['group_norms'])} group(s), one {statement.unit} moves the "
+    )
+    yield _field("clip", clip, derived.clip, f"{words}sum by at most {most}")
+    if "layout_sha256" in noise:
+        text = str(noise.pop("layout_sha256"))
+        words = "a digest of names and shapes of the tensors" if is_digest(text) else f"{text!r} is no SHA-256"
+        yield Finding("layout of the noise", TRUSTED if is_digest(text) else FAILED, words)
+    words = (
+        f"standard deviation {plan.noise_standard_deviation():.6g} = multiplier {plan.gradient_noise_multiplier:.6g}"
+    )
+    yield _field("noise", noise, derived.noise, f"{words} x sensitivity {plan.sensitivity_at().contribution:.6g}")
+    yield from _assumptions(statement, derived)
+    yield _delta(statement)
+    yield from _events(statement, derived, plan)
+    yield from _spent(statement, derived)
+
+
+def _field(check: str, stated: Any, derived: Any, words: str, tolerance: float | None = None) -> Finding:
+    where = "" if isinstance(stated, dict) else check
+    problem = difference(stated, derived, where=where, **({} if tolerance is None else {"tolerance": tolerance}))
+    return Finding(check, OK, words) if problem is None else Finding(check, FAILED, problem)
+
+
+def _randomness(statement: Statement) -> Iterator[Finding]:
+    """Generator and origin of the keys, as far as they contradict each other."""
+    said = statement.randomness
+    derived = {name: said[name] for name in ("rng", "key", "forks")}
+    derived["cryptographic"] = said["rng"] == "chacha20" and said["key"] != NO_KEY
+    words = f"{said['rng']}, key: {said['key']}, {said['forks']} fork(s)"
+    yield _field("randomness", said, derived, words)
+    if said["key"] not in (OPERATING_SYSTEM, CALLER, EXACT, NO_KEY):
+        yield Finding("randomness", FAILED, f"key: {said['key']!r} is no origin of keys")
+    if said["rng"] not in ("chacha20", "philox"):
+        yield Finding("randomness", FAILED, f"rng: {said['rng']!r} is no generator")
+    if type(said["forks"]) is not int or said["forks"] < 0:
+        yield Finding("randomness", FAILED, f"forks: {said['forks']!r} is no count")
+
+
+def _sampler(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:
+    kind = statement.sampler.get("sampler", "no name")
+    yield _field("sampler", statement.sampler, derived.sampler, f"{kind}, n = {statement.dataset_size}")
+    if not isinstance(plan, StatedEvents):
+        return
+    yield Finding("sampler", TRUSTED, f"{kind}: the description does not hold all that it does")
+    begin, end = OWN_SAMPLER
+    if kind != LISTED and not any(said.startswith(begin) and said.endswith(end) for said in statement.caveats):
+        yield Finding("sampler", FAILED, f"{kind} is none of the library's, and no sentence says whose it is")
+
+
+def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
+    """Every sentence that must be there is there."""
+    # Whose a sampler is, is compared with the sampler: the one that is rebuilt is never the caller's.
+    needed = [sentence for sentence in derived.caveats if not sentence.endswith(OWN_SAMPLER[1])]
+    missing = [sentence for sentence in needed if sentence not in statement.caveats]
+    if missing:
+        yield Finding("assumptions", FAILED, f"lacks: {missing[0]}")
+    else:
+        yield Finding("assumptions", OK, f"all {len(needed)} sentences that these settings need")
+    further = len(set(statement.caveats) - set(needed))
+    if further:
+        yield Finding("assumptions", TRUSTED, f"{further} further sentence(s), which no setting asks for")
+
+
+def _delta(statement: Statement) -> Finding:
+    n = statement.dataset_size
+    if n is None:
+        return Finding("delta", TRUSTED, "the number of examples is not stated")
+    if statement.delta_is_small:
+        return Finding("delta", OK, f"{statement.delta:g} is below 1/n = {1 / n:.3g}")
+    words = f"{statement.delta:g} is not below 1/n = {1 / n:.3g}: it allows an example to be published outright"
+    return Finding("delta", REMARK, words)
+
+
+def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:
+    """Both events follow from sampler, noise and steps; those that cannot are compared by their parts."""
+    abandoned = statement.steps_abandoned
+    for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
+        label, stated, follows = name.replace("_", " "), getattr(statement, name), getattr(derived, name)
+        words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
+        found = _field(label, stated, follows, words)
+        forced = follows["event"] == NonPrivate.__name__
+        if found.status == FAILED or forced or not isinstance(plan, (StatedEvents, DigestPlan)):
+            yield found
+        elif isinstance(plan, StatedEvents):
+            yield by_parts(label, Event.from_dict(stated), statement, steps)
+        else:
+            yield Finding(label, TRUSTED, f"{words}; all follows but the sensitivity of its matrix")
+    yield _field("adjacency", statement.adjacency, derived.adjacency, statement.adjacency)
+
+
+def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
+    """Every epsilon follows, and none is below what follows."""
+    for name in ("epsilon", "epsilon_planned"):
+        label, follows = name.replace("_", " "), getattr(derived, name)
+        for accountant, value in getattr(statement, name).items():
+            if accountant in follows:
+                yield _upper_bound(f"{label} ({accountant})", value, follows[accountant], statement)
+            else:
+                words = f"cannot be recomputed: the event is covered by {', '.join(follows)}"
+                yield Finding(f"{label} ({accountant})", FAILED, words)
+        unused = sorted(follows.keys() - getattr(statement, name).keys())
+        if unused:
+            what = "planned event" if name == "epsilon_planned" else "event"
+            yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the {what}")
+    interval, words = derived.epsilon_interval, "none is known"
+    if interval:
+        words = f"epsilon lies in [{format_lower(interval['lower'], 6)}, {format_epsilon(interval['upper'], 6)}]"
+    yield _field("certified interval", statement.epsilon_interval, interval, words, ROUNDING)
+    words = "not known for this event"
+    if derived.attacker:
+        words = f"advantage at most {format_epsilon(derived.attacker['advantage'])}"
+    yield _field("attacker", statement.attacker, derived.attacker, words, ROUNDING)
+    routes = {name: ROUTES[name] for name in statement.epsilon if name in ROUTES}
+    yield _field("derivation", statement.derivation, routes, "one sentence for each accountant")
+
+
+def _upper_bound(label: str, stated: float, derived: float, statement: Statement) -> Finding:
+    if same(stated, derived, ROUNDING):
+        return Finding(label, OK, format_epsilon(derived))
+    said = f"is stated as {format_epsilon(stated)} and follows as {format_epsilon(derived)}"
+    if stated < derived or math.isnan(stated):
+        return Finding(label, FAILED, f"{said}: too little")
+    other_version = statement.software.get("dpcore") != __version__
+    return Finding(label, REMARK if other_version else FAILED, f"{said}: more than follows")

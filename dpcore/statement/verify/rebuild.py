@@ -1,0 +1,204 @@
+"""From what a statement describes back to the plan of the run that it states.
+
+Rebuilt are sampler, clip, noise, strategy, update and the query's scale. Everything else works on released vectors, and
+no field of a statement depends on it. What a description does not hold is stood in for, and said to be trusted: a
+matrix of which there is a digest, stages of the caller's own, a sampler of the caller's own or a list of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from dpcore import sampling
+from dpcore.errors import DataError, DpcoreError
+from dpcore.plan import scales
+from dpcore.plan.plan import Plan
+from dpcore.stages import strategies, updates
+from dpcore.stages.clipping import AdaptiveClip, Clip
+from dpcore.stages.method import Method
+from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
+from dpcore.stages.queries import Plain, Preconditioned, Query
+from dpcore.stages.strategies import Identity
+from dpcore.stages.updates import SECOND_MOMENTS
+from dpcore.statement.statement import Statement
+from dpcore.statement.verify.finding import FAILED, SAME, TRUSTED, Finding, is_digest
+from dpcore.statement.verify.stand_ins import (
+    Digest,
+    DigestPlan,
+    GroupedClip,
+    StatedClip,
+    StatedEvents,
+    StatedSampler,
+    StatedUsers,
+    saying,
+)
+
+_STRATEGIES: Final[dict[str, Callable[..., Any]]] = {
+    "identity": Identity,
+    "tree": strategies.Tree,
+    "tree-optimal": strategies.TreeOptimal,
+    "square-root": strategies.SquareRoot,
+    "banded-toeplitz": strategies.BandedToeplitz,
+    "banded-inverse-toeplitz": strategies.BandedInverseToeplitz,
+    "blt": strategies.BLT,
+}
+_UPDATES: Final = ("SGD", "Momentum", "Adam", "AdamW", "AdaGrad", "Accelerated")
+
+
+def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
+    """Return a plan that states what the statement should, and what had to be taken on trust for it.
+
+    Raises
+    ------
+    DataError
+        Where such a run is impossible, or not covered by the analysis.
+    """
+    method, found = statement.method, list[Finding]()
+    try:
+        sampler = sampling.from_description(statement.sampler)
+        plan: type[Plan] = Plan
+        more: dict[str, Any] = {}
+        update = _update(method["update"], found)
+        if sampler is None:
+            plan, more = StatedEvents, {"stated": statement}
+            drawing: Any = StatedSampler(statement, _largest_batch(statement, update, found))
+        else:
+            drawing = sampler if "users_sha256" not in statement.sampler else StatedUsers(sampler, statement.sampler)
+        _check_digests(statement.sampler, found)
+        noise = _noise(statement, found)
+        if sampler is not None and isinstance(noise.strategy, Digest):
+            wide = min(noise.strategy.wide, sampler.amplified_bands or 2, statement.steps_planned)
+            plan, more = DigestPlan, {"sensitivities": _stated_sensitivities(statement), "wide": wide}
+            others = statement.event.get("events", ())[1:]
+            more["left"] = float(others[0].get("sensitivity", 0.0)) if others else 0.0
+        clip, tensors = _clip(statement, found)
+        if method["batch_size"] is None:
+            raise DataError("the method does not state what its averages are divided by")
+        query = _scaled(method["query"])
+        made = Method(update=update, query=query, clip=clip, noise=noise, batch_size=method["batch_size"])
+        return plan(made, drawing, statement.steps_planned, tensors, **more), found
+    except KeyError as cause:
+        raise DataError(f"{cause.args[0]!r} is missing") from cause
+    except (DpcoreError, TypeError) as cause:
+        raise DataError(f"no such run is possible: {cause}") from cause
+
+
+def plan_of(statement: Statement) -> Plan | None:
+    """Return the plan that a statement describes; None where the description does not hold all of it."""
+    plan, _ = rebuilt(statement)
+    return plan if type(plan) is Plan else None
+
+
+def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:
+    """Return the stage of a description; None where its kind is unknown."""
+    kind = kinds.get(str(description.get("kind")))
+    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in description.items() if key != "kind"}
+    return None if kind is None else kind(**settings)
+
+
+def _update(description: Mapping[str, Any], found: list[Finding]) -> Any:
+    made = _made({name: getattr(updates, name) for name in _UPDATES}, description)
+    if made is not None:
+        return made
+    words = f"{description.get('kind')}: of an unknown kind; that it releases nothing unstated is its word"
+    found.append(Finding("update", TRUSTED, words))
+    source = description.get("second_moment")
+    known = source if source in SECOND_MOMENTS else "filtered"
+    return saying(updates.Adam, description, lr=1.0, second_moment=known, allow_nonprivate=True)
+
+
+def _scaled(description: Mapping[str, Any]) -> Query:
+    """Return a query that scales as the described one does."""
+    if description.get("kind") != "Preconditioned":
+        return saying(Plain, description)  # type: ignore[no-any-return]
+    inner = saying(Plain, description["query"])
+    return Preconditioned(**{**{name: v for name, v in description.items() if name != "kind"}, "query": inner})
+
+
+def _clip(statement: Statement, found: list[Finding]) -> tuple[Any, tuple[str, ...]]:
+    """Return the clip, and names of tensors that fall into the stated groups."""
+    said, clip = statement.method["clip"], statement.clip
+    names = tuple(clip["group_norms"])
+    if not names:
+        raise DataError("the clip has no group, and whatever is trained is in one")
+    if said.get("kind") != Clip.__name__:
+        words = f"{said.get('kind')}: of an unknown kind; that an example moves the sum by at most "
+        found.append(Finding("clip", TRUSTED, f"{words}{clip['sensitivity']:.6g} is the caller's word"))
+        norm = said.get("max_grad_norm", 1.0)
+        moved = {norm: clip["sensitivity"]}
+        if "scaled_sensitivity" in clip:
+            moved = {clip["max_scaled_norm"]: clip["scaled_sensitivity"], **moved}
+        return StatedClip(norm, said, clip["group_norms"], moved), names
+    adaptive = said.get("adaptive")
+    if adaptive is not None:
+        adaptive = _made({AdaptiveClip.__name__: AdaptiveClip}, adaptive)
+        if adaptive is None:
+            raise DataError(f"the adaptive clip is of an unknown kind, {said['adaptive'].get('kind')!r}")
+    made = _made({Clip.__name__: GroupedClip}, {**said, "adaptive": adaptive})
+    return made, names
+
+
+def _noise(statement: Statement, found: list[Finding]) -> Any:
+    said = statement.method["noise"]
+    sigma, described = said["noise_multiplier"], said.get("strategy")
+    kind: Any = IndependentGaussian if described is None else CorrelatedGaussian
+    rest: tuple[Any, ...] = ()
+    if described is not None:
+        strategy = _made(_STRATEGIES, described)
+        if strategy is None:
+            found.append(Finding("strategy", TRUSTED, f"{described['kind']}: only a digest of its matrix is stated"))
+            strategy = Digest(described, str(_first(statement.event_planned).get("strategy", "")))
+        rest = (strategy,)
+    if said["kind"] == kind.__name__:
+        return kind(sigma, *rest)
+    found.append(Finding("noise", TRUSTED, f"{said['kind']}: of an unknown kind, taken for Gaussian as stated"))
+    return saying(kind, said, sigma, *rest)
+
+
+def _stated_sensitivities(statement: Statement) -> dict[int, float]:
+    """Return how far an example moves C times the sums, as the events state it, within bounds."""
+    known, described = statement.noise.get("sensitivity_of_run", 1.0), statement.noise["strategy"]
+    taken, whole = (float(_first(e).get("sensitivity", known)) for e in (statement.event, statement.event_planned))
+    if taken > whole * (1 + SAME):
+        raise DataError(f"the sensitivity of the steps taken, {taken:.6g}, exceeds that of the whole run, {whole:.6g}")
+    scaled = described.get("kind") in ("dense", "banded") and described["steps"] == statement.steps_planned
+    if scaled and whole < 1 - SAME:
+        raise DataError(
+            f"the sensitivity of the run is stated as {whole:.6g}, and every column of the matrix is used: the largest "
+            "has norm 1"
+        )
+    return {0: 0.0, statement.steps_taken: taken, statement.steps_planned: whole}
+
+
+def _first(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run's own part of an event; the others are branches that it left."""
+    found: Mapping[str, Any] = event["events"][0] if event.get("events") else event
+    return found
+
+
+def _check_digests(said: Mapping[str, Any], found: list[Finding]) -> None:
+    """Check what is known of users and batches beside a digest."""
+    digests = [said[name] for name in ("users_sha256", "batches_sha256") if name in said]
+    found += [Finding("sampler", FAILED, f"{text!r} is no SHA-256") for text in digests if not is_digest(text)]
+    if "users_sha256" not in said:
+        return
+    examples, most, users = said["examples"], said["max_examples_per_user"], said["dataset_size"]
+    if isinstance(examples, int) and examples >= users and isinstance(most, int) and most >= 1:
+        found.append(Finding("users", TRUSTED, f"{examples} examples of {users}: only a digest of whose is whose"))
+    else:
+        found.append(
+            Finding("users", FAILED, f"{examples!r} examples, at most {most!r} of each of {users}: impossible")
+        )
+
+
+def _largest_batch(statement: Statement, update: Any, found: list[Finding]) -> int | None:
+    """Return B_max of a sampler that cannot be built: as it says, or as the noise on the square has it."""
+    most: int | None = statement.sampler.get("max_batch_size")
+    settings = statement.noise["noise_multiplier"], statement.clip["sensitivity"], statement.method["batch_size"]
+    if update.second_moment == "independent" and most is None and settings[0] > 0:
+        one, two = (scales.square_noise(update, *settings, B) for B in (1, 2))
+        most = 1 + max(round((statement.noise["standard_deviation_on_square"] - one) / (two - one)), 0)
+    if update.second_moment in ("independent", "joint") and most is not None:
+        found.append(Finding("noise", TRUSTED, f"that no batch has more than {most:,} examples"))
+    return most
