@@ -262,6 +262,7 @@ class LedgerAccount:
                 "epsilon_if_fixed_beforehand": plain(total.fixed),
                 "delta": delta,
             },
+            **self.ledger.stated_place,
         }
 
     def decide(self, saved: Mapping[str, Any] | None, row: int, *, fork: bool | None) -> Decision:

@@ -22,8 +22,10 @@ from dpcore.spec.validate import integer, non_negative
 from dpcore.spec.version import __version__
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
+from dpcore.stages.filters.base import check_coefficients
 from dpcore.stages.method import Method
 from dpcore.stages.queries import Phase
+from dpcore.stages.queries.base import check_points
 from dpcore.stages.strategies import NamedStrategy, Strategy, check_steps, check_streaming, identify, sensitivity
 from dpcore.stages.strategies.bands import bands, largest_column_norm
 from dpcore.stages.strategies.blocks import block_sensitivity
@@ -96,9 +98,10 @@ class Plan:
                 "step is scaled; variant='post_processing' never scales"
             )
         # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
-        self.method.query.points(self.steps - 1)
-        if not self.method.filter.adaptive:
-            self.method.filter.coefficients(self.steps - 1)
+        for step in {0, self.steps - 1}:
+            check_points(self.method.query, step)
+            if not self.method.filter.adaptive:
+                check_coefficients(self.method.filter, step)
 
     def _check_sampling(self) -> None:
         strategy, moment = self.method.noise.strategy, self.method.update.second_moment

@@ -91,9 +91,7 @@ class LowPass:
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b, a and c_step."""
-        size = 64
-        while size <= step:
-            size *= 2
+        size = max(64, 1 << step.bit_length())
         return (FilterCoefficients(self.b, self.a, float(_normalizers(self.b, self.a, size)[step])),)
 
 

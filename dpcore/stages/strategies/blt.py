@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, reduce
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dpcore.spec import validate
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.toeplitz import Toeplitz
+from dpcore.stages.strategies.toeplitz import Toeplitz, quotient
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class BLT(Toeplitz):
     scales: tuple[float, ...]
     decays: tuple[float, ...]
     steps: int
+    kind: ClassVar[str] = "blt"
 
     def __init__(self, scales: Sequence[float], decays: Sequence[float], steps: int) -> None:
         values = {"scales": base.finite_array(1, scales=scales), "decays": base.finite_array(1, decays=decays)}
@@ -75,48 +76,25 @@ class BLT(Toeplitz):
     def first_column(self, steps: int) -> Matrix:
         """Return c over the norm of c_0 .. c_{T-1}, (steps,)."""
         p, q = _polynomials(self.scales, self.decays)
-        return _series(p, q, steps) / self._norm
+        return quotient(p, q, steps) / self._norm
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return the series of Q/P times that norm, (steps,)."""
         p, q = _polynomials(self.scales, self.decays)
-        return _series(q, p, steps) * self._norm
+        return quotient(q, p, steps) * self._norm
 
     @property
     def _norm(self) -> float:
         p, q = _polynomials(self.scales, self.decays)
-        return float(np.linalg.norm(_series(p, q, self.steps)))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the settings."""
-        return {"kind": "blt", "scales": list(self.scales), "decays": list(self.decays), "steps": self.steps}
+        return float(np.linalg.norm(quotient(p, q, self.steps)))
 
 
 @lru_cache(maxsize=32)
 def _polynomials(scales: tuple[float, ...], decays: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return P and Q, coefficients of x^0 .. x^m."""
     factors = [np.array([1.0, -decay]) for decay in decays]
-    q = _product(factors)
+    q = reduce(np.convolve, factors, np.ones(1))
     p = q.copy()
     for j, scale in enumerate(scales):
-        p[1:] += scale * _product(factors[:j] + factors[j + 1 :])
+        p[1:] += scale * reduce(np.convolve, factors[:j] + factors[j + 1 :], np.ones(1))
     return tuple(p.tolist()), tuple(q.tolist())
-
-
-def _product(factors: Sequence[Matrix]) -> Matrix:
-    result = np.ones(1)
-    for factor in factors:
-        result = np.convolve(result, factor)
-    return result
-
-
-@lru_cache(maxsize=32)
-def _series(numerator: tuple[float, ...], denominator: tuple[float, ...], size: int) -> Matrix:
-    """Return the first coefficients of numerator(x) / denominator(x), (size,), read-only."""
-    from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
-
-    impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
-    impulse[0] = 1.0
-    result = np.asarray(lfilter(numerator, denominator, impulse), dtype=np.float64)[:size]
-    result.flags.writeable = False
-    return result

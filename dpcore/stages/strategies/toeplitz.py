@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Indices, Matrix
 
 
-class Toeplitz:
+class Toeplitz(base.Settings):
     """What all Toeplitz strategies share; each gives the first columns of C and C^{-1}."""
 
     if TYPE_CHECKING:  # a property here would become the default of the subclasses' field
@@ -73,6 +73,7 @@ class BandedToeplitz(Toeplitz):
 
     series: tuple[float, ...]
     steps: ClassVar[int | None] = None
+    kind: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self) -> None:
         values = _series(series=self.series)
@@ -91,17 +92,11 @@ class BandedToeplitz(Toeplitz):
 
     def first_column(self, steps: int) -> Matrix:
         """Return c, continued by zeros, (steps,)."""
-        result = np.zeros(steps)
-        result[: len(self.series)] = self.series[:steps]
-        return result
+        return quotient(self.series, (1.0,), steps)
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return 1/c(x), (steps,)."""
-        return _reciprocal(self.series, steps)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the scaled series."""
-        return {"kind": "banded-toeplitz", "series": list(self.series)}
+        return quotient((1.0,), self.series, steps)
 
 
 @dataclass(frozen=True)
@@ -118,9 +113,7 @@ class SquareRoot(Toeplitz):
 
     steps: int
     order: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
+    kind: ClassVar[str] = "square-root"
 
     def coefficients(self, step: int) -> None:
         """Return None: rows are drawn again."""
@@ -133,10 +126,6 @@ class SquareRoot(Toeplitz):
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return g_k times that norm, (steps,)."""
         return _root(0.5, steps) * np.linalg.norm(_root(-0.5, self.steps))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the number of rows."""
-        return {"kind": "square-root", "steps": self.steps}
 
 
 @dataclass(frozen=True)
@@ -157,12 +146,13 @@ class BandedInverseToeplitz(Toeplitz):
 
     series: tuple[float, ...]
     steps: int
+    kind: ClassVar[str] = "banded-inverse-toeplitz"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         values = _series(series=self.series)
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.linalg.norm(_reciprocal(tuple(values.tolist()), self.steps)))
+            norm = float(np.linalg.norm(quotient((1.0,), tuple(values.tolist()), self.steps)))
         if not np.isfinite(norm):
             raise ArgumentError(
                 f"series={values.tolist()}: its reciprocal, the strategy, overflows within {self.steps} rows; "
@@ -182,17 +172,11 @@ class BandedInverseToeplitz(Toeplitz):
 
     def first_column(self, steps: int) -> Matrix:
         """Return 1/p(x), (steps,)."""
-        return _reciprocal(self.series, steps)
+        return quotient((1.0,), self.series, steps)
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return p, continued by zeros, (steps,)."""
-        result = np.zeros(steps)
-        result[: len(self.series)] = self.series[:steps]
-        return result
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind, the scaled series and the number of rows."""
-        return {"kind": "banded-inverse-toeplitz", "series": list(self.series), "steps": self.steps}
+        return quotient(self.series, (1.0,), steps)
 
 
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
@@ -228,13 +212,13 @@ def _root(power: float, size: int) -> Matrix:
     return result
 
 
-@lru_cache(maxsize=32)
-def _reciprocal(series: tuple[float, ...], size: int) -> Matrix:
-    """Return the first coefficients of 1/c(x), (size,), read-only."""
+@lru_cache(maxsize=64)
+def quotient(numerator: tuple[float, ...], denominator: tuple[float, ...], size: int) -> Matrix:
+    """Return the first coefficients of the series numerator(x) / denominator(x), (size,), read-only."""
     from scipy.signal import lfilter  # most of dpcore's import time, were it at the top
 
     impulse = np.zeros(max(size, 1))  # lfilter takes no empty arrays
     impulse[0] = 1.0
-    result = np.asarray(lfilter([1.0], series, impulse), dtype=np.float64)[:size]
+    result = np.asarray(lfilter(numerator, denominator, impulse), dtype=np.float64)[:size]
     result.flags.writeable = False
     return result
