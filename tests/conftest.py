@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -123,6 +123,17 @@ def _keys_that_come_again(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     As with hypothesis, a change is not to fail by bad luck, and what fails is to fail again. Other profiles draw anew.
     """
     _come_again(request.node.nodeid, monkeypatch)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ledgers_in_temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let ledgers of tests lie where pytest's folders are, which may be a tmpfs."""
+    from dpcore.ledger import places
+
+    kind, _ = places.file_system(tmp_path_factory.getbasetemp())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "KNOWN", places.KNOWN | {kind})
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ["tests/papers", "tests/spec", *(f"tests/unit/test_{name}.py" for name in (
-    "clip", "filters", "step", "updates", "mechanism", "minimize", "plan", "accounting_rdp", "accounting_gaussian",
-    "torch_training",
+    "clip", "filters_stages", "step", "updates", "mechanism", "minimize", "plan", "accounting_rdp",
+    "accounting_gaussian", "torch_training",
 ))]  # fmt: skip
 
 
@@ -198,6 +198,41 @@ MUTATIONS = [
         "else Composed((self._spent, event))",
         "else event",
         "tests/unit/accounting/test_calibrate.py",
+    ),
+    Mutation(
+        "let a ledger lie anywhere",
+        "dpcore/ledger/places.py",
+        "if not kind or kind in KNOWN or kind in accepted:",
+        "if True:",
+        "tests/unit/ledger/test_files.py",
+    ),
+    Mutation(
+        "turn GaLore's basis while the moments stay",
+        "dpcore/stages/updates/galore.py",
+        "if previous is not None and previous.any():",
+        "if False:",
+        "tests/unit/stages/test_galore.py tests/papers/test_doppler.py",
+    ),
+    Mutation(
+        "take Nesterov's step before the momentum",
+        "backends/dpcore_numpy/update.py",
+        "else g + beta1 * m)",
+        "else g + m)",
+        "tests/unit/stages/test_updates.py",
+    ),
+    Mutation(
+        "take points that are not kept",
+        "dpcore/stages/queries/base.py",
+        "if not 0 <= point.lag <= step or needed > query.lags:",
+        "if False:",
+        "tests/unit/plan/test_plan.py",
+    ),
+    Mutation(
+        "take an unstable filter of the callers own",
+        "dpcore/stages/filters/base.py",
+        "if largest > 1 + _ROUNDING:",
+        "if False:",
+        "tests/unit/plan/test_plan.py",
     ),
     Mutation(
         "give more than the budget to a ledger's filter",

@@ -34,11 +34,11 @@ def update(
 
     if rule == "sgd":
         x -= learning_rate * g
-    elif rule == "momentum":
+    elif rule in ("momentum", "nesterov"):
         (m,) = moments
         m *= beta1
         m += g
-        x -= learning_rate * m
+        x -= learning_rate * (m if rule == "momentum" else g + beta1 * m)
     elif rule == "accelerated":
         z, y = moments
         z -= learning_rate * g

@@ -108,9 +108,11 @@ def update_elements(RULE: tl.constexpr, x, g, square, moments, mask, settings, G
 
     if RULE == "sgd":
         x -= rate * g
-    elif RULE == "momentum":
+    elif RULE == "momentum" or RULE == "nesterov":
         m = beta1 * tl.load(moments[0], mask=mask, other=0.0) + g
         tl.store(moments[0], m, mask=mask)
+        if RULE == "nesterov":
+            m = g + beta1 * m
         x -= rate * m
     elif RULE == "accelerated":
         z = tl.load(moments[0], mask=mask, other=0.0) - rate * g

@@ -64,6 +64,7 @@ class Ledger:
         order: float | None = None,
         name: str = "",
         composition: str = "rdp",
+        accept_file_system: bool = False,
     ) -> Ledger:
         """Make a new ledger.
 
@@ -81,11 +82,14 @@ class Ledger:
         composition : {"rdp", "gdp"}
             By Renyi divergence, or, for runs without secretly sampled batches, by Gaussian differential privacy, which
             loses nothing.
+        accept_file_system : bool
+            The owner's word that the ledger may lie on a file system that is not in `dpcore.ledger.places.KNOWN`. It
+            is written into the ledger, and every statement of a run on it repeats it.
 
         Raises
         ------
         DataError
-            If the file exists, cannot be written, or would lie on a networked file system.
+            If the file exists, cannot be written, or would lie on a file system that is neither known nor accepted.
         ArgumentError
             If the budget leaves nothing to spend.
         """
@@ -95,9 +99,9 @@ class Ledger:
         chosen = PrivacyFilter.of(composition, order, budget)
         limit = None if budget is None else chosen.limit(*budget)
         late = chosen.kind == "rdp" and order is None  # fixed with the first row
-        check_place(target)
         if target.exists():
             raise DataError(f"ledger {target}: exists already, and a ledger is never overwritten; open it instead")
+        place = check_place(target, accept_file_system)
         check_writable(target)
         body = write(
             {
@@ -114,10 +118,10 @@ class Ledger:
                 "software": __version__,
             }
         )
-        return cls(Storage.create(target, Entry(0, body, seal(START, body)), secrets.token_bytes(32)))
+        return cls(Storage.create(target, Entry(0, body, seal(START, body)), secrets.token_bytes(32)))._accept(place)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, read_only: bool = False) -> Ledger:
+    def open(cls, path: str | os.PathLike[str], *, read_only: bool = False, accept_file_system: bool = False) -> Ledger:
         """Open a ledger, checking that each of its entries follows from those before it.
 
         Parameters
@@ -125,6 +129,8 @@ class Ledger:
         path : path
         read_only : bool
             To look at one that cannot be written: an archived copy.
+        accept_file_system : bool
+            As in `create`; needed once for each kind of file system that the ledger is moved to.
 
         Raises
         ------
@@ -133,15 +139,21 @@ class Ledger:
         """
         target = _resolved(path)
         storage = Storage(target, read_only=read_only)
-        if not read_only:
-            check_place(target)
         storage.check()
-        if not read_only:
-            check_writable(target)
-        return cls(storage)
+        if read_only:
+            return cls(storage)
+        check_writable(target)
+        ledger = cls(storage)
+        return ledger._accept(check_place(target, accept_file_system, ledger.file_systems))
 
     @classmethod
-    def open_or_create(cls, path: str | os.PathLike[str], budget: tuple[float, float] | None = None) -> Ledger:
+    def open_or_create(
+        cls,
+        path: str | os.PathLike[str],
+        budget: tuple[float, float] | None = None,
+        *,
+        accept_file_system: bool = False,
+    ) -> Ledger:
         """Open the ledger, or make it where there is none.
 
         Parameters
@@ -149,6 +161,8 @@ class Ledger:
         path : path
         budget : tuple of float, optional
             Of a new ledger. One that exists must have the same: a budget is fixed once.
+        accept_file_system : bool
+            As in `create`.
 
         Raises
         ------
@@ -159,11 +173,11 @@ class Ledger:
         """
         if not _resolved(path).exists():
             try:
-                return cls.create(path, budget=budget)
+                return cls.create(path, budget=budget, accept_file_system=accept_file_system)
             except DataError:
                 if not _resolved(path).exists():
                     raise
-        ledger = cls.open(path)
+        ledger = cls.open(path, accept_file_system=accept_file_system)
         if budget is not None and _budget(budget) != ledger.budget:
             raise ArgumentError(
                 f"budget={budget!r}: the ledger {ledger.path} has {ledger.budget!r}, fixed when it was made"
@@ -171,7 +185,9 @@ class Ledger:
         return ledger
 
     @classmethod
-    def restore(cls, path: str | os.PathLike[str], exported: Mapping[str, Any]) -> Ledger:
+    def restore(
+        cls, path: str | os.PathLike[str], exported: Mapping[str, Any], *, accept_file_system: bool = False
+    ) -> Ledger:
         """Make a ledger file from what `export` returned.
 
         Parameters
@@ -179,6 +195,8 @@ class Ledger:
         path : path
             Of a file that does not exist.
         exported : mapping
+        accept_file_system : bool
+            As in `create`.
 
         Raises
         ------
@@ -186,9 +204,17 @@ class Ledger:
             If an entry does not follow from those before it, or the file cannot be made.
         """
         target = _resolved(path)
-        check_place(target)
+        place = check_place(target, accept_file_system)
         check_writable(target)
-        return cls(checks.restore(target, exported))
+        return cls(checks.restore(target, exported))._accept(place)
+
+    def _accept(self, place: str | None) -> Ledger:
+        """Write down once that the owner accepted a file system."""
+        if place is not None:
+            with self._book.writing() as draft:
+                if place not in self._book.state.file_systems:
+                    draft.append("place", file_system=place)
+        return self
 
     # What it is
 
@@ -201,6 +227,16 @@ class Ledger:
     def name(self) -> str:
         """What a person calls the data set."""
         return str(self._book.state.header["name"])
+
+    @property
+    def file_systems(self) -> tuple[str, ...]:
+        """Kinds of file system that are not known to be safe, and that the owner accepted for it."""
+        return self._book.state.file_systems
+
+    @property
+    def stated_place(self) -> dict[str, Any]:
+        """What every statement of a run on it must say of where it lies: nothing on file systems known to be safe."""
+        return {"file_systems": list(self.file_systems)} if self.file_systems else {}
 
     @property
     def budget(self) -> tuple[float, float] | None:

@@ -1,75 +1,118 @@
-"""Where a ledger may lie: on a disk of this machine that can be written, where locks and flushes mean something."""
+"""The places where a ledger may lie: file systems of this machine whose locks and flushes are known to hold."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 from dpcore.errors import DataError
 
 MOUNTS = Path("/proc/self/mountinfo")
 
-# File systems that another machine serves. Their locks may be local to each client, and their flushes may return before
-# anything is safe: two machines could cross a budget together, and a row could be released whose reservation is lost.
-_NETWORKED = frozenset(
+KNOWN: Final = frozenset(
     {
-        "9p", "acfs", "afs", "auristorfs", "beegfs", "ceph", "cifs", "coda", "davfs", "davfs2", "fhgfs", "gfs", "gfs2",
-        "glusterfs", "gpfs", "lustre", "mfs", "ncp", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs",
-        "pvfs2", "smb", "smb2", "smb3", "smbfs", "wekafs",
+        "apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "reiserfs",
+        "ufs", "xfs", "zfs",
     }
 )  # fmt: skip
-_NETWORKED_FUSE = re.compile(
-    r"fuse\.(sshfs|s3fs|s3ql|gcsfuse|rclone|glusterfs|ceph.*|davfs2?|juicefs|blobfuse2?|goofys|hdfs.*|fuse_dfs|moosefs|"
-    r"mfs.*|seaweedfs|curlftpfs|smbnetfs|grpcfuse|osxfs|beegfs|orangefs|afp.*|gvfsd-fuse|mount-s3|mountpoint-s3)"
-)
+"""File systems on a disk of one machine, on which SQLite's locks exclude every process and a flush reaches the disk.
+
+Everything else needs the owner's word. On what another machine serves (also the host of a virtual machine), locks may
+be local to each client and flushes may return early: two machines could cross a budget together, and a row could be
+released whose reservation is lost. What lies in memory (tmpfs) ends with the machine, and the next ledger begins with
+the whole budget. An overlay is as good as its upper layer, which the kernel demands to be local; in a container it ends
+with the container, as any file ends with the folder that someone removes: docs/ledger.md says to use a volume.
+"""
+
+# With them, flushes do nothing or do not reach the disk.
+_WITHOUT_FLUSHES = ("volatile", "nobarrier", "barrier=0")
+_UNKNOWN = "an unknown file system", "?"
 
 
-def check_place(path: Path, mounts: Path = MOUNTS) -> None:
-    """Refuse a ledger on a networked file system.
+def check_place(path: Path, accept: bool = False, accepted: Collection[str] = ()) -> str | None:
+    """Refuse a ledger on a file system that is not known to be safe, unless its owner accepts it.
 
     Parameters
     ----------
     path : Path
         Of the ledger, whether it exists or not.
-    mounts : Path
-        The table of mounts; where there is none, nothing is refused.
+    accept : bool
+        The owner's word for whatever it lies on.
+    accepted : collection of str
+        File systems that the ledger says were accepted before.
+
+    Returns
+    -------
+    str or None
+        What the owner has just accepted, to be written down; None where nothing needs to be.
 
     Raises
     ------
     DataError
         Naming the file system and where it is mounted.
     """
-    found = file_system(path, mounts)
-    if found is None:
-        return
-    kind, where = found
-    if kind in _NETWORKED or _NETWORKED_FUSE.fullmatch(kind):
-        raise DataError(
-            f"ledger {path}: lies on a networked file system ({kind} at {where}), whose locks and flushes cannot be "
-            "relied on; put it on a disk of this machine"
-        )
-
-
-def file_system(path: Path, mounts: Path = MOUNTS) -> tuple[str, str] | None:
-    """Return the type of the file system that holds the path and where it is mounted; None where it is not known."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    target = os.path.realpath(path)
-    best: tuple[int, str, str] | None = None
-    for line in lines:
-        left, separator, right = line.partition(" - ")
-        fields, kinds = left.split(" "), right.split(" ")
-        if not separator or len(fields) < 5:
+    for place in (path.parent, path):  # the folder has SQLite's journal; the file may be mounted by itself
+        kind, where = file_system(place) if place.exists() else ("", "")
+        if not kind or kind in KNOWN or kind in accepted:
             continue
-        where = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        inside = target == where or target.startswith(where.rstrip("/") + "/")
-        # The longest prefix wins, and of several mounts over one place the last.
-        if inside and (best is None or len(where) >= best[0]):
-            best = len(where), kinds[0], where
-    return None if best is None else best[1:]
+        if accept:
+            return kind
+        raise DataError(
+            f"ledger {path}: lies on {kind} (mounted at {where}), which is not known to keep locks, flushes and files "
+            "as a disk of this machine does; put it on one (ext4, xfs, btrfs, zfs, apfs, ...), or accept the file "
+            "system (accept_file_system=True, --accept-file-system), which every statement will say"
+        )
+    return None
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """Return the type of the file system that holds an existing path and where it is mounted.
+
+    Linux tells by the number of the mount. Elsewhere (macOS, BSD) the command ``mount`` lists them. Where neither
+    does, the type is "an unknown file system".
+    """
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return _listed(os.path.realpath(path))
+    number = _mount_number(path)
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(" "), right.partition(" ")
+        if fields[0] == number and len(fields) > 5 and kind:
+            weak = set(_WITHOUT_FLUSHES) & set(re.split(r"[ ,]", f"{fields[5]},{options}"))
+            return " with ".join([kind, *sorted(weak)]), fields[4]
+    return _UNKNOWN
+
+
+def _mount_number(path: Path) -> str:
+    # Closing O_PATH, unlike any other descriptor of the file, does not give up the locks that SQLite has on it.
+    try:
+        descriptor = os.open(path, os.O_PATH)
+        try:
+            found = re.search(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{descriptor}").read_text(), re.MULTILINE)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _listed(target: str) -> tuple[str, str]:
+    """Take the type from what ``mount`` writes: ``device on /folder (type, options)``."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["mount"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return _UNKNOWN
+    mounts = re.findall(r"^.+? on (/.*) \(([^,)\s]+)", done.stdout, re.MULTILINE)
+    holding = [(where, kind) for where, kind in mounts if f"{target}/".startswith(where.rstrip("/") + "/")]
+    where, kind = max(holding, key=lambda mount: len(mount[0]), default=_UNKNOWN[::-1])
+    return kind, where
 
 
 def check_writable(path: Path) -> None:

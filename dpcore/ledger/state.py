@@ -92,6 +92,7 @@ class State:
     key_digests: dict[str, str] = field(default_factory=dict)  # to the run that uses the key
     fixed: Fixed | None = None  # None until the first row is reserved
     entries: int = 0
+    file_systems: tuple[str, ...] = ()  # that the owner accepted, of those that are not known to be safe
 
     @property
     def order(self) -> float | None:
@@ -141,6 +142,10 @@ def _create(state: State, content: Mapping[str, Any]) -> None:
     if content["format"] != FORMAT:
         raise ValueError(f"has the format {content['format']!r}")
     state.header = dict(content)
+
+
+def _place(state: State, content: Mapping[str, Any]) -> None:
+    state.file_systems = (*state.file_systems, str(content["file_system"]))
 
 
 def _begin(state: State, content: Mapping[str, Any]) -> None:
@@ -232,6 +237,7 @@ def _settings(state: State, content: Mapping[str, Any]) -> None:
 
 _HANDLERS: dict[str, Callable[[State, Mapping[str, Any]], None]] = {
     "create": _create,
+    "place": _place,
     "begin": _begin,
     "key": _key,
     "resume": _resume,

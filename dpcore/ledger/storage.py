@@ -70,6 +70,7 @@ class Storage:
             )
             try:
                 connection.execute("PRAGMA synchronous=EXTRA")
+                connection.execute("PRAGMA fullfsync=ON")  # macOS: a plain fsync leaves it in the disk's cache
                 connection.execute("PRAGMA trusted_schema=OFF")
                 yield connection
             finally:

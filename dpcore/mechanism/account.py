@@ -143,6 +143,7 @@ class LedgerAccount:
                 "epsilon_if_fixed_beforehand": plain(total.fixed),
                 "delta": delta,
             },
+            **self.ledger.stated_place,
         }
 
     def resume(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:

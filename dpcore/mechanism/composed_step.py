@@ -174,7 +174,7 @@ class Composition:
         assert galore is not None
         for i, p in self.projections.items():
             gradient = self.backend.to_numpy(released[i]).reshape(self.layout.entries[i].shape)
-            p[...] = self.backend.from_numpy(galore.projection(gradient))
+            p[...] = self.backend.from_numpy(galore.projection(gradient, self.backend.to_numpy(p)))
 
     def _projected(self, i: int, vector: Any) -> Any:
         """P^T V, flat, of a tensor that is projected; any other as it is."""

@@ -268,7 +268,7 @@ def minimize(
         provenance=keys.provenance,
         steps_taken=mechanism.step,
         stopped=stopped,
-        ledger={} if account is None else dict(account.saved or {}),
+        ledger={} if account is None else {**(account.saved or {}), **account.ledger.stated_place},
         gradients=np.stack(gradients) if record_gradients else None,
         filtered=np.stack(filtered) if record_gradients else None,
         negative_share=np.array(negative) if record_gradients else None,

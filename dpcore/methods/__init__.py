@@ -1,12 +1,12 @@
 """The papers' methods by name: each one choice of the five stages.
 
-Every method takes the keywords of `Common` (or of `Shared`, where its update is its own) beside its own.
+Every method takes the keywords of `Common` (or of `Shared` or `Adaptive`, where its update is its own) beside its own.
 """
 
 from collections.abc import Callable
 from typing import Final
 
-from dpcore.methods.adaptive import VARIANTS, dp_adagrad, dp_adam
+from dpcore.methods.adaptive import VARIANTS, Adaptive, dp_adagrad, dp_adam
 from dpcore.methods.common import BASES, Common, Shared
 from dpcore.methods.filtered import disk, doppler, dp_sgd
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
@@ -30,6 +30,7 @@ __all__ = [
     "BASES",
     "METHODS",
     "VARIANTS",
+    "Adaptive",
     "Common",
     "Shared",
     "accelerated_srgd",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Unpack
 
 from dpcore.errors import ArgumentError
@@ -9,42 +11,66 @@ from dpcore.methods.common import Shared, assemble, learning_rate
 from dpcore.spec.validate import choice
 from dpcore.stages.method import Method
 from dpcore.stages.queries import Plain, Preconditioned, Query
-from dpcore.stages.updates import AdaGrad, Adam
+from dpcore.stages.updates import AdaGrad, Adam, Update
 
-VARIANTS: Final = (
-    "post_processing",
-    "independent_moments",
-    "joint_moments",
-    "bias_corrected",
-    "scale_then_privatize",
-    "delayed_preconditioner",
-    "side_information",
-    "noiseless_preconditioner",
-)
+# What the second moment is made of, by variant; see `dpcore.stages.updates.SecondMoment`.
 _SOURCES: Final = {
+    "post_processing": "filtered",
     "independent_moments": "independent",
     "joint_moments": "joint",
+    "bias_corrected": "filtered",
+    "scale_then_privatize": "filtered",
+    "delayed_preconditioner": "filtered",
     "side_information": "public",
     "noiseless_preconditioner": "noiseless",
 }
+VARIANTS: Final = tuple(_SOURCES)
 # Second moments that noise can turn negative, or to zero.
 _NOISY: Final = ("independent_moments", "joint_moments", "bias_corrected")
-_SCALED: Final = "scale_then_privatize or delayed_preconditioner"
+_SCALED: Final = ("scale_then_privatize", "delayed_preconditioner")
+_ONLY_FOR: Final = {
+    "scale_eps": _SCALED,
+    "max_scaled_norm": _SCALED,
+    "unscaled_steps": _SCALED[1:],
+    "scaled_steps": _SCALED[1:],
+    "joint_scale": ("joint_moments",),
+}
+
+
+class Adaptive(Shared, total=False):
+    """Keywords of `dp_adam` and `dp_adagrad`, beside `variant`.
+
+    Attributes
+    ----------
+    eps : float or None
+        Of the denominator. For Adam 1e-8, or 1e-3 where the second moment can be negative or zero by noise. AdaGrad
+        adds it to the root of nu (0 by default, with 0/0 = 0); where the second moment is released by itself or its
+        bias corrected, it is the least denominator (1 by default, as in the paper).
+    weight_decay : float
+        L2 penalty.
+    scale_eps, max_scaled_norm, unscaled_steps, scaled_steps
+        Of the scaled variants: see `dpcore.stages.queries.Preconditioned`.
+    joint_scale : float or None
+        Of "joint_moments".
+    allow_nonprivate : bool
+        Must be True for "noiseless_preconditioner".
+    """
+
+    eps: float | None
+    weight_decay: float
+    scale_eps: float | None
+    max_scaled_norm: float | None
+    unscaled_steps: int | None
+    scaled_steps: int | None
+    joint_scale: float | None
+    allow_nonprivate: bool
+
+
+_OWN: Final = tuple(name for name in Adaptive.__annotations__ if name not in Shared.__annotations__)
 
 
 def dp_adam(
-    *,
-    variant: str = "post_processing",
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float | None = None,
-    weight_decay: float = 0.0,
-    scale_eps: float | None = None,
-    max_scaled_norm: float | None = None,
-    unscaled_steps: int | None = None,
-    scaled_steps: int | None = None,
-    joint_scale: float | None = None,
-    allow_nonprivate: bool = False,
-    **common: Unpack[Shared],
+    *, variant: str = "post_processing", betas: tuple[float, float] = (0.9, 0.999), **settings: Unpack[Adaptive]
 ) -> Method:
     """DP-Adam, in the variants of the private adaptive optimizers paper.
 
@@ -61,116 +87,68 @@ def dp_adam(
         "noiseless_preconditioner": of clipped gradients without noise; **not private**.
     betas : (float, float)
         Decays of the moments.
-    eps : float, optional
-        Of the denominator; 1e-8, or 1e-3 where the second moment can be negative or zero by noise.
-    weight_decay : float
-        L2 penalty.
-    scale_eps, max_scaled_norm, unscaled_steps, scaled_steps
-        Of the scaled variants: see `dpcore.stages.queries.Preconditioned`.
-    joint_scale : float, optional
-        Of "joint_moments".
-    allow_nonprivate : bool
-        Must be True for "noiseless_preconditioner".
-    **common
-        See `dpcore.methods.Shared`.
+    **settings
+        See `dpcore.methods.Adaptive`.
 
     References
     ----------
     Private adaptive optimizers, sections 3 and 4, algorithms 4 to 9.
     """
-    noisy = variant in _NOISY
-    update = Adam(
-        learning_rate("dp_adam", common),
-        betas,
-        eps if eps is not None else 1e-3 if noisy else 1e-8,
-        weight_decay,
-        **_second_moment(variant, joint_scale, allow_nonprivate, floored=variant == "bias_corrected"),
-    )
-    query = _query(variant, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps)
-    return assemble("dp_adam", common, query=query, update=update)
+    return _assemble("dp_adam", partial(Adam, betas=betas), variant, settings, (1e-8, 1e-3), ("bias_corrected",))
 
 
-def dp_adagrad(
-    *,
-    variant: str = "post_processing",
-    eps: float | None = None,
-    weight_decay: float = 0.0,
-    scale_eps: float | None = None,
-    max_scaled_norm: float | None = None,
-    unscaled_steps: int | None = None,
-    scaled_steps: int | None = None,
-    joint_scale: float | None = None,
-    allow_nonprivate: bool = False,
-    **common: Unpack[Shared],
-) -> Method:
+def dp_adagrad(*, variant: str = "post_processing", **settings: Unpack[Adaptive]) -> Method:
     """DP-AdaGrad, in the same variants as `dp_adam`.
 
     Parameters
     ----------
-    eps : float, optional
-        Added to the root of nu (0 by default, with 0/0 = 0); where the second moment is released by itself or its bias
-        corrected, the least denominator (1 by default, as in the paper).
-    variant, weight_decay, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps, joint_scale, allow_nonprivate
+    variant : str
         As in `dp_adam`.
-    **common
-        See `dpcore.methods.Shared`.
+    **settings
+        See `dpcore.methods.Adaptive`.
 
     References
     ----------
     Private adaptive optimizers, algorithm 3 and section 5.1.
     """
-    noisy = variant in _NOISY
-    update = AdaGrad(
-        learning_rate("dp_adagrad", common),
-        eps if eps is not None else 1.0 if noisy else 0.0,
-        weight_decay,
-        **_second_moment(variant, joint_scale, allow_nonprivate, floored=noisy),
-    )
-    query = _query(variant, scale_eps, max_scaled_norm, unscaled_steps, scaled_steps)
-    return assemble("dp_adagrad", common, query=query, update=update)
+    return _assemble("dp_adagrad", AdaGrad, variant, settings, (0.0, 1.0), _NOISY)
 
 
-def _second_moment(variant: str, joint_scale: float | None, allow_nonprivate: bool, *, floored: bool) -> dict[str, Any]:
-    """Return a variant's `dpcore.stages.updates.SecondMoment` settings."""
-    choice(VARIANTS, variant=variant)
-    _only("joint_moments", variant == "joint_moments", variant, joint_scale=joint_scale)
-    return {
-        "second_moment": _SOURCES.get(variant, "filtered"),
-        "denominator": "floored" if floored else "added",
-        "bias_corrected": variant == "bias_corrected",
-        "joint_scale": joint_scale,
-        "allow_nonprivate": allow_nonprivate,
-    }
-
-
-def _query(
+def _assemble(
+    name: str,
+    make: Callable[..., Update],
     variant: str,
-    scale_eps: float | None,
-    max_scaled_norm: float | None,
-    unscaled_steps: int | None,
-    scaled_steps: int | None,
-) -> Query:
-    """Return a variant's query; refuse settings that it does not have."""
-    delayed = variant == "delayed_preconditioner"
-    scaled = delayed or variant == "scale_then_privatize"
-    _only(_SCALED, scaled, variant, scale_eps=scale_eps, max_scaled_norm=max_scaled_norm)
-    _only("delayed_preconditioner", delayed, variant, unscaled_steps=unscaled_steps, scaled_steps=scaled_steps)
-    if not scaled:
+    settings: Adaptive,
+    eps: tuple[float, float],
+    floored: tuple[str, ...],
+) -> Method:
+    """Join the stages; `eps`: the default without and with noise in nu; `floored`: variants whose root has a floor."""
+    choice(VARIANTS, variant=variant)
+    own = {name: value for name, value in settings.items() if name in _OWN and value is not None}
+    common: Any = {name: value for name, value in settings.items() if name not in _OWN}
+    for keyword, variants in _ONLY_FOR.items():
+        if keyword in own and variant not in variants:
+            raise ArgumentError(
+                f"{keyword}={own[keyword]!r}: is only for variant {' or '.join(variants)}, not for {variant!r}"
+            )
+    update = make(
+        lr=learning_rate(name, common),
+        second_moment=_SOURCES[variant],
+        denominator="floored" if variant in floored else "added",
+        bias_corrected=variant == "bias_corrected",
+        **{"eps": eps[variant in _NOISY]} | {k: v for k, v in own.items() if k in _OF_UPDATE},
+    )
+    return assemble(name, common, query=_query(variant, own), update=update, own=_OWN)
+
+
+_OF_UPDATE: Final = ("eps", "weight_decay", "joint_scale", "allow_nonprivate")
+
+
+def _query(variant: str, own: Mapping[str, Any]) -> Query:
+    if variant not in _SCALED:
         return Plain()
-    if delayed and (unscaled_steps is None or scaled_steps is None):
+    if variant == "delayed_preconditioner" and not {"unscaled_steps", "scaled_steps"} <= own.keys():
         raise ArgumentError(
             "variant='delayed_preconditioner': needs unscaled_steps and scaled_steps, such as 10 and 10"
         )
-    return Preconditioned(
-        Plain(),
-        1e-3 if scale_eps is None else scale_eps,
-        max_scaled_norm,
-        0 if unscaled_steps is None else unscaled_steps,
-        1 if scaled_steps is None else scaled_steps,
-    )
-
-
-def _only(variants: str, allowed: bool, variant: str, **given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and not allowed:
-            raise ArgumentError(f"{name}={value!r}: is only for variant {variants}, not for {variant!r}")
+    return Preconditioned(**{name: value for name, value in own.items() if name not in _OF_UPDATE})

@@ -1,4 +1,4 @@
-"""What all methods by name share: their keywords, and how these become stages."""
+"""The keywords that methods by name share, and how they become stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian, Noise
 from dpcore.stages.queries import Plain, Query
 from dpcore.stages.strategies import NamedStrategy, from_matrix
-from dpcore.stages.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Update
+from dpcore.stages.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, Update
 from dpcore.stages.updates.averaging import Averaging
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import Schedule
@@ -24,16 +24,10 @@ from dpcore.stages.updates.schedules import Schedule
 BASES: Final[dict[str, Callable[..., Update]]] = {
     "sgd": SGD,
     "momentum": Momentum,
+    "nesterov": Nesterov,
     "adam": Adam,
     "adamw": AdamW,
     "adagrad": AdaGrad,
-}
-_BASE_SETTINGS: Final = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "adam": ("betas", "eps"),
-    "adamw": ("betas", "eps"),
-    "adagrad": ("eps",),
 }
 
 
@@ -88,7 +82,7 @@ class Common(Shared, total=False):
     Attributes
     ----------
     base : str or Update
-        "sgd", "momentum", "adam", "adamw", "adagrad", or an update from `dpcore.stages.updates`.
+        "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", or an update from `dpcore.stages.updates`.
     weight_decay, momentum, betas, eps
         Settings of a base that is given by name.
     """
@@ -112,12 +106,16 @@ def assemble(
     update: Update | None = None,
     base: str = "sgd",
     clipping: str = "standard",
+    own: Sequence[str] = (),
 ) -> Method:
-    """Join a method's own stages and the common keywords; `base` and `clipping` are its defaults."""
+    """Join a method's own stages and the common keywords; `base` and `clipping` are its defaults.
+
+    `own` are keywords of the method that its signature does not name: for messages.
+    """
     for keyword in common:
         known = Common.__annotations__ if update is None else _SHARED
         if keyword not in known:
-            choice((*_own_keywords(name), *known), **{f"keyword of {name}()": keyword})
+            choice((*_own_keywords(name), *own, *known), **{f"keyword of {name}()": keyword})
     if update is None:
         settings = {k: v for k, v in common.items() if k not in (*_SHARED, "base")}
         update = make_update(common.get("base", base), common.get("lr"), settings)
@@ -156,9 +154,10 @@ def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any
     if lr is None:
         raise ArgumentError(f"lr=None: must be a learning rate for base={base!r}")
     make = BASES[choice(BASES, base=base)]
+    fields = getattr(make, "__dataclass_fields__", ())
+    known = [name for name in ("momentum", "betas", "eps", "weight_decay") if name in fields]
     for name in settings:
-        if name not in (*_BASE_SETTINGS[base], "weight_decay"):
-            choice((*_BASE_SETTINGS[base], "weight_decay"), **{f"setting of base={base!r}": name})
+        choice(known, **{f"setting of base={base!r}": name})
     return make(lr=lr, **settings)
 
 

@@ -71,6 +71,7 @@ def doppler(
             f"betas={betas!r}: the first must be 0, for the filter replaces the first moment; for both give "
             f"base=dpcore.stages.updates.Adam(lr=..., betas={betas!r})"
         )
+    own = {name: common[name] for name in ("eps", "weight_decay") if name in common}
     make: Any = Adam if base == "adam" else AdamW
     update = make(
         learning_rate("doppler", common),
@@ -78,10 +79,9 @@ def doppler(
         second_moment="released",
         denominator="floored",
         bias_corrected=bias_corrected,
-        eps=common.get("eps", 1e-3 if bias_corrected else 1e-8),
-        **{name: value for name, value in common.items() if name == "weight_decay"},
+        **{"eps": 1e-3 if bias_corrected else 1e-8} | own,
     )
-    rest = {name: value for name, value in common.items() if name not in ("base", "eps", "weight_decay")}
+    rest = {name: value for name, value in common.items() if name not in (*own, "base")}
     return assemble("doppler", rest, filter=low_pass, update=update)
 
 

@@ -24,15 +24,15 @@ def memf(**common: Unpack[Common]) -> Method:
     Parameters
     ----------
     **common
-        See `dpcore.methods.Common`; `strategy` is the banded inverse square root with 16 bands by default, and the
-        identity is DP-SGD.
+        See `dpcore.methods.Common`; by default base "momentum" (0.9), as for `srg_memf` (the paper's experiments take
+        it for both), and the banded inverse square root with 16 bands. The identity with base "sgd" is DP-SGD.
 
     References
     ----------
     DP-SRG, algorithm 2; Kairouz et al. 2021; Choquette-Choo et al. 2023.
     """
     common.setdefault("strategy", DEFAULT_STRATEGY)
-    return assemble("memf", common)
+    return assemble("memf", common, base="momentum")
 
 
 def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpack[Common]) -> Method:
@@ -43,7 +43,7 @@ def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpac
     decay : float or sequence of float
         c, or c_t of every step; 0 is `memf`.
     **common
-        See `dpcore.methods.Common`; by default base "momentum" (0.9) and the strategy of `memf`.
+        See `dpcore.methods.Common`; base and strategy by default those of `memf`.
 
     Notes
     -----

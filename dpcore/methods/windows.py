@@ -31,7 +31,7 @@ def pmlf(
     beta : float
         Decay of the weights.
     filter, b, a
-        As in `doppler`; "pmlf-mnist" by default, "none" leaves the filter out.
+        As in `doppler`; "pmlf-mnist" by default, "none" for no filter.
     **common
         See `dpcore.methods.Common`; the paper takes lr 0.5, batch size 1000 and clip norm 1.
 

@@ -14,7 +14,9 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan.step_scales import StepScales
 from dpcore.sampling import Sampler, check_sampler
 from dpcore.spec.validate import integer
+from dpcore.stages.filters.base import check_coefficients
 from dpcore.stages.method import Method
+from dpcore.stages.queries.base import check_points
 from dpcore.stages.strategies import NamedStrategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.bands import bands, largest_column_norm
 
@@ -83,9 +85,10 @@ class Plan(StepScales):
                 "step is scaled; variant='post_processing' never scales"
             )
         # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
-        self.method.query.points(self.steps - 1)
-        if not self.method.filter.adaptive:
-            self.method.filter.coefficients(self.steps - 1)
+        for step in {0, self.steps - 1}:
+            check_points(self.method.query, step)
+            if not self.method.filter.adaptive:
+                check_coefficients(self.method.filter, step)
 
     def _check_sampling(self) -> None:
         strategy, moment = self.method.noise.strategy, self.method.update.second_moment

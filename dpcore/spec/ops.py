@@ -20,7 +20,7 @@ A = TypeVar("A")
 CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized")
 AUTOMATIC_STABILITY: Final = 0.01
 # Update rule -> number of state vectors: momentum; first and second moment; the sum of squares; the sequences z and y.
-UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
+UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
 # Rules with a second moment, and where it stands among the state vectors.
 SECOND_MOMENT: Final = {"adam": 1, "adamw": 1, "adagrad": 0}
 # What enters the second moment: see `Backend.step`.
@@ -55,8 +55,8 @@ class NoiseRow(NamedTuple):
 class UpdateSettings(NamedTuple):
     """Numbers of an update rule; rules ignore what they do not use.
 
-    `beta1` is the momentum under "momentum". `bias` is subtracted from the second moment, and `floor` is the least
-    denominator. `weight` (eta_t) and `coupling` (tau_{t+1}) belong to "accelerated".
+    `beta1` is the momentum under "momentum" and "nesterov". `bias` is subtracted from the second moment, and `floor` is
+    the least denominator. `weight` (eta_t) and `coupling` (tau_{t+1}) belong to "accelerated".
     """
 
     learning_rate: float
@@ -256,6 +256,7 @@ class Backend(Protocol[A]):
 
         - sgd: ``x <- x - lr (g + wd x)``
         - momentum: ``m <- b1 m + (g + wd x);  x <- x - lr m``
+        - nesterov: ``g <- g + wd x;  m <- b1 m + g;  x <- x - lr (g + b1 m)``
         - adam: ``g <- g + wd x;  m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) h;``
           ``x <- x - lr (m / (1-b1^t)) / D(v / (1-b2^t))``
         - adamw: ``x <- (1 - lr wd) x``, then adam with wd = 0

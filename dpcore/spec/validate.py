@@ -9,8 +9,9 @@ import difflib
 import math
 import operator
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
@@ -41,49 +42,34 @@ def number(**values: Any) -> float:
     return result
 
 
-def positive(**values: Any) -> float:
-    """Return the value as a finite float > 0."""
+def _bounded(accepts: Callable[[float], bool], words: str) -> Callable[..., float]:
+    def check(**values: Any) -> float:
+        name, value = _single(values)
+        result = number(**values)
+        if not accepts(result):
+            raise ArgumentError(f"{name}={value!r}: must {words}")
+        return result
+
+    check.__doc__ = f"Return the value as a finite float; it must {words}."
+    return check
+
+
+positive = _bounded(lambda value: value > 0, "be greater than 0")
+non_negative = _bounded(lambda value: value >= 0, "be 0 or greater")
+open_unit = _bounded(lambda value: 0 < value < 1, "lie strictly between 0 and 1")
+fraction = _bounded(lambda value: 0 < value <= 1, "be greater than 0 and at most 1")
+decay = _bounded(lambda value: 0 <= value < 1, "be at least 0 and less than 1")  # of a momentum or moment
+unit_interval = _bounded(lambda value: 0 <= value <= 1, "lie between 0 and 1")
+
+
+def unit_intervals(**values: Any) -> float | tuple[float, ...]:
+    """Return a number, or a tuple of numbers, one a step, each between 0 and 1."""
     name, value = _single(values)
-    result = number(**values)
-    if result <= 0:
-        raise ArgumentError(f"{name}={value!r}: must be greater than 0")
-    return result
-
-
-def non_negative(**values: Any) -> float:
-    """Return the value as a finite float >= 0."""
-    name, value = _single(values)
-    result = number(**values)
-    if result < 0:
-        raise ArgumentError(f"{name}={value!r}: must be 0 or greater")
-    return result
-
-
-def open_unit(**values: Any) -> float:
-    """Return the value as a float strictly between 0 and 1."""
-    name, value = _single(values)
-    result = number(**values)
-    if not 0 < result < 1:
-        raise ArgumentError(f"{name}={value!r}: must lie strictly between 0 and 1")
-    return result
-
-
-def fraction(**values: Any) -> float:
-    """Return the value as a float with 0 < value <= 1."""
-    name, value = _single(values)
-    result = number(**values)
-    if not 0 < result <= 1:
-        raise ArgumentError(f"{name}={value!r}: must be greater than 0 and at most 1")
-    return result
-
-
-def decay(**values: Any) -> float:
-    """Return the value as a float with 0 <= value < 1 (a momentum or moment decay)."""
-    name, value = _single(values)
-    result = number(**values)
-    if not 0 <= result < 1:
-        raise ArgumentError(f"{name}={value!r}: must be at least 0 and less than 1")
-    return result
+    if isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0 or not hasattr(value, "__len__"):
+        return unit_interval(**values)
+    if not len(value):
+        raise ArgumentError(f"{name}={value!r}: must hold one number a step")
+    return tuple(unit_interval(**{name: each}) for each in value)
 
 
 def sequence(**values: Any) -> Any:
@@ -129,3 +115,21 @@ def choice(options: Iterable[str], **values: Any) -> str:
     near = difflib.get_close_matches(str(value), known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ArgumentError(f"{name}={value!r}: {hint}must be one of {', '.join(map(repr, known))}")
+
+
+Rules = Mapping[str, Callable[..., Any]]
+
+
+class Checked:
+    """A frozen dataclass whose fields are checked and converted when it is built, each by its validator in `rules`.
+
+    A field that is None stays None where that is its default.
+    """
+
+    rules: ClassVar[Rules] = {}
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if item.name in self.rules and not (value is None and item.default is None):
+                object.__setattr__(self, item.name, self.rules[item.name](**{item.name: value}))

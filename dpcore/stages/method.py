@@ -28,7 +28,7 @@ class Method:
     Parameters
     ----------
     update : Update
-        `dpcore.stages.updates.SGD`, `Momentum`, `Adam`, `AdamW`, `AdaGrad` or `Accelerated`.
+        `dpcore.stages.updates.SGD`, `Momentum`, `Nesterov`, `Adam`, `AdamW`, `AdaGrad` or `Accelerated`.
     query : Query
         `dpcore.stages.queries.Plain`, `TwoPoint`, `ParameterWindow`, `RecursiveDifference`, `AcceleratedDifference`, or one
         of them `Preconditioned`.

@@ -1,4 +1,4 @@
-"""What a guarantee assumes and does not cover: the sentences that a statement must have, from its own settings."""
+"""The sentences that a statement must have, from its own settings: what is assumed and not covered."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ USERS = (
 )
 PUBLIC_DATA = "The second moment is made of gradients of data that the caller declares public: it has no guarantee."
 SECRET_BATCHES = "The batches are secret: how long a step takes, which tells how many examples it had, is not covered."
+FILE_SYSTEM = (
+    "The ledger lies, or lay, on {}, on its owner's word: it is not known that locks, flushes and files hold there, "
+    "and what a lost entry counted is not counted."
+)
 CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
@@ -64,6 +68,8 @@ def assumptions(
     said.append(SECRET_KEYS)
     if unit == "user":
         said.append(USERS)
+    if ledger.get("file_systems"):
+        said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
     if secret_batches:
         said.append(SECRET_BATCHES)
     if second_moment == "public":

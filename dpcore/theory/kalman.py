@@ -23,13 +23,7 @@ class Variances(NamedTuple):
 
 
 def variances(sigma_H: float, sigma_v: float, sigma_w: float) -> Variances:
-    """Return sigma_H, sigma_v and sigma_w squared, where the filter has a gain in (0, 1].
-
-    Raises
-    ------
-    ArgumentError
-        If they are negative, if the steady state's square root is not real, or if the gain leaves (0, 1].
-    """
+    """Return sigma_H, sigma_v and sigma_w squared, where the filter has a gain in (0, 1]; refuse others."""
     sigmas = (non_negative(sigma_H=sigma_H), non_negative(sigma_v=sigma_v), non_negative(sigma_w=sigma_w))
     scale = max(sigmas)
     H, v, w = ((sigma / scale) ** 2 if scale else 0.0 for sigma in sigmas)
@@ -52,7 +46,9 @@ def variances(sigma_H: float, sigma_v: float, sigma_w: float) -> Variances:
 
 
 def steady_variance(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
-    """Return p_inf, the error variance that the filter settles at, for the three standard deviations.
+    """Return p_inf, the error variance that the filter settles at: ``(R - (sH + sv)) / 2``.
+
+    Here ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``; the difference is not formed.
 
     Parameters
     ----------
@@ -60,21 +56,20 @@ def steady_variance(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
         Standard deviations, per coordinate, of the Hessian's displacement product, of the gradient's own motion, and
         of the noise in the released average.
 
-    Returns
-    -------
-    float
-        ``(R - (sH + sv)) / 2`` with ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``, written without the difference.
+    Raises
+    ------
+    ArgumentError
+        If the gain would leave (0, 1], or the root is not real; so also the functions below.
 
     References
     ----------
-    DiSK (Zhang et al.), section 3.2.
+    DiSK (Zhang et al.), section 3.2; also of the functions below.
     """
     s = variances(sigma_H, sigma_v, sigma_w)
-    return steady(s) * s.unit**2
+    return _steady(s) * s.unit**2
 
 
-def steady(s: Variances) -> float:
-    """Return p_inf over the squared unit of `s`."""
+def _steady(s: Variances) -> float:
     q = s.H + s.v
     return 2 * q * (s.w - s.H) / (_root(s) + q)
 
@@ -82,46 +77,19 @@ def steady(s: Variances) -> float:
 def kappa_from_variances(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
     """Return kappa, the gain that the filter settles at, in (0, 1].
 
-    Parameters
-    ----------
-    sigma_H, sigma_v, sigma_w : float
-        As in `steady_variance`. The gain depends on their ratios only.
-
-    Raises
-    ------
-    ArgumentError
-        If the gain would leave (0, 1], or the steady state's square root is not real.
-
-    References
-    ----------
-    DiSK (Zhang et al.), section 3.2.
+    It depends on the ratios of sigma_H, sigma_v and sigma_w (see `steady_variance`) only.
     """
     s = variances(sigma_H, sigma_v, sigma_w)
-    p = steady(s)
+    p = _steady(s)
     return (p + s.H + s.v) / (p + s.w + s.v)
 
 
 def kalman_rate(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
     """Return c_k, the factor by which the distance of p (and of the gain) to its steady state shrinks each step.
 
-    Parameters
-    ----------
-    sigma_H, sigma_v, sigma_w : float
-        As in `steady_variance`.
-
-    Returns
-    -------
-    float
-        ``(2 sw - sH + sv - R) / (2 sw - sH + sv + R)``, which equals ``(1 - kappa)^2`` and is computed as a square.
-
-    Notes
-    -----
-    The paper prints ``2 sw + 3 sH + sv``. The recursion is a fractional linear map of p, and its derivative at p_inf is
-    the number returned here.
-
-    References
-    ----------
-    DiSK (Zhang et al.), section 3.2.
+    For sigma_H, sigma_v, sigma_w as in `steady_variance`: ``(2 sw - sH + sv - R) / (2 sw - sH + sv + R)``, which equals
+    ``(1 - kappa)^2`` and is computed as a square. The paper prints ``2 sw + 3 sH + sv``; the recursion is a fractional
+    linear map of p, and its derivative at p_inf is the number returned here.
     """
     s = variances(sigma_H, sigma_v, sigma_w)
     return (2 * (s.w - s.H) / (2 * s.w - s.H + s.v + _root(s))) ** 2

@@ -1,4 +1,4 @@
-"""Where the second moment can be debiased."""
+"""The regime in which the second moment can be debiased."""
 
 from __future__ import annotations
 
@@ -42,12 +42,8 @@ def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension
     dimension : int
         d, the number of parameters.
     beta2 : float
-        Decay of the second moment, in [0, 1).
-
-    Returns
-    -------
-    Regime
-        With the threshold ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``: 0.15 sqrt(d) at beta2 = 0.999.
+        Decay of the second moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``,
+        0.15 sqrt(d) at 0.999.
 
     Notes
     -----

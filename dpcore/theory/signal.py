@@ -1,4 +1,4 @@
-"""How much noise a window of momentum, or a filter, leaves."""
+"""The noise that a window of momentum, or a filter, leaves."""
 
 from __future__ import annotations
 
@@ -19,18 +19,8 @@ class VarianceFactor(NamedTuple):
 def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
     """Return what DP-PMLF's window does to the variance of independent per-example gradients.
 
-    Parameters
-    ----------
-    beta : float
-        Weight of each older parameter point over the next newer one, in [0, 1).
-    window : int
-        k, the number of points, at least 1.
-
-    Returns
-    -------
-    VarianceFactor
-        ``factor = sum_j (beta^j / c)^2`` with ``c = sum_j beta^j``, j < k, and ``rho = factor^(-1/2)``, that is
-        ``rho^2 = (1 + beta) (1 - beta^k) / ((1 - beta) (1 + beta^k))``.
+    ``factor = sum_j (beta^j / c)^2`` with ``c = sum_j beta^j``, j < k = `window` >= 1, 0 <= `beta` < 1, and
+    ``rho^2 = 1 / factor = (1 + beta) (1 - beta^k) / ((1 - beta) (1 + beta^k))``.
 
     References
     ----------

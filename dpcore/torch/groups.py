@@ -54,7 +54,7 @@ def defaults(update: Update) -> dict[str, Any]:
     own: dict[str, Any] = {"lr": numbers.learning_rate}
     if update.rule != "accelerated":
         own["weight_decay"] = numbers.weight_decay
-    if update.rule == "momentum":
+    if update.rule in ("momentum", "nesterov"):
         own["momentum"] = numbers.beta1
     elif update.rule in ("adam", "adamw"):
         own |= {"betas": (numbers.beta1, numbers.beta2), "eps": numbers.eps}
@@ -98,7 +98,7 @@ def settings(group: Mapping[str, Any], update: Update) -> UpdateSettings:
     numbers = {"learning_rate": validate.non_negative(lr=_float(group["lr"]))}
     if update.rule != "accelerated":
         numbers["weight_decay"] = validate.non_negative(weight_decay=_float(group["weight_decay"]))
-    if update.rule == "momentum":
+    if update.rule in ("momentum", "nesterov"):
         numbers["beta1"] = validate.decay(momentum=_float(group["momentum"]))
     elif update.rule in ("adam", "adamw"):
         betas = group["betas"]

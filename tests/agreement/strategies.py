@@ -162,9 +162,9 @@ def update_terms(
             total, signed = total + decay * x, signed + decay * parameter.astype(np.float64)
         if rule == "sgd":
             return x + rate * total, []
-        if rule == "momentum":
+        if rule in ("momentum", "nesterov"):
             m = beta1 * np.abs(moments[0]) + total
-            return x + rate * m, [m]
+            return x + rate * (m if rule == "momentum" else total + beta1 * m), [m]
         if rule == "accelerated":
             z, y = np.abs(moments[0]) + rate * total, x + rate / weight * total
             return (1 - coupling) * y + coupling * z, [z, y]

@@ -32,7 +32,7 @@ pytest.importorskip("triton")
 EXAMPLES, STEPS = 30, 3
 
 pick = st.sampled_from
-bases = pick(["sgd", "momentum", "adam", "adamw", "adagrad"])
+bases = pick(["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"])
 decays = pick([0.0, 0.1])
 bands = np.array([[1.0, 0, 0], [0.5, 1, 0], [0, 0.4, 1]])
 full = np.array([[1.0, 0, 0], [0.5, 1, 0], [0.3, 0.4, 1]])

@@ -12,7 +12,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
-from dpcore.ledger import Ledger
+from dpcore.ledger import Ledger, places
 
 Capture = pytest.CaptureFixture[str]
 
@@ -44,6 +44,20 @@ def test_create(capsys: Capture) -> None:
     assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
     assert ask(capsys, "create", "third.ledger", "--order", 12)["order"] == 12
+
+
+def test_accepting_a_file_system(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = used()
+    monkeypatch.setattr(places, "file_system", lambda path: ("tmpfs", "/here"))
+    monkeypatch.setattr(places, "KNOWN", places.KNOWN - {"tmpfs"})
+    for words in (("create", "new.ledger"), ("verify", moved.path)):
+        assert main(["ledger", *map(str, words)]) == 2
+        assert "--accept-file-system" in capsys.readouterr().err
+        ask(capsys, *words, "--accept-file-system")
+        assert ask(capsys, "verify", words[1])["valid"]
+        assert ask(capsys, "show", words[1], "--delta", "1e-5")["file_systems"] == ["tmpfs"]
+        assert main(["ledger", "show", str(words[1]), "--delta", "1e-5"]) == 0
+        assert "lies on tmpfs, on its owner's word" in capsys.readouterr().out
 
 
 def test_show(capsys: Capture) -> None:

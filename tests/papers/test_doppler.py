@@ -22,6 +22,7 @@ from loops import (
     low_pass,
     run,
 )
+from scipy.linalg import polar
 from scipy.signal import lfilter
 
 import dpcore
@@ -179,9 +180,12 @@ def test_galore_is_its_loop(base: str) -> None:
         g_w, g_b = g[: M * COLUMNS].reshape(M, COLUMNS), g[M * COLUMNS :]
         if t % EVERY == 0:
             values, vectors = np.linalg.eigh(g_w @ g_w.T)  # the left singular vectors, up to their signs,
-            p = vectors[:, np.argsort(values)[::-1][:RANK]]
-            u = np.linalg.svd(g_w, full_matrices=False)[0][:, :RANK]
-            p = p * np.sign((p * u).sum(axis=0))  # which are a convention, read off NumPy's
+            u = vectors[:, np.argsort(values)[::-1][:RANK]]
+            # which are a convention at first, read off NumPy's; then the basis nearest to the last one is taken.
+            near = (
+                np.diag((u * np.linalg.svd(g_w, full_matrices=False)[0][:, :RANK]).sum(axis=0)) if t == 0 else u.T @ p
+            )
+            p = u @ polar(near)[0]
         w, bb = x[: M * COLUMNS].reshape(M, COLUMNS), x[M * COLUMNS :]
         low = p.T @ g_w
         y_w, y_b = smooth_w(t, low), smooth_b(t, g_b)

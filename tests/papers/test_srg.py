@@ -79,15 +79,17 @@ def test_srg_memf_is_its_loop(name: str, decay) -> None:
 
 
 def test_the_papers_decay_and_momentum_are_the_defaults() -> None:
-    method = methods.srg_memf(lr=0.1)
+    """Section 5.1 takes momentum 0.9 for both methods: what differs between them by default is the query alone."""
+    method, plain = methods.srg_memf(lr=0.1), methods.memf(lr=0.1)
     assert method.query.decay == method.filter.decay == math.exp(-2.5)
-    assert method.update == dpcore.stages.updates.Momentum(0.1, 0.9)
+    assert method.update == plain.update == dpcore.stages.updates.Momentum(0.1, 0.9)
+    assert method.noise == plain.noise
 
 
 def test_srg_without_decay_is_memf() -> None:
     for name in ("tree", "banded"):
         srg = methods.srg_memf(lr=0.1, decay=0.0, strategy=given(name), **COMMON)
-        memf = methods.memf(lr=0.1, base="momentum", strategy=given(name), **COMMON)
+        memf = methods.memf(lr=0.1, strategy=given(name), **COMMON)
         assert run(srg).tobytes() == run(memf).tobytes()
         assert srg.query.points(5) == memf.query.points(5)
 
@@ -95,7 +97,7 @@ def test_srg_without_decay_is_memf() -> None:
 def test_memf_with_the_identity_is_dp_sgd_and_costs_the_same() -> None:
     sampler = sampling.FixedOrderSampler(dataset_size=N, batch_size=8)
     common = {"lr": 0.3, "noise_multiplier": 0.8}
-    memf, plain = methods.memf(strategy="identity", **common), methods.dp_sgd(**common)
+    memf, plain = methods.memf(strategy="identity", base="sgd", **common), methods.dp_sgd(**common)
     assert run(memf, sampler, steps=T).tobytes() == run(plain, sampler, steps=T).tobytes()
     matrix = dpcore.Plan(memf, sampler, T).epsilon(1e-5)
     assert matrix == pytest.approx(dpcore.Plan(plain, sampler, T).epsilon(1e-5), rel=1e-9)

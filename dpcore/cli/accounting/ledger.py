@@ -28,6 +28,14 @@ ledger = typer.Typer(
 _NARROWEST = 80
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's file.")]
+_Accept = Annotated[
+    bool,
+    typer.Option(
+        "--accept-file-system",
+        metavar=" ",
+        help="Let it lie on a file system that is not known to be safe; every statement will say so.",
+    ),
+]
 
 
 @ledger.callback(invoke_without_command=True)
@@ -60,6 +68,7 @@ def create_command(
         Any,
         typer.Option(parser=real, metavar="A", help="The order of rdp; the best one for the first run if left out."),
     ] = None,
+    accept_file_system: _Accept = False,
     as_json: options.Json = False,
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
@@ -71,7 +80,14 @@ def create_command(
     budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
     if budget is not None and 0 < budget_delta < 1:
         _remark_on_delta(budget_delta)
-    made = Ledger.create(file, budget=budget, name=name, composition=composition, order=order)
+    made = Ledger.create(
+        file,
+        budget=budget,
+        name=name,
+        composition=composition,
+        order=order,
+        accept_file_system=accept_file_system,
+    )
     if as_json:
         write_json({"file": str(made.path), **_header(made)})
         return
@@ -99,6 +115,8 @@ def show_command(
         return
     write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
     write_line(f"budget  {_budget(shown)}")
+    if shown.file_systems:
+        write_line(f"lies on {', '.join(shown.file_systems)}, on its owner's word")
     if total.runs:
         _table(shown, total.delta)
     _tell(total)
@@ -111,11 +129,12 @@ def verify_command(
         str | None,
         typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear."),
     ] = None,
+    accept_file_system: _Accept = False,
     as_json: options.Json = False,
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> int:
     """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
-    found = _open(file).verify(seal=seal)
+    found = _open(file, accept_file_system).verify(seal=seal)
     if as_json:
         write_json(
             {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)}
@@ -158,14 +177,14 @@ def _remark_on_delta(delta: float) -> None:
         remarks().print(f"[yellow]remark:[/] {sentence}")
 
 
-def _open(file: Path) -> Ledger:
+def _open(file: Path, accept_file_system: bool = False) -> Ledger:
     """Open a ledger to look at it: one that cannot be written may be looked at too."""
     import os
 
     from dpcore.ledger import Ledger
 
     writable = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
-    return Ledger.open(file, read_only=file.exists() and not writable)
+    return Ledger.open(file, read_only=file.exists() and not writable, accept_file_system=accept_file_system)
 
 
 def _header(shown: Ledger) -> dict[str, Any]:
@@ -175,6 +194,7 @@ def _header(shown: Ledger) -> dict[str, Any]:
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
         "composition": shown.filter.kind,
         "order": shown.order,
+        "file_systems": list(shown.file_systems),
     }
 
 

@@ -51,11 +51,11 @@ Base = Annotated[
     typer.Option(
         parser=one_of(bases),
         metavar="NAME",
-        help="Update beneath the method: sgd, momentum, adam, adamw, adagrad.",
+        help="Update beneath the method: sgd, momentum, nesterov, adam, adamw, adagrad.",
         rich_help_panel=UPDATE,
     ),
 ]
-Momentum = Annotated[float | None, _number("M", "For --base momentum.", UPDATE)]
+Momentum = Annotated[float | None, _number("M", "For --base momentum and nesterov.", UPDATE)]
 Betas = Annotated[
     Any,
     typer.Option(parser=reals, metavar="B1,B2", help="For adam and adamw, such as 0.9,0.999.", rich_help_panel=UPDATE),

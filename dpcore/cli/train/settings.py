@@ -39,12 +39,18 @@ _ONLY_FOR = {
 }
 # Which update rules take which.
 _ONLY_WITH = {
-    "momentum": ("momentum",),
+    "momentum": ("momentum", "nesterov"),
     "betas": ("adam", "adamw"),
     "eps": ("adam", "adamw", "adagrad"),
-    "weight_decay": ("sgd", "momentum", "adam", "adamw", "adagrad", "inner_outer"),
+    "weight_decay": ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "inner_outer"),
 }
-_UPDATES = {"dp_adam": "adam", "dp_adagrad": "adagrad", "srg_memf": "momentum", "accelerated_srgd": "accelerated"}
+_UPDATES = {
+    "dp_adam": "adam",
+    "dp_adagrad": "adagrad",
+    "memf": "momentum",
+    "srg_memf": "momentum",
+    "accelerated_srgd": "accelerated",
+}
 _CORRELATED = ("memf", "srg_memf", "accelerated_srgd")
 # Variants whose sensitivity grows with a hard maximum of examples in a batch, which Poisson sampling does not have.
 _FIXED_BATCHES = ("independent_moments", "joint_moments")
@@ -54,6 +60,7 @@ _FIXED_BATCHES = ("independent_moments", "joint_moments")
 DEFAULT_LR = {
     "sgd": 0.5,
     "momentum": 0.05,
+    "nesterov": 0.05,
     "adam": 0.005,
     "adamw": 0.005,
     "adagrad": 0.05,

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import number
+from dpcore.spec.validate import Checked, Rules, unit_intervals
 
 
 @dataclass(frozen=True)
-class Accumulation:
+class Accumulation(Checked):
     """``G_t = c_t G_{t-1} + x_t`` with ``c_0 = 0``, hence ``G_0 = x_0``.
 
     Parameters
     ----------
     decay : float or sequence of float
         c_t for every t >= 1, in [0, 1]; or c_0, c_1, ..., one a step, of which c_0 is taken as 0. At 1 the filter is
-        the prefix sum, at 0 it does nothing.
-
-    Raises
-    ------
-    ArgumentError
-        If a decay lies outside [0, 1]; by `coefficients`, if the sequence ends before the step.
-
-    Notes
-    -----
-    Under c < 1 a constant x accumulates to x / (1 - c): the gain is not 1, nor meant to be, for what comes in is
-    ``grad(x_t) - c_t grad(x_{t-1})``.
+        the prefix sum, at 0 it does nothing. Under c < 1 a constant x accumulates to x / (1 - c): the gain is not 1,
+        for what comes in is ``grad(x_t) - c_t grad(x_{t-1})``.
 
     References
     ----------
@@ -37,23 +28,16 @@ class Accumulation:
     already carries), and algorithm 1, line 4, for c = 1.
     """
 
-    decay: float | tuple[float, ...]
+    decay: float | Sequence[float]
     order: ClassVar[int] = 1
     adaptive: ClassVar[bool] = False
-
-    def __init__(self, decay: float | Sequence[float]) -> None:
-        if isinstance(decay, Sequence) and not isinstance(decay, (str, bytes)):
-            if not len(decay):
-                raise ArgumentError(f"decay={decay!r}: must hold one number a step")
-            object.__setattr__(self, "decay", tuple(_unit(decay=value) for value in decay))
-        else:
-            object.__setattr__(self, "decay", _unit(decay=decay))
+    rules: ClassVar[Rules] = {"decay": unit_intervals}
 
     def at(self, step: int) -> float:
         """Return c_step."""
         if step == 0:
             return 0.0
-        return self.decay[step] if isinstance(self.decay, tuple) else self.decay
+        return self.decay if isinstance(self.decay, float) else self.decay[step]
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b = (1,) and a = (-c_{step+1},), which acts inside the next output.
@@ -64,18 +48,10 @@ class Accumulation:
             If the sequence of decays ends before `step`.
         """
         following = step + 1
-        if isinstance(self.decay, tuple):
+        if not isinstance(self.decay, float):
             if step >= len(self.decay):
                 raise ArgumentError(
                     f"decay=<{len(self.decay)} numbers>: must hold one number a step, and step {following} is asked for"
                 )
             following = following if following < len(self.decay) else 0
         return (FilterCoefficients((1.0,), (-self.at(following),)),)
-
-
-def _unit(**values: Any) -> float:
-    ((name, value),) = values.items()
-    result = number(**values)
-    if not 0 <= result <= 1:
-        raise ArgumentError(f"{name}={value!r}: must lie between 0 and 1")
-    return result

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import fraction
+from dpcore.spec.validate import Checked, Rules, fraction
 
 
 @dataclass(frozen=True)
-class Averaging:
+class Averaging(Checked):
     """``g~_t = (1 - kappa) g~_{t-1} + kappa g_t`` with ``g~_{-1} := g_0``, hence ``g~_0 = g_0``.
 
     Parameters
@@ -30,9 +30,7 @@ class Averaging:
     kappa: float
     order: ClassVar[int] = 1
     adaptive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        fraction(kappa=self.kappa)
+    rules: ClassVar[Rules] = {"kappa": fraction}
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b = (kappa,), or (1,) at the first step, and a = (-(1 - kappa),)."""

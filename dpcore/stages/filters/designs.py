@@ -14,7 +14,7 @@ _HIGHEST_ORDER = 3
 
 
 def butterworth(order: int, cutoff: float) -> LowPass:
-    """Return the Butterworth filter: the flattest response below the cut-off.
+    """Return the Butterworth filter, scaled to unit gain: the flattest response below the cut-off.
 
     Parameters
     ----------
@@ -22,11 +22,6 @@ def butterworth(order: int, cutoff: float) -> LowPass:
         1, 2 or 3.
     cutoff : float
         Frequency at which the power is halved, as a fraction of the highest (half a cycle a step), in (0, 1).
-
-    Returns
-    -------
-    LowPass
-        Of unit gain, with its initialization bias removed.
 
     Raises
     ------
@@ -51,16 +46,9 @@ def chebyshev(order: int, cutoff: float, ripple: float) -> LowPass:
     ripple : float
         Height of the ripple in decibels, greater than 0.
 
-    Returns
-    -------
-    LowPass
-        Of unit gain at frequency 0 (in even orders the ripple then rises above 1), with its initialization bias
-        removed.
-
-    Raises
-    ------
-    ArgumentError
-        As `butterworth`.
+    Notes
+    -----
+    Of unit gain at frequency 0: in even orders the ripple then rises above 1. Refuses what `butterworth` does.
     """
     from scipy.signal import cheby1
 

@@ -30,40 +30,28 @@ class FullKalman:
     ----------
     dimension : int
         d.
-    hessian_covariance : float or (d, d) array
-        S_H, of the error of the Hessian's displacement product. A number stands for that multiple of the identity,
-        here and below.
-    motion_covariance : float or (d, d) array
-        S_v, of the gradient's own motion.
-    noise_covariance : float or (d, d) array
-        S_w, of the noise in a released average. ``S_w - S_H`` must have no negative eigenvalue.
-    observation : float or (d, d) array
-        E[C], the mean effect of clipping.
-    observation_covariance : float or (d, d) array
-        S_C, its spread.
-    initial_covariance : float or (d, d) array, optional
-        P before the first step; S_w by default.
-    initial_estimate : (d,) array, optional
-        g~ before the first step; 0 by default.
+    hessian_covariance, motion_covariance, noise_covariance : float or (d, d) array
+        S_H, of the error of the Hessian's displacement product; S_v, of the gradient's own motion; S_w, of the noise
+        in a released average. A number stands for that multiple of the identity, here and below. ``S_w - S_H`` must
+        have no negative eigenvalue, where the gain would exceed the identity.
+    observation, observation_covariance : float or (d, d) array
+        E[C], the mean effect of clipping, and S_C, its spread.
+    initial_covariance, initial_estimate : array, optional
+        P, S_w by default, and g~, 0 by default, before the first step.
     allow_nonprivate : bool
         Must be True.
 
     Attributes
     ----------
-    estimate : (d,) float64 array
-        g~_t.
-    covariance : (d, d) float64 array
-        P_t.
-    gain : (d, d) float64 array
-        K_t, zeros before the first step.
+    estimate, covariance, gain : float64 arrays
+        g~_t (d,), P_t and K_t (d, d); K is 0 before the first step.
 
     Raises
     ------
     PrivacyError
         Without ``allow_nonprivate=True``.
     ArgumentError
-        If an array has another shape or is not finite, a covariance is not symmetric with eigenvalues >= 0, or
-        ``S_w - S_H`` has a negative eigenvalue, where the gain would exceed the identity.
+        If an array has another shape or is not finite, or a covariance is none.
 
     References
     ----------
@@ -91,25 +79,23 @@ class FullKalman:
                 "allow_nonprivate=False: this filter reads Hessians of private data without noise, so that epsilon is "
                 "infinity; use ScalarKalman with the query TwoPoint, or pass allow_nonprivate=True for study"
             )
-        self.dimension = integer(1, dimension=dimension)
-        self._S_H = self._covariance(hessian_covariance=hessian_covariance)
-        self._S_v = self._covariance(motion_covariance=motion_covariance)
-        self._S_w = self._covariance(noise_covariance=noise_covariance)
-        self._C = self._matrix(observation=observation)
-        self._S_C = self._covariance(observation_covariance=observation_covariance)
+        d = self.dimension = integer(1, dimension=dimension)
+        self._S_H = self._array((d, d), hessian_covariance=hessian_covariance)
+        self._S_v = self._array((d, d), motion_covariance=motion_covariance)
+        self._S_w = self._array((d, d), noise_covariance=noise_covariance)
+        self._C = self._array((d, d), "", observation=observation)
+        self._S_C = self._array((d, d), observation_covariance=observation_covariance)
         self._check_gain(self._S_H)
-        self.covariance = (
-            self._S_w.copy() if initial_covariance is None else self._covariance(initial_covariance=initial_covariance)
-        )
-        self.estimate = (
-            np.zeros(self.dimension) if initial_estimate is None else self._vector(initial_estimate=initial_estimate)
-        )
-        self.gain: Matrix = np.zeros((self.dimension, self.dimension))
+        initial = self._S_w if initial_covariance is None else initial_covariance
+        self.covariance = self._array((d, d), initial_covariance=initial)
+        start = np.zeros(d) if initial_estimate is None else initial_estimate
+        self.estimate = self._array((d,), initial_estimate=start)
+        self.gain: Matrix = np.zeros((d, d))
 
     def step(
         self, gradient: ArrayLike, displacement_product: ArrayLike, hessian_covariance: ArrayLike | None = None
     ) -> Matrix:
-        """Take in one released average and return the estimate.
+        """Take in one released average and return the estimate g~_t, (d,) float64.
 
         Parameters
         ----------
@@ -119,24 +105,13 @@ class FullKalman:
             ``H_t d_{t-1}``, from private data; zeros at the first step.
         hessian_covariance : float or (d, d) array, optional
             S_H of this step, where it changes.
-
-        Returns
-        -------
-        (d,) float64 array
-            g~_t.
-
-        Raises
-        ------
-        ArgumentError
-            If an argument has another shape or is not finite, or the matrix to be inverted is singular.
         """
-        g = self._vector(gradient=gradient)
-        S_H = self._S_H
+        C, S_H, size = self._C, self._S_H, (self.dimension,)
+        g = self._array(size, gradient=gradient)
         if hessian_covariance is not None:
-            S_H = self._covariance(hessian_covariance=hessian_covariance)
+            S_H = self._array(2 * size, hessian_covariance=hessian_covariance)
             self._check_gain(S_H)
-        C = self._C
-        predicted = self.estimate + self._vector(displacement_product=displacement_product)
+        predicted = self.estimate + self._array(size, displacement_product=displacement_product)
         P = self.covariance + S_H + self._S_v
         S = np.outer(predicted, predicted)
         innovation = self._S_w + C @ (self._S_C @ S + P) @ C.T - S_H
@@ -157,27 +132,22 @@ class FullKalman:
                 "hessian_covariance: must not exceed noise_covariance in any direction, where the gain would exceed 1"
             )
 
-    def _matrix(self, **values: ArrayLike) -> Matrix:
+    @staticmethod
+    def _array(shape: tuple[int, ...], kind: str = "covariance", **values: ArrayLike) -> Matrix:
+        """Return a finite vector, or a matrix, for which a number may stand; covariances are positive semi-definite."""
         ((name, value),) = values.items()
-        matrix = np.asarray(value, dtype=np.float64)
-        d = self.dimension
-        if matrix.shape not in ((), (d, d)) or not np.isfinite(matrix).all():
-            raise ArgumentError(f"{name}: must be a finite number or a finite array of shape ({d}, {d})")
-        return matrix * np.eye(d) if matrix.ndim == 0 else matrix.copy()
-
-    def _covariance(self, **values: ArrayLike) -> Matrix:
-        ((name, _),) = values.items()
-        matrix = self._matrix(**values)
+        array = np.array(value, dtype=np.float64)
+        square = len(shape) == 2
+        if array.shape not in ((shape, ()) if square else (shape,)) or not np.isfinite(array).all():
+            number = "a finite number or " if square else ""
+            raise ArgumentError(f"{name}: must be {number}a finite array of shape {shape}")
+        if not square:
+            return array
+        matrix = array if array.ndim else array * np.eye(shape[0])
         largest = np.abs(matrix).max()
-        if not np.allclose(matrix, matrix.T, rtol=0, atol=1e-12 * largest) or (
-            np.linalg.eigvalsh(matrix).min() < -1e-12 * largest
+        if kind and (
+            not np.allclose(matrix, matrix.T, rtol=0, atol=1e-12 * largest)
+            or np.linalg.eigvalsh(matrix).min() < -1e-12 * largest
         ):
             raise ArgumentError(f"{name}: must be symmetric with no negative eigenvalue, as covariances are")
         return matrix
-
-    def _vector(self, **values: ArrayLike) -> Matrix:
-        ((name, value),) = values.items()
-        vector = np.array(value, dtype=np.float64)
-        if vector.shape != (self.dimension,) or not np.isfinite(vector).all():
-            raise ArgumentError(f"{name}: must be a finite array of shape ({self.dimension},)")
-        return vector

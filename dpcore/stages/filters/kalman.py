@@ -29,11 +29,6 @@ class ScalarKalman:
     initial_variance : float, optional
         p before the first step; the paper's sigma_w^2 by default.
 
-    Raises
-    ------
-    ArgumentError
-        If the gain would leave (0, 1], or the steady state's square root is not real; the message says which.
-
     Notes
     -----
     The predicted part, ``H d``, enters through the query: give this filter to `dpcore.stages.queries.TwoPoint` as its kappa.
@@ -63,9 +58,7 @@ class ScalarKalman:
 
     def gain(self, step: int) -> float:
         """Return k_step, in (0, 1]."""
-        size = 64
-        while size <= integer(0, step=step):
-            size *= 2
+        size = max(64, 1 << integer(0, step=step).bit_length())
         s = variances(self.sigma_H, self.sigma_v, self.sigma_w)
         p = s.w if self.initial_variance is None else self.initial_variance / s.unit / s.unit
         return _gains(s, p, size)[step]

@@ -90,8 +90,6 @@ class LowPass:
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return b, a and c_step."""
-        size = 64
-        while size <= step:
-            size *= 2
+        size = max(64, 1 << step.bit_length())
         normalizers = response(self.b, (1.0, *self.a), size, to_ones=True)
         return (FilterCoefficients(self.b, self.a, float(normalizers[step])),)

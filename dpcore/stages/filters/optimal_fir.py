@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import choice, integer, non_negative, number
+from dpcore.spec.validate import Checked, Rules, choice, integer, non_negative, number
 
-_WEIGHTINGS = ("optimal", "paper")
 _LEAST_POWER = 1e-3
 
 
 @dataclass(frozen=True)
-class OptimalFIR:
+class OptimalFIR(Checked):
     """``ghat_t = sum_{tau=0..nb} b_tau g_{t-tau}``, b from an estimate of the gradient's autocorrelation.
 
     Adaptive: the weights are functions of released averages, so they cost no privacy, but they cannot be known before
@@ -54,9 +54,7 @@ class OptimalFIR:
     order: ClassVar[int] = 0
     adaptive: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        integer(1, length=self.length)
-        choice(_WEIGHTINGS, weighting=self.weighting)
+    rules: ClassVar[Rules] = {"length": partial(integer, 1), "weighting": partial(choice, ("optimal", "paper"))}
 
     @property
     def memory(self) -> int:
@@ -64,19 +62,13 @@ class OptimalFIR:
         return self.length
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
-        """Refuse: there are no coefficients before the run.
-
-        Raises
-        ------
-        ArgumentError
-            Always.
-        """
+        """Refuse: there are no coefficients before the run."""
         raise ArgumentError(
             f"filter={self!r}: its weights depend on the released averages; ask weights(statistics, step)"
         )
 
     def initial(self) -> tuple[float, ...]:
-        """Return the statistics before the first step: public, of length 2 + 2 nb.
+        """Return the statistics before the first step, 2 + 2 nb zeros.
 
         They are the number of steps, the mean power, the nb means of the products' excess, and the powers of the nb
         last averages, the latest first.
@@ -86,26 +78,14 @@ class OptimalFIR:
     def observe(self, statistics: Sequence[float], products: Sequence[float], noise_power: float) -> tuple[float, ...]:
         """Return the statistics with one more released average taken in.
 
-        Parameters
-        ----------
-        statistics : sequence of float
-            Of the t steps before.
-        products : sequence of float
-            ``<g_t, g_{t-tau}>`` over all coordinates, tau = 0..min(t, nb).
-        noise_power : float
-            d s^2, the expected squared norm of the noise in g_t.
-
-        Raises
-        ------
-        ArgumentError
-            If the products are of another number, or not finite.
+        `statistics` are of the t steps before, `products` are ``<g_t, g_{t-tau}>`` over all coordinates for
+        tau = 0..min(t, nb), and `noise_power` is d s^2, the expected squared norm of the noise in g_t.
         """
         n = self.length
         t = self._steps(statistics)
-        if len(products) != min(t, n) + 1:
-            raise ArgumentError(
-                f"len(products)={len(products)}: must be {min(t, n) + 1} at step {t}, tau = 0..{min(t, n)}"
-            )
+        last = min(t, n)
+        if len(products) != last + 1:
+            raise ArgumentError(f"len(products)={len(products)}: must be {last + 1} at step {t}, tau = 0..{last}")
         products = [number(products=value) for value in products]
         excess = products[0] - non_negative(noise_power=noise_power)
         power = statistics[1] + (max(excess, _LEAST_POWER) - statistics[1]) / (t + 1)

@@ -1,9 +1,12 @@
-"""What a query is: a public linear combination of one example's gradients at public parameter points."""
+"""The protocol of queries: public linear combinations of one example's gradients at public parameter points."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
 
 
 class Point(NamedTuple):
@@ -34,6 +37,43 @@ class Query(Protocol):
 
     def points(self, step: int) -> tuple[Point, ...]:
         """Return the points of step `step` (from 0); their lags are at most `step`."""
+
+
+def check_points(query: Query, step: int) -> None:
+    """Refuse points of a step that cannot be taken: a query of the caller's own may promise one thing and do another.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If there is none, one is no `Point` of finite numbers, or one is not kept.
+    """
+    name, points = f"query={type(query).__name__}(...)", tuple(query.points(step))
+    if not points:
+        raise ArgumentError(f"{name}: has no point at step {step}; a query of nothing is (Point(0.0),)")
+    for point in points:
+        if not isinstance(point, Point):
+            raise ArgumentTypeError(f"{name}: points({step}) must hold dpcore.stages.queries.Point, not {point!r}")
+        if not math.isfinite(point.weight) or not math.isfinite(point.displacement):
+            raise ArgumentError(f"{name}: the numbers of {point} at step {step} must be finite")
+        needed = point.lag + bool(point.displacement and 0 < point.lag < step)
+        if not 0 <= point.lag <= step or needed > query.lags:
+            raise ArgumentError(
+                f"{name}: {point} needs {needed} earlier parameter points, and at step {step} there are "
+                f"{min(step, query.lags)}; lags={query.lags} says how many are kept"
+            )
+        if point.displacement and not point.lag and not query.uses_displacement:
+            raise ArgumentError(f"{name}: {point} needs the last displacement; say uses_displacement=True")
+
+
+class Outer:
+    """A query around another one, whose displacement it uses."""
+
+    query: Query
+
+    @property
+    def uses_displacement(self) -> bool:
+        """That of the inner query."""
+        return self.query.uses_displacement
 
 
 def combined(points: Iterable[Point]) -> tuple[Point, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
 
-from dpcore.spec.validate import decay, integer
-from dpcore.stages.queries.base import Point, Query, combined, delayed, lags_behind
+from dpcore.spec.validate import Checked, Rules, decay, integer
+from dpcore.stages.queries.base import Outer, Point, Query, combined, delayed, lags_behind
 from dpcore.stages.queries.plain import Plain
 
 
 @dataclass(frozen=True)
-class ParameterWindow:
+class ParameterWindow(Checked, Outer):
     """``v_{t,i} = sum_{j<k'} (beta^j / c) grad(x_{t-j}; i)`` with ``k' = min(k, t + 1)``, ``c = sum_{j<k'} beta^j``.
 
     Parameters
@@ -40,14 +42,7 @@ class ParameterWindow:
     normalized: bool = True
     query: Query = field(default_factory=Plain)
 
-    def __post_init__(self) -> None:
-        integer(1, window=self.window)
-        decay(beta=self.beta)
-
-    @property
-    def uses_displacement(self) -> bool:
-        """That of the inner query."""
-        return self.query.uses_displacement
+    rules: ClassVar[Rules] = {"window": partial(integer, 1), "beta": decay}
 
     @property
     def lags(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from typing import ClassVar
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import integer, positive
-from dpcore.stages.queries.base import Point, Query
+from dpcore.spec.validate import Checked, Rules, integer, positive
+from dpcore.stages.queries.base import Outer, Point, Query
 from dpcore.stages.queries.plain import Plain
 
 
@@ -22,7 +24,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Preconditioned:
+class Preconditioned(Checked, Outer):
     """``v_{t,i} = scale_t q_{t,i}``, ``scale_t = 1 / (sqrt(nuhat) + scale_eps)``; the noisy average is divided by it.
 
     Parameters
@@ -45,7 +47,8 @@ class Preconditioned:
 
     References
     ----------
-    Private adaptive optimizers, section 3.4, algorithm 8, and the delayed preconditioner it is compared with there.
+    Private adaptive optimizers, section 3.4, algorithm 8, and the delayed preconditioner it is compared with there, of
+    which docs/methods/dp_adam.md says how this one departs.
     """
 
     query: Query = field(default_factory=Plain)
@@ -54,19 +57,17 @@ class Preconditioned:
     unscaled_steps: int = 0
     scaled_steps: int = 1
 
+    rules: ClassVar[Rules] = {
+        "scale_eps": positive,
+        "max_scaled_norm": positive,
+        "unscaled_steps": partial(integer, 0),
+        "scaled_steps": partial(integer, 1),
+    }
+
     def __post_init__(self) -> None:
         if isinstance(self.query, Preconditioned):
             raise ArgumentError("query: is preconditioned already; scale once")
-        positive(scale_eps=self.scale_eps)
-        if self.max_scaled_norm is not None:
-            positive(max_scaled_norm=self.max_scaled_norm)
-        integer(0, unscaled_steps=self.unscaled_steps)
-        integer(1, scaled_steps=self.scaled_steps)
-
-    @property
-    def uses_displacement(self) -> bool:
-        """That of the inner query."""
-        return self.query.uses_displacement
+        super().__post_init__()
 
     @property
     def lags(self) -> int:

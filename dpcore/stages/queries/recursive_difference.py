@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import number
-from dpcore.stages.queries.base import Point, Query, combined, delayed, lags_behind
+from dpcore.spec.validate import Checked, Rules, unit_intervals
+from dpcore.stages.queries.base import Outer, Point, Query, combined, delayed, lags_behind
 from dpcore.stages.queries.plain import Plain
 
 
 @dataclass(frozen=True)
-class RecursiveDifference:
-    """``v_{t,i} = grad(x_t; i) - c_t grad(x_{t-1}; i)`` with c_0 = 0.
+class RecursiveDifference(Checked, Outer):
+    """``v_{t,i} = grad(x_t; i) - c_t grad(x_{t-1}; i)`` with c_0 = 0, formed before its norm is taken.
 
     Parameters
     ----------
@@ -24,30 +24,14 @@ class RecursiveDifference:
     query : Query
         What is asked at both points; the plain gradient by default.
 
-    Notes
-    -----
-    Both gradients are of the examples of the present batch, and their difference is formed before its norm is taken.
-
     References
     ----------
     DP-SRG, algorithm 3 (DP-SRG-MEMF).
     """
 
-    decay: float | tuple[float, ...]
+    decay: float | Sequence[float]
     query: Query = field(default_factory=Plain)
-
-    def __init__(self, decay: float | Sequence[float], query: Query | None = None) -> None:
-        chosen = tuple(decay) if isinstance(decay, Sequence) else decay
-        for value in chosen if isinstance(chosen, tuple) else (chosen,):
-            if not 0 <= number(decay=value) <= 1:
-                raise ArgumentError(f"decay={value!r}: must be at least 0 and at most 1")
-        object.__setattr__(self, "decay", chosen)
-        object.__setattr__(self, "query", Plain() if query is None else query)
-
-    @property
-    def uses_displacement(self) -> bool:
-        """That of the inner query."""
-        return self.query.uses_displacement
+    rules: ClassVar[Rules] = {"decay": unit_intervals}
 
     @property
     def lags(self) -> int:
@@ -61,7 +45,7 @@ class RecursiveDifference:
         return combined((*self.query.points(step), *before))
 
     def _decay(self, step: int) -> float:
-        if not isinstance(self.decay, tuple):
+        if isinstance(self.decay, float):
             return self.decay
         if step >= len(self.decay):
             raise ArgumentError(f"decay: has {len(self.decay)} steps and the run goes on; give one number for each")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import fraction, number
+from dpcore.spec.validate import Checked, Rules, fraction, number
 from dpcore.stages.queries.base import Point
 
 
@@ -19,7 +19,7 @@ class Gain(Protocol):
 
 
 @dataclass(frozen=True)
-class TwoPoint:
+class TwoPoint(Checked):
     """``v_{t,i} = w_t grad(x_t + gamma d_{t-1}; i) + (1 - w_t) grad(x_t; i)``, ``w_t = (1 - k_t) / (k_t gamma)``.
 
     Parameters
@@ -43,19 +43,19 @@ class TwoPoint:
     kappa: float | Gain
     gamma: float
 
+    lags: ClassVar[int] = 0
+    rules: ClassVar[Rules] = {"gamma": number}
+
     def __post_init__(self) -> None:
-        if isinstance(self.kappa, Gain):
-            if number(gamma=self.gamma) == 0:
-                raise ArgumentError(
-                    f"gamma={self.gamma!r}: must not be 0, where the two points coincide; for averaging without a "
-                    "prediction leave the query plain"
-                )
-            return
-        fraction(kappa=self.kappa)
-        if number(gamma=self.gamma) == 0 and self.kappa != 1:
+        super().__post_init__()
+        changes = isinstance(self.kappa, Gain)
+        if not changes:
+            object.__setattr__(self, "kappa", fraction(kappa=self.kappa))
+        if self.gamma == 0 and self.kappa != 1:
+            remedy = "leave the query plain" if changes else f"use doppler(a=[{self.kappa - 1:g}], b=[{self.kappa:g}])"  # type: ignore[operator]
             raise ArgumentError(
                 f"gamma={self.gamma!r}: must not be 0, where the two points coincide; for averaging without a "
-                f"prediction use doppler(a=[{self.kappa - 1:g}], b=[{self.kappa:g}])"
+                f"prediction {remedy}"
             )
 
     def weight(self, step: int) -> float:
@@ -67,11 +67,6 @@ class TwoPoint:
     def uses_displacement(self) -> bool:
         """Whether a displaced point is ever asked for."""
         return self.kappa != 1
-
-    @property
-    def lags(self) -> int:
-        """0: the displacement is kept instead."""
-        return 0
 
     def points(self, step: int) -> tuple[Point, ...]:
         """Return one or two points."""

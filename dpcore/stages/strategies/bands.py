@@ -1,11 +1,13 @@
-"""How far down the columns of C reach: what amplification by cyclic sampling rests on."""
+"""The reach of C's columns, on which amplification by cyclic sampling rests."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from dpcore.stages.strategies.banded import Banded
-from dpcore.stages.strategies.base import Strategy, check_block
+from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_block
 from dpcore.stages.strategies.identity import Identity
 from dpcore.stages.strategies.toeplitz import BandedToeplitz
 
@@ -29,17 +31,20 @@ def bands(strategy: Strategy, steps: int) -> int:
     if isinstance(strategy, Identity | Banded | BandedToeplitz):
         return min(strategy.order + 1, steps)
     most = 0
-    for first in range(0, steps, _CHUNK):
-        places = np.arange(first, min(first + _CHUNK, steps))
-        rows, columns = np.nonzero(strategy.columns(places, steps))
+    for places, block in _blocks(strategy, steps):
+        rows, columns = np.nonzero(block)
         most = max(most, int((rows - places[columns]).max()) + 1)
     return most
 
 
 def largest_column_norm(strategy: Strategy, steps: int) -> float:
     """Return the largest L2 norm of a column of the leading block of C; 0 of no steps."""
-    steps, largest = check_block(steps, strategy.steps), 0.0
+    blocks = _blocks(strategy, check_block(steps, strategy.steps))
+    return max((float(np.linalg.norm(block, axis=0).max()) for _, block in blocks), default=0.0)
+
+
+def _blocks(strategy: Strategy, steps: int) -> Iterator[tuple[Indices, Matrix]]:
+    """Yield the columns, some at a time, with their indices."""
     for first in range(0, steps, _CHUNK):
-        block = strategy.columns(np.arange(first, min(first + _CHUNK, steps)), steps)
-        largest = max(largest, float(np.linalg.norm(block, axis=0).max()))
-    return largest
+        places = np.arange(first, min(first + _CHUNK, steps))
+        yield places, strategy.columns(places, steps)

@@ -1,4 +1,4 @@
-"""What a strategy is: the matrix C of a correlated-noise mechanism, and how its noise is streamed.
+"""The protocol of strategies: the matrix C of a correlated-noise mechanism, and how its noise is streamed.
 
 The noise of step t is row t of C^{-1} Z, with Z rows of independent Gaussian noise. C is square, lower-triangular, with
 a positive diagonal, and scaled so that its largest column norm is 1: an example that takes part once then moves C times
@@ -8,7 +8,9 @@ the sums by at most one clip norm, whatever the strategy, and the identity is DP
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Protocol
+from dataclasses import fields
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +62,18 @@ class Strategy(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
+
+
+class Settings(validate.Checked):
+    """A strategy that is made of a few settings, its dataclass fields."""
+
+    kind: ClassVar[str]
+    rules: ClassVar[validate.Rules] = {"steps": partial(validate.integer, 1)}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind and the settings."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def check_steps(strategy: Strategy, steps: int) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, reduce
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class BLT(Toeplitz):
     scales: tuple[float, ...]
     decays: tuple[float, ...]
     steps: int
+    kind: ClassVar[str] = "blt"
 
     def __init__(self, scales: Sequence[float], decays: Sequence[float], steps: int) -> None:
         values = {"scales": base.finite_array(1, scales=scales), "decays": base.finite_array(1, decays=decays)}
@@ -88,24 +89,13 @@ class BLT(Toeplitz):
         p, q = _polynomials(self.scales, self.decays)
         return float(np.linalg.norm(response(p, q, self.steps)))
 
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the settings."""
-        return {"kind": "blt", "scales": list(self.scales), "decays": list(self.decays), "steps": self.steps}
-
 
 @lru_cache(maxsize=32)
 def _polynomials(scales: tuple[float, ...], decays: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return P and Q, coefficients of x^0 .. x^m."""
     factors = [np.array([1.0, -decay]) for decay in decays]
-    q = _product(factors)
+    q = reduce(np.convolve, factors, np.ones(1))
     p = q.copy()
     for j, scale in enumerate(scales):
-        p[1:] += scale * _product(factors[:j] + factors[j + 1 :])
+        p[1:] += scale * reduce(np.convolve, factors[:j] + factors[j + 1 :], np.ones(1))
     return tuple(p.tolist()), tuple(q.tolist())
-
-
-def _product(factors: Sequence[Matrix]) -> Matrix:
-    result = np.ones(1)
-    for factor in factors:
-        result = np.convolve(result, factor)
-    return result

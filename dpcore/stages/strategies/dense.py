@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,38 +17,13 @@ from dpcore.stages.strategies.base import Indices, Matrix
 MOST_BANDS = 64
 
 
-@dataclass(frozen=True)
-class Dense:
-    """Any lower-triangular matrix.
+class Redrawn:
+    """A strategy whose noise is made of rows of Z that are drawn again; the matrix C is `entries`."""
 
-    N_t is a sum over all of Z_0 .. Z_t, which are drawn again: a run of T steps draws T (T + 1) / 2 rows of noise
-    instead of T, and stores none of them. The matrix and its inverse take 16 T^2 bytes.
-
-    Parameters
-    ----------
-    entries : (T, T) array
-        C up to its scale. As an attribute: float64, read-only, scaled so that the largest column norm is 1.
-
-    Attributes
-    ----------
-    sha256 : str
-        Digest of `entries`; two strategies are equal when theirs are.
-    """
-
-    entries: Matrix = field(compare=False, repr=False)
-    sha256: str = field(init=False)
     order: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        entries = base.lower_triangular(entries=self.entries)
-        entries = base.scaled(entries, float(np.linalg.norm(entries, axis=0).max()))
-        object.__setattr__(self, "entries", entries)
-        object.__setattr__(self, "sha256", base.digest(entries))
-
-    @property
-    def steps(self) -> int:
-        """T."""
-        return len(self.entries)
+    if TYPE_CHECKING:
+        steps: int
+        entries: Matrix
 
     @cached_property
     def _inverse(self) -> Matrix:
@@ -78,6 +53,39 @@ class Dense:
         """Return the squared row norms of C^{-1}, (steps,)."""
         result: Matrix = np.square(self._inverse[: base.check_block(steps, self.steps)]).sum(axis=1)
         return result
+
+
+@dataclass(frozen=True)
+class Dense(Redrawn):
+    """Any lower-triangular matrix.
+
+    N_t is a sum over all of Z_0 .. Z_t, which are drawn again: a run of T steps draws T (T + 1) / 2 rows of noise
+    instead of T, and stores none of them. The matrix and its inverse take 16 T^2 bytes.
+
+    Parameters
+    ----------
+    entries : (T, T) array
+        C up to its scale. As an attribute: float64, read-only, scaled so that the largest column norm is 1.
+
+    Attributes
+    ----------
+    sha256 : str
+        Digest of `entries`; two strategies are equal when theirs are.
+    """
+
+    entries: Matrix = field(compare=False, repr=False)
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        entries = base.lower_triangular(entries=self.entries)
+        entries = base.scaled(entries, float(np.linalg.norm(entries, axis=0).max()))
+        object.__setattr__(self, "entries", entries)
+        object.__setattr__(self, "sha256", base.digest(entries))
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """T."""
+        return len(self.entries)
 
     def describe(self) -> dict[str, Any]:
         """Return the kind, the size and the digest of the entries."""

@@ -1,7 +1,8 @@
-"""Strategies by name."""
+"""Strategies by name, also before the number of steps is known."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
@@ -15,7 +16,41 @@ from dpcore.stages.strategies.identity import Identity
 from dpcore.stages.strategies.toeplitz import SquareRoot, banded_inverse_square_root
 from dpcore.stages.strategies.tree import Tree, TreeOptimal
 
-NAMES: Final = ("identity", "tree", "tree-optimal", "square-root", "banded-inverse-square-root")
+BANDED: Final = "banded-inverse-square-root"
+NAMES: Final = ("identity", "tree", "tree-optimal", "square-root", BANDED)
+
+
+@dataclass(frozen=True)
+class NamedStrategy:
+    """A name of `dpcore.stages.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
+
+    Parameters
+    ----------
+    name : str
+        One of the names.
+    bands : int, optional
+        Of "banded-inverse-square-root"; a shorter run takes as many as it has steps.
+    """
+
+    name: str
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.choice(NAMES, strategy=self.name)
+        if self.name != BANDED and self.bands is not None:
+            raise ArgumentError(f"bands={self.bands!r}: is only for strategy={BANDED!r}")
+        if self.name == BANDED and self.bands is None:
+            raise ArgumentError(f"bands=None: strategy={BANDED!r} needs a number of bands, such as bands=4")
+        if self.bands is not None:
+            object.__setattr__(self, "bands", validate.integer(1, bands=self.bands))
+
+    def of(self, steps: int) -> Strategy:
+        """Return the strategy for a run of `steps` steps."""
+        return strategy(self.name, steps, bands=None if self.bands is None else min(self.bands, max(steps, 1)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return name and bands."""
+        return {"kind": self.name, **({} if self.bands is None else {"bands": self.bands})}
 
 
 def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, bands: int | None = None) -> Strategy:
@@ -37,30 +72,25 @@ def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, band
         If the name is unknown, `bands` is missing or out of place, or the strategy does not suit (`check_steps`).
     """
     steps = validate.integer(steps=steps, minimum=1)
-    banded = isinstance(name_or_object, str) and name_or_object == "banded-inverse-square-root"
-    if bands is not None and not banded:
-        raise ArgumentError(f"bands={bands!r}: only 'banded-inverse-square-root' takes bands")
-    chosen = _named(name_or_object, steps, bands) if isinstance(name_or_object, str) else _given(name_or_object)
+    if isinstance(name_or_object, str):
+        named = NamedStrategy(name_or_object, bands)
+        kinds: dict[str, Any] = {"tree": Tree, "tree-optimal": TreeOptimal, "square-root": SquareRoot}
+        if named.bands is not None:
+            chosen: Any = banded_inverse_square_root(named.bands, steps)
+        else:
+            chosen = Identity() if named.name == "identity" else kinds[named.name](steps)
+    elif bands is not None:
+        raise ArgumentError(f"bands={bands!r}: is only for strategy={BANDED!r}")
+    else:
+        chosen = _given(name_or_object)
     check_steps(chosen, steps)
-    return chosen
+    return cast("Strategy", chosen)
 
 
-def _named(name: str, steps: int, bands: int | None) -> Strategy:
-    name = validate.choice(NAMES, strategy=name)
-    if name == "banded-inverse-square-root":
-        if bands is None:
-            raise ArgumentError("bands=None: 'banded-inverse-square-root' needs a number of bands, such as bands=4")
-        return banded_inverse_square_root(bands, steps)
-    if name == "identity":
-        return Identity()
-    kinds: dict[str, Any] = {"tree": Tree, "tree-optimal": TreeOptimal, "square-root": SquareRoot}
-    return cast("Strategy", kinds[name](steps))
-
-
-def _given(value: Any) -> Strategy:
+def _given(value: Any) -> Any:
     parts = ("order", "steps", "coefficients", "rows", "matrix", "columns", "inverse_row_norms", "describe")
     if all(hasattr(value, part) for part in parts):
-        return cast("Strategy", value)
+        return value
     if isinstance(value, (np.ndarray, list, tuple)):
         return from_matrix(value)
     raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""How far one example moves C times the sums: the sensitivity of a matrix mechanism.
+"""The sensitivity of a matrix mechanism: how far one example moves C times the sums.
 
 Two neighboring data sets differ, under zero-out, in one example, which takes part at the steps p of one pattern. With
 x_i the change that it makes to the sum of step i, ||x_i|| <= 1 in clip norms, x_i = 0 outside of p, and G = C^T C,

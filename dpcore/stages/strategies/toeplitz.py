@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Indices, Matrix
 
 
-class Toeplitz:
+class Toeplitz(base.Settings):
     """What all Toeplitz strategies share; each gives the first columns of C and C^{-1}."""
 
     if TYPE_CHECKING:  # a property here would become the default of the subclasses' field
@@ -74,6 +74,7 @@ class BandedToeplitz(Toeplitz):
 
     series: tuple[float, ...]
     steps: ClassVar[int | None] = None
+    kind: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self) -> None:
         values = _series(series=self.series)
@@ -92,17 +93,11 @@ class BandedToeplitz(Toeplitz):
 
     def first_column(self, steps: int) -> Matrix:
         """Return c, continued by zeros, (steps,)."""
-        result = np.zeros(steps)
-        result[: len(self.series)] = self.series[:steps]
-        return result
+        return quotient(self.series, (1.0,), steps)
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return 1/c(x), (steps,)."""
         return response((1.0,), self.series, steps)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the scaled series."""
-        return {"kind": "banded-toeplitz", "series": list(self.series)}
 
 
 @dataclass(frozen=True)
@@ -119,9 +114,7 @@ class SquareRoot(Toeplitz):
 
     steps: int
     order: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
+    kind: ClassVar[str] = "square-root"
 
     def coefficients(self, step: int) -> None:
         """Return None: rows are drawn again."""
@@ -134,10 +127,6 @@ class SquareRoot(Toeplitz):
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return g_k times that norm, (steps,)."""
         return _root(0.5, steps) * np.linalg.norm(_root(-0.5, self.steps))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the number of rows."""
-        return {"kind": "square-root", "steps": self.steps}
 
 
 @dataclass(frozen=True)
@@ -158,10 +147,11 @@ class BandedInverseToeplitz(Toeplitz):
 
     series: tuple[float, ...]
     steps: int
+    kind: ClassVar[str] = "banded-inverse-toeplitz"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         values = _series(series=self.series)
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.linalg.norm(response((1.0,), tuple(values.tolist()), self.steps)))
         if not np.isfinite(norm):
@@ -187,13 +177,7 @@ class BandedInverseToeplitz(Toeplitz):
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return p, continued by zeros, (steps,)."""
-        result = np.zeros(steps)
-        result[: len(self.series)] = self.series[:steps]
-        return result
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind, the scaled series and the number of rows."""
-        return {"kind": "banded-inverse-toeplitz", "series": list(self.series), "steps": self.steps}
+        return quotient(self.series, (1.0,), steps)
 
 
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:

@@ -21,14 +21,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Indices, Matrix
-from dpcore.stages.strategies.dense import Dense
+from dpcore.stages.strategies.dense import Dense, Redrawn
 
 
 def nodes_touched(steps: int) -> int:
@@ -37,7 +37,7 @@ def nodes_touched(steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(base.Settings):
     """The naive binary tree: prefix t carries the noise of the nodes of t's binary expansion.
 
     Each step draws up to 1 + floor(log2 T) rows of Z, 2 on average, and stores none.
@@ -50,9 +50,7 @@ class Tree:
 
     steps: int
     order: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
+    kind: ClassVar[str] = "tree"
 
     @property
     def node_scale(self) -> float:
@@ -68,15 +66,6 @@ class Tree:
         t = base.check_row(step, self.steps) + 1
         older = [(t - 2**i - 1, -self.node_scale) for i in range(_trailing_zeros(t))]
         return (*reversed(older), (step, self.node_scale))
-
-    def prefix(self, step: int) -> tuple[tuple[int, float], ...]:
-        """Return row `step` (from 0) of A C^{-1}: the nodes of the prefix 0 .. step, each with its weight."""
-        t = base.check_row(step, self.steps) + 1
-        nodes = []
-        while t:
-            nodes.append((t - 1, self.node_scale))
-            t -= t & -t
-        return tuple(reversed(nodes))
 
     def matrix(self, steps: int) -> Matrix:
         """Return the leading block of C, (steps, steps) float64."""
@@ -97,13 +86,9 @@ class Tree:
         rows = range(1, base.check_block(steps, self.steps) + 1)
         return np.array([(1.0 + _trailing_zeros(t)) * nodes_touched(self.steps) for t in rows])
 
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the number of rows."""
-        return {"kind": "tree", "steps": self.steps}
-
 
 @dataclass(frozen=True)
-class TreeOptimal:
+class TreeOptimal(base.Settings, Redrawn):
     """The binary tree with the best linear estimate of each prefix from its nodes ("full Honaker").
 
     With N the 0/1 matrix of every complete node [j 2^k, (j+1) 2^k) of 0 .. T - 1, C is the lower-triangular L with
@@ -121,41 +106,14 @@ class TreeOptimal:
     """
 
     steps: int
-    order: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=1))
+    kind: ClassVar[str] = "tree-optimal"
 
     @cached_property
-    def _dense(self) -> Dense:
+    def entries(self) -> Matrix:  # type: ignore[override]
+        """C, (T, T)."""
         # J X J turns rows and columns around: with J N^T N J = R R^T, R lower-triangular, L = J R^T J.
-        gram = _node_gram(self.steps)
-        reverse = np.linalg.cholesky(gram[::-1, ::-1])
-        return Dense(np.tril(reverse.T[::-1, ::-1]))
-
-    def coefficients(self, step: int) -> None:
-        """Return None: rows are drawn again."""
-        return
-
-    def rows(self, step: int) -> tuple[tuple[int, float], ...]:
-        """Return row `step` of C^{-1}."""
-        return self._dense.rows(step)
-
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return self._dense.matrix(steps)
-
-    def columns(self, indices: Indices, steps: int) -> Matrix:
-        """Return columns of the leading block, (steps, len(indices))."""
-        return self._dense.columns(indices, steps)
-
-    def inverse_row_norms(self, steps: int) -> Matrix:
-        """Return the squared row norms of C^{-1}, (steps,)."""
-        return self._dense.inverse_row_norms(steps)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the number of rows."""
-        return {"kind": "tree-optimal", "steps": self.steps}
+        reverse = np.linalg.cholesky(_node_gram(self.steps)[::-1, ::-1])
+        return Dense(np.tril(reverse.T[::-1, ::-1])).entries
 
 
 def _trailing_zeros(t: int) -> int:

@@ -36,18 +36,8 @@ def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Matr
 
     What is released are differences Delta_t; G_t = c_t G_{t-1} + Delta_t is the gradient that SGD with momentum takes.
 
-    Parameters
-    ----------
-    steps : int
-        T.
-    decay : float or (T,) array
-        c_t, c_0 unused.
-    momentum : float
-        Momentum of the update, at least 0 and less than 1.
-
-    References
-    ----------
-    DP-SRG, section 5: M A L, with A the prefix sums, M the momentum and L the accumulation.
+    `decay` is c, or (T,) numbers c_t with c_0 unused; `momentum` is the update's. DP-SRG, section 5: M A L, with A the
+    prefix sums, M the momentum and L the accumulation.
     """
     validate.decay(momentum=momentum)
     return ones(steps) @ accumulation(steps, momentum) @ accumulation(steps, decay)
@@ -94,11 +84,9 @@ def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iter
     patterns : iterable of (k,) integer arrays
         When examples take part, see `sensitivity`.
 
-    Returns
-    -------
-    float
-        ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``: at mu = 1 the noise multiplier is the
-        sensitivity.
+    Notes
+    -----
+    ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``, which is the noise multiplier at mu = 1.
     """
     squares = np.square(row_norms(strategy, workload, steps))
     return math.sqrt(float(squares.mean())) * sensitivity(strategy, patterns, steps)

@@ -5,6 +5,17 @@ from dpcore.stages.updates.adagrad import AdaGrad
 from dpcore.stages.updates.adam import Adam, AdamW
 from dpcore.stages.updates.base import SECOND_MOMENTS, Update
 from dpcore.stages.updates.second_moment import SecondMoment
-from dpcore.stages.updates.sgd import SGD, Momentum
+from dpcore.stages.updates.sgd import SGD, Momentum, Nesterov
 
-__all__ = ["SECOND_MOMENTS", "SGD", "Accelerated", "AdaGrad", "Adam", "AdamW", "Momentum", "SecondMoment", "Update"]
+__all__ = [
+    "SECOND_MOMENTS",
+    "SGD",
+    "Accelerated",
+    "AdaGrad",
+    "Adam",
+    "AdamW",
+    "Momentum",
+    "Nesterov",
+    "SecondMoment",
+    "Update",
+]

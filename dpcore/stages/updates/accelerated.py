@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import choice, positive
+from dpcore.spec.validate import Rules, choice, positive
 from dpcore.stages.updates.base import WithoutSecondMoment
 
 COUPLINGS = ("accelerated", "unaccelerated", "independent")
@@ -36,10 +37,7 @@ class Accelerated(WithoutSecondMoment):
     lr: float
     variant: str = "accelerated"
     rule: ClassVar[str] = "accelerated"
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        choice(COUPLINGS, variant=self.variant)
+    rules: ClassVar[Rules] = {"lr": positive, "variant": partial(choice, COUPLINGS)}
 
     def settings(self) -> UpdateSettings:
         """Return the numbers."""

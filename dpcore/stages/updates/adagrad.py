@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import non_negative, positive
+from dpcore.spec.validate import Rules, non_negative
 from dpcore.stages.updates.second_moment import SecondMoment
 
 
@@ -17,16 +17,8 @@ from dpcore.stages.updates.second_moment import SecondMoment
 class AdaGrad(SecondMoment):
     """``nu <- nu + g^2;  x <- x - lr g / sqrt(nu)``, with 0/0 = 0; weight decay is added to the gradient.
 
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    eps : float
-        Added to the root, or, with ``denominator="floored"``, the least denominator (1 with independent moments).
-    weight_decay : float
-        L2 penalty.
-    second_moment, denominator, bias_corrected, joint_scale, allow_nonprivate
-        See `SecondMoment`.
+    `eps` is added to the root, or, with ``denominator="floored"``, the least denominator (1 with independent moments).
+    The other settings are those of `SecondMoment`.
 
     References
     ----------
@@ -37,21 +29,12 @@ class AdaGrad(SecondMoment):
     eps: float = 0.0
     weight_decay: float = 0.0
     rule: ClassVar[str] = "adagrad"
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        non_negative(weight_decay=self.weight_decay)
-        self._check(self.eps)
+    rules: ClassVar[Rules] = {**SecondMoment.rules, "eps": non_negative}
 
     def settings(self) -> UpdateSettings:
         """Return the numbers."""
         return UpdateSettings(self.lr, self.weight_decay, eps=self.eps)
 
-    def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
-        """Return the numbers with the noise's share of nu, ``sum_{i<=t} V_i``, as `bias`, and eps as `floor`."""
-        if self.denominator == "floored":
-            numbers = numbers._replace(eps=0.0, floor=numbers.eps)
-        if not self.bias_corrected:
-            return numbers
-        assert variances is not None
-        return numbers._replace(bias=float(variances[: step + 1].sum()))
+    def bias(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64]) -> float:
+        """Return ``sum_{i<=t} V_i``."""
+        return float(variances.sum())

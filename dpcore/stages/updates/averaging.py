@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
-from dpcore.spec.validate import decay, integer
+from dpcore.spec import validate
+from dpcore.spec.validate import Checked, Rules
 
 
 class Averaging(Protocol):
@@ -16,7 +18,7 @@ class Averaging(Protocol):
 
 
 @dataclass(frozen=True)
-class ExponentialAverage:
+class ExponentialAverage(Checked):
     """``a_t = sum_i (1 - decay) decay^{t-i} x_i / (1 - decay^t)`` over x_1 .. x_t: the weights add up to 1.
 
     Parameters
@@ -27,8 +29,7 @@ class ExponentialAverage:
 
     decay: float = 0.999
 
-    def __post_init__(self) -> None:
-        decay(decay=self.decay)
+    rules: ClassVar[Rules] = {"decay": validate.decay}
 
     def weight(self, step: int) -> float:
         """Return ``(1 - decay) / (1 - decay^{step+1})``."""
@@ -36,7 +37,7 @@ class ExponentialAverage:
 
 
 @dataclass(frozen=True)
-class UniformAverage:
+class UniformAverage(Checked):
     """The mean of all parameters after step `start` (Polyak and Ruppert); until then the parameters themselves.
 
     Parameters
@@ -47,8 +48,7 @@ class UniformAverage:
 
     start: int = 0
 
-    def __post_init__(self) -> None:
-        integer(0, start=self.start)
+    rules: ClassVar[Rules] = {"start": partial(validate.integer, 0)}
 
     def weight(self, step: int) -> float:
         """Return 1 / (number of parameters averaged so far)."""

@@ -1,4 +1,4 @@
-"""What an update is: a rule of the port and its numbers."""
+"""The protocol of updates: a rule of the port and its numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.ops import UpdateSettings
+from dpcore.spec.validate import Checked
 
 # What the second moment is made of -> how the port's step forms it (`dpcore.spec.ops.Backend.step`).
 SECOND_MOMENTS: Final = {
@@ -44,18 +45,12 @@ class Update(Protocol):
     def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
         """Return the numbers that the port's rule takes at step `step` (from 0).
 
-        Parameters
-        ----------
-        numbers : UpdateSettings
-            Those in force, of `settings` or of a parameter group.
-        step : int
-            From 0.
-        variances : (T,) array or None
-            The variance of the noise in each coordinate of the direction, by step; given where `bias_corrected`.
+        `numbers` are those in force, of `settings` or of a parameter group; `variances`, (T,), the variance of the
+        noise in each coordinate of the direction, by step, given where `bias_corrected`.
         """
 
 
-class WithoutSecondMoment:
+class WithoutSecondMoment(Checked):
     """What updates without a second moment share."""
 
     second_moment = "filtered"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import integer, non_negative
+from dpcore.spec.validate import Checked, Rules, integer, non_negative
 
 
 class Schedule(Protocol):
@@ -21,7 +22,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class WarmupCosine:
+class WarmupCosine(Checked):
     """Linear from 1/warmup_steps to 1, then half a cosine from 1 to `final` at the last step.
 
     Parameters
@@ -35,9 +36,7 @@ class WarmupCosine:
     warmup_steps: int = 0
     final: float = 0.0
 
-    def __post_init__(self) -> None:
-        integer(0, warmup_steps=self.warmup_steps)
-        non_negative(final=self.final)
+    rules: ClassVar[Rules] = {"warmup_steps": partial(integer, 0), "final": non_negative}
 
     def check(self, steps: int) -> None:
         """Refuse a warm-up that fills the whole run."""

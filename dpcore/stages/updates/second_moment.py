@@ -1,18 +1,24 @@
-"""What the adaptive updates share: where the second moment comes from, and how its root divides the direction."""
+"""The base of adaptive updates: where the second moment comes from, and how its root divides the direction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.spec.validate import choice, non_negative, positive
+from dpcore.spec.ops import UpdateSettings
+from dpcore.spec.validate import Checked, Rules, choice, non_negative, positive
 from dpcore.stages.updates.base import SECOND_MOMENTS
 
 DENOMINATORS = ("added", "floored")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecondMoment:
+class SecondMoment(Checked):
     """Settings of an adaptive update's second moment.
 
     Parameters
@@ -45,12 +51,18 @@ class SecondMoment:
     joint_scale: float | None = None
     allow_nonprivate: bool = False
 
-    def _check(self, eps: float) -> None:
-        choice(SECOND_MOMENTS, second_moment=self.second_moment)
-        choice(DENOMINATORS, denominator=self.denominator)
+    rules: ClassVar[Rules] = {
+        "lr": positive,
+        "weight_decay": non_negative,
+        "second_moment": partial(choice, SECOND_MOMENTS),
+        "denominator": partial(choice, DENOMINATORS),
+        "joint_scale": positive,
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.denominator == "floored":
-            positive(eps=eps)
-        non_negative(eps=eps)
+            positive(eps=self.eps)  # type: ignore[attr-defined]
         if self.bias_corrected and self.second_moment not in ("filtered", "released"):
             raise ArgumentError(
                 f"bias_corrected=True: must be False for second_moment={self.second_moment!r}, whose expectation the "
@@ -60,12 +72,23 @@ class SecondMoment:
             raise ArgumentError(
                 "bias_corrected=True: needs denominator='floored', since the corrected moment can be negative"
             )
-        if self.joint_scale is not None:
-            positive(joint_scale=self.joint_scale)
-            if self.second_moment != "joint":
-                raise ArgumentError(f"joint_scale={self.joint_scale!r}: is only for second_moment='joint'")
+        if self.joint_scale is not None and self.second_moment != "joint":
+            raise ArgumentError(f"joint_scale={self.joint_scale!r}: is only for second_moment='joint'")
         if self.second_moment == "noiseless" and not self.allow_nonprivate:
             raise PrivacyError(
                 "second_moment='noiseless': reads the clipped gradients without noise, so that epsilon is infinity; "
                 "give allow_nonprivate=True for a baseline, or take another variant"
             )
+
+    def bias(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64]) -> float:
+        """Return what the noise adds to nuhat in expectation, from the variances V of the steps up to `step`."""
+        raise NotImplementedError
+
+    def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
+        """Return the numbers with the noise's share of nuhat as `bias`, and eps as `floor` where it is one."""
+        if self.denominator == "floored":
+            numbers = numbers._replace(eps=0.0, floor=numbers.eps)
+        if not self.bias_corrected:
+            return numbers
+        assert variances is not None
+        return numbers._replace(bias=self.bias(numbers, step, variances[: step + 1]))

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, plain and with heavy-ball momentum."""
+"""Stochastic gradient descent: plain, with heavy-ball momentum and with Nesterov's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import decay, non_negative, positive
+from dpcore.spec.validate import Rules, decay, non_negative, positive
 from dpcore.stages.updates.base import WithoutSecondMoment
 
 
@@ -17,10 +17,7 @@ class SGD(WithoutSecondMoment):
     lr: float
     weight_decay: float = 0.0
     rule: ClassVar[str] = "sgd"
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        non_negative(weight_decay=self.weight_decay)
+    rules: ClassVar[Rules] = {"lr": positive, "weight_decay": non_negative}
 
     def settings(self) -> UpdateSettings:
         """Return the numbers."""
@@ -35,12 +32,15 @@ class Momentum(WithoutSecondMoment):
     momentum: float = 0.9
     weight_decay: float = 0.0
     rule: ClassVar[str] = "momentum"
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        decay(momentum=self.momentum)
-        non_negative(weight_decay=self.weight_decay)
+    rules: ClassVar[Rules] = {**SGD.rules, "momentum": decay}
 
     def settings(self) -> UpdateSettings:
         """Return the numbers."""
         return UpdateSettings(self.lr, self.weight_decay, beta1=self.momentum)
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """``g <- g + weight_decay x;  m <- momentum m + g;  x <- x - lr (g + momentum m)`` (torch: nesterov=True)."""
+
+    rule: ClassVar[str] = "nesterov"

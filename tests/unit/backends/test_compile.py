@@ -69,6 +69,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     return [
         step_case("sgd", "sgd"),
         step_case("momentum, order 1, displacement", "momentum", (first,), DISPLACED=True),
+        step_case("nesterov", "nesterov"),
         step_case("adam, order 1", "adam", (first,)),
         step_case("adamw, order 3, displacement", "adamw", (third,), DISPLACED=True),
         step_case("sgd, philox", "sgd", RNG="philox"),

@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpcore import methods, minimize, sampling
 from dpcore.errors import DataError, DpcoreError
-from dpcore.ledger import Ledger, salvage, storage
+from dpcore.ledger import Ledger, places, salvage, storage
 from dpcore.ledger.entries import START, seal, write
-from dpcore.ledger.places import check_place, file_system
 from dpcore.ledger.state import State
 from dpcore.methods import memf
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler
+from dpcore.statement.verify import holds, verify
 from tests.unit.ledger_tools import begin, new, poisson
 
 
@@ -238,7 +239,7 @@ def test_a_ledger_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = filled(tmp_path)
-    with pytest.raises(DataError, match=r"read-only|cannot be written|locks and flushes"):
+    with pytest.raises(DataError, match=r"lies on (proc|an unknown file system)"):
         Ledger.create("/proc/people.ledger")
     allowed = os.access
     # Root may write everywhere, whatever the mode says.
@@ -256,54 +257,99 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         begin(looked_at)
 
 
-MOUNTS = """\
-22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
-30 22 0:40 / /home rw shared:5 - nfs4 server:/home rw
-31 30 0:41 / /home/me/fast\\040disk rw - xfs /dev/nvme0 rw
-32 22 0:42 / /mnt/s rw - fuse.sshfs me@host: rw
-33 22 0:43 / /scratch rw - ext4 /dev/sdb rw
-34 22 0:44 / /scratch rw - lustre server:/x rw
-35 22 0:45 / /data rw master:1 - ceph mon:/ rw
-36 22 0:46 / /win rw - 9p C: rw
-37 22 0:47 / /samba rw - cifs //server/x rw
-garbage
-"""
+def mounted(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Let the table of mounts say that the folder's mount is one of this kind, among others."""
+    number = places._mount_number(folder)
+    table = f"1{number} 1 0:1 / / rw - nfs x rw\n{number} 1 8:1 / /there rw,relatime shared:5 - {kind}\ngarbage\n"
+    (folder / "mountinfo").write_text(table)
+    monkeypatch.setattr(places, "MOUNTS", folder / "mountinfo")
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "apfs", "bcachefs"])
+def test_disks_of_this_machine_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    mounted(tmp_path, monkeypatch, f"{kind} /dev/sda1 rw,discard")
+    ledger = Ledger.create(tmp_path / "a", accept_file_system=True)
+    assert Ledger.open(tmp_path / "a").file_systems == ledger.file_systems == ()
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"),
+    ("mount", "kind"),
     [
-        ("/home/me/a", "nfs4"),
-        ("/home/me/fast disk/a", None),
-        ("/homely/a", None),
-        ("/mnt/s/x/a", "fuse.sshfs"),
-        ("/scratch/a", "lustre"),
-        ("/data/a", "ceph"),
-        ("/win/a", "9p"),
-        ("/samba/deep/down/a", "cifs"),
-        ("/a", None),
+        *((f"{kind} x rw", kind) for kind in ("nfs4", "cifs", "9p", "virtiofs", "vboxsf", "vmhgfs", "afpfs", "tmpfs")),
+        *((f"{kind} x rw", kind) for kind in ("fuse.sshfs", "fuse.rclone", "fuse.vmhgfs-fuse", "fuse.new", "vfat")),
+        ("overlay overlay rw,lowerdir=/l,upperdir=/u,volatile", "overlay with volatile"),
+        ("ext4 /dev/sda1 rw,nobarrier", "ext4 with nobarrier"),
     ],
 )
-def test_networked_file_systems(tmp_path: Path, place: str, kind: str | None) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(MOUNTS)
-    if kind is None:
-        check_place(Path(place), mounts)
-        assert file_system(Path(place), mounts) is not None
-    else:
-        with pytest.raises(DataError, match=rf"networked file system \({kind} at /.*put it on a disk of this machine"):
-            check_place(Path(place), mounts)
-    check_place(Path(place), tmp_path / "absent")
-
-
-def test_networked_file_systems_are_refused_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = filled(tmp_path)
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"22 1 8:1 / / rw - ext4 x rw\n23 22 0:9 / {tmp_path} rw - nfs x rw\n")
-    monkeypatch.setattr(check_place, "__defaults__", (mounts,))
-    for use in (lambda: Ledger.open(ledger.path), lambda: Ledger.create(tmp_path / "b")):
-        with pytest.raises(DataError, match="networked"):
+def test_what_else_there_is_needs_the_owners_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, kind: str
+) -> None:
+    moved = filled(tmp_path)
+    exported = moved.export()
+    monkeypatch.setattr(places, "KNOWN", places.KNOWN - {kind})  # pytest's folders may lie on it
+    mounted(tmp_path, monkeypatch, mount)
+    for use in (
+        lambda **word: Ledger.open(moved.path, **word),
+        lambda **word: Ledger.create(tmp_path / "new", **word),
+        lambda **word: Ledger.restore(tmp_path / "restored", exported, **word),
+        lambda **word: Ledger.open_or_create(tmp_path / "newer", **word),
+    ):
+        with pytest.raises(DataError, match=rf"lies on {kind} \(mounted at /there\).*accept_file_system=True"):
             use()
+        ledger = use(accept_file_system=True)
+        entries = len(ledger.export()["entries"])
+        assert ledger.file_systems == Ledger.open(ledger.path).file_systems == (kind,)
+        assert len(Ledger.open(ledger.path, accept_file_system=True).export()["entries"]) == entries
+        assert ledger.verify().valid
+
+
+def test_the_file_system_is_that_of_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not places.MOUNTS.exists():
+        pytest.skip("needs Linux's table of mounts")
+    assert places.file_system(Path("/proc")) == ("proc", "/proc")
+    number = places._mount_number(tmp_path)
+    lines = [line.split(" ") for line in places.MOUNTS.read_text().splitlines()]
+    (device,) = {line[2] for line in lines if line[0] == number}
+    assert device == f"{os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)}"
+    monkeypatch.setattr(places, "_mount_number", lambda path: "")
+    with pytest.raises(DataError, match="lies on an unknown file system"):
+        Ledger.create(tmp_path / "a")
+
+
+def test_file_systems_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What macOS's ``mount`` writes; where there is no such command, the owner's word is needed."""
+    monkeypatch.setattr(places, "MOUNTS", tmp_path / "absent")
+    table = (
+        "/dev/disk3s1s1 on / (apfs, sealed, local)\n//me@host/x on /Volumes/a b (smbfs, nodev)\nx on /Volumes/a (hfs)\n"
+    )
+    command = tmp_path / "mount"
+    command.write_text(f"#!/bin/sh\ncat <<'END'\n{table}END\n")
+    command.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for path, found in {
+        "/Users": "apfs",
+        "/Volumes/a b/c": "smbfs",
+        "/Volumes/a": "hfs",
+        "/Volumes/ab": "apfs",
+    }.items():
+        assert places.file_system(Path(path))[0] == found
+    monkeypatch.setenv("PATH", str(tmp_path / "absent"))
+    with pytest.raises(DataError, match="an unknown file system"):
+        Ledger.create(tmp_path / "a")
+
+
+def test_a_statement_repeats_the_owners_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "KNOWN", places.KNOWN - {"tmpfs"})
+    mounted(tmp_path, monkeypatch, "tmpfs tmpfs rw")
+    ledger = Ledger.create(tmp_path / "a", accept_file_system=True)
+    sampler = sampling.PoissonSampler(dataset_size=20, batch_size=5)
+    method = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
+    result = minimize(lambda x, i: np.ones((len(i), 1)), np.zeros(1), sampler, method, steps=2, ledger=ledger)
+    statement = result.statement(1e-5)
+    (sentence,) = (one for one in statement.caveats if "tmpfs" in one)
+    assert holds(verify(statement))
+    silent = replace(statement, caveats=tuple(one for one in statement.caveats if one != sentence))
+    assert any("lacks: The ledger lies" in finding.words for finding in verify(silent))
 
 
 def test_a_power_loss_takes_no_reservation_back(tmp_path: Path) -> None:
@@ -311,6 +357,7 @@ def test_a_power_loss_takes_no_reservation_back(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     with storage.Storage(ledger.path).connection() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+        assert connection.execute("PRAGMA fullfsync").fetchone() == (1,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert os.listdir(tmp_path) == ["people.ledger"]
 

@@ -81,10 +81,10 @@ def _killed_after(
 
 def _kill_often(folder: Path, seed: int) -> None:
     """Kill KILLS children of one ledger, every fourth of them as it begins, the others amid their rows."""
-    ledger, rng = new(folder), np.random.default_rng(seed)
+    ledger, rng = new(folder, accept_file_system=True), np.random.default_rng(seed)
     resume = None
     start = time.perf_counter()
-    practice = begin(Ledger.create(folder / "practice.ledger"))
+    practice = begin(Ledger.create(folder / "practice.ledger", accept_file_system=True))
     practice.reserve(0)
     needed = time.perf_counter() - start
     for number in range(KILLS):

@@ -523,7 +523,9 @@ class Failing:
 
 def test_a_step_that_was_cut_short_leaves_no_gap_in_correlated_noise() -> None:
     """The second tensor's noise of step 2 is never drawn; later steps are rows of C^{-1} Z all the same."""
-    method = methods.memf(lr=1.0, strategy=NamedStrategy("banded-inverse-square-root", 3), noise_multiplier=1.5)
+    method = methods.memf(
+        lr=1.0, base="sgd", strategy=NamedStrategy("banded-inverse-square-root", 3), noise_multiplier=1.5
+    )
     sampler = FixedBatches([[]] * 6 + [[0]], batch_size=1)
     plan = Plan(method, sampler, 7, ("w", "b"))
     x = [np.zeros(shape) for _, shape in SHAPES]

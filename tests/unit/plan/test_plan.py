@@ -15,13 +15,15 @@ import dpcore
 from dpcore import accounting, methods, sampling
 from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, NonPrivate
 from dpcore.accounting.branches import Branch, Branches, count
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, PrivacyError
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import Provenance, RunKeys
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.stages import queries, updates
 from dpcore.stages.clipping import Clip
 from dpcore.stages.filters import OptimalFIR
+from dpcore.stages.noise import IndependentGaussian
+from dpcore.stages.queries import Point
 from dpcore.stages.strategies import BandedToeplitz, Identity, from_matrix, strategy
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
@@ -514,3 +516,47 @@ def test_a_plan_refuses_a_strategy_that_streams_another_matrix_than_it_accounts_
     sampler = sampling.FixedOrderSampler(dataset_size=20, batch_size=5)
     with pytest.raises(ArgumentError, match="must describe one matrix"):
         Plan(methods.memf(lr=0.1, noise_multiplier=2.0, strategy=Liar((1.0, 0.9))), sampler, 8)
+
+
+class Own:
+    """A filter, or a query, of the caller's own."""
+
+    adaptive, order, uses_displacement, lags = False, 1, False, 1
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def coefficients(self, step: int) -> Any:
+        return self.answer
+
+    def points(self, step: int) -> Any:
+        return self.answer if step else (Point(1.0),)
+
+
+@pytest.mark.parametrize(
+    ("stage", "answer", "words"),
+    [
+        ("filter", (FilterCoefficients((1.0,), (-1.1,)),), "unstable at step 0, a pole has modulus 1.1"),
+        ("filter", FilterCoefficients((1.0,), (-0.5,)), "must be a tuple of FilterCoefficients"),
+        ("filter", [FilterCoefficients((1.0,), (-0.5,))], "must be a tuple of FilterCoefficients"),
+        ("filter", (FilterCoefficients((math.nan,), (-0.5,)),), "must be finite"),
+        ("filter", (FilterCoefficients((1.0,), (-0.5,), 0.0),), "the normalizer not 0"),
+        ("filter", (FilterCoefficients((1.0,), ()),), "order=1: must be 0"),
+        ("query", (), "has no point at step 1"),
+        ("query", ((1.0, 0.0, 0),), "must hold dpcore.stages.queries.Point"),
+        ("query", (Point(math.nan),), "must be finite"),
+        ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
+        ("query", (Point(1.0, lag=-1),), "needs -1 earlier"),
+        ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
+    ],
+)
+def test_stages_of_the_callers_own_are_checked_before_the_run(stage: str, answer: Any, words: str) -> None:
+    method = dpcore.Method(update=updates.SGD(0.1), noise=IndependentGaussian(1.0), **{stage: Own(answer)})
+    with pytest.raises(DpcoreError) as caught:
+        plan(method, steps=2)
+    assert words in str(caught.value)
+
+
+def test_stages_of_the_callers_own_that_are_sound_are_taken() -> None:
+    stages = {"filter": Own((FilterCoefficients((1.0,), (-1.0,)),)), "query": Own((Point(0.5), Point(0.5, lag=1)))}
+    plan(dpcore.Method(update=updates.SGD(0.1), noise=IndependentGaussian(1.0), **stages), steps=2)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.signal import butter, cheby1, freqz, lfilter
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.spec.check import order_of
+from dpcore.spec.ops import FilterCoefficients
 from dpcore.stages.filters import (
     NAMED_FILTERS,
     Accumulation,
@@ -121,6 +121,49 @@ class TestContract:
             stage.order_of_magnitude = 1  # type: ignore[attr-defined]
 
 
+# ------------------------------------------------------------------------------------------------------------- low-pass
+
+
+@pytest.mark.parametrize("name", NAMED_FILTERS)
+def test_named_filters_have_unit_gain_and_state_of_the_order_only(name: str) -> None:
+    stage = named_filter(name)
+    assert run(stage, np.ones((300, 1))) == pytest.approx(1.0)
+    assert sum(stage.b) - sum(stage.a) == pytest.approx(1.0)
+
+
+@given(
+    st.lists(st.complex_numbers(max_magnitude=0.95, allow_nan=False, allow_infinity=False), max_size=2),
+    st.lists(st.floats(-1, 1), min_size=1, max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_stable_filter_is_scipys(poles: list[complex], taps: list[float], seed: int) -> None:
+    a = tuple(np.real(np.atleast_1d(np.poly([*poles, *np.conj(poles)])))[1:].tolist())
+    gain = sum(taps) / (1 + sum(a))
+    assume(abs(gain) > 1e-2)
+    b = tuple(tap / gain for tap in taps)
+    normalizers = lfilter(b, (1.0, *a), np.ones(4096))
+    cancels = np.abs(np.diff(normalizers, prepend=0.0)).sum()  # a filter whose weights cancel is refused
+    assume(np.abs(normalizers).min() > max(1e-3, 1e-5 * cancels))
+    stage = LowPass(b=b, a=a)
+    signal = np.random.default_rng(seed).normal(size=(40, 2))
+    got, wanted = run(stage, signal), expected(stage, signal)
+    weights = np.abs(lfilter(b, (1.0, *a), np.eye(40)[0])).sum() / np.abs(normalizers).min()
+    np.testing.assert_allclose(got, wanted, atol=1e-10 * max(weights, 1))
+
+
+def test_normalizers_far_beyond_the_checked_steps() -> None:
+    stage = LowPass(b=(1e-4,), a=(-(1 - 1e-4),))
+    for step in (0, 63, 64, 5000, 20_000):
+        assert stage.coefficients(step)[0].normalizer == pytest.approx(-math.expm1((step + 1) * math.log1p(-1e-4)))
+
+
+def test_numpy_scalars_as_coefficients_do_not_widen() -> None:
+    coefficients = FilterCoefficients((np.float64(0.1),), (np.float64(-0.9),), np.float64(0.1))
+    state = [np.zeros(3, np.float32)]
+    assert recurrence(np.ones(3, np.float32), state, coefficients).dtype == np.float32
+    assert state[0].dtype == np.float32
+
+
 # ---------------------------------------------------------------------------------------------------------------- chain
 
 
@@ -147,15 +190,6 @@ def test_the_order_of_a_chain_matters_at_the_start() -> None:
     assert not np.allclose(run(Chain(first, second), signal), run(Chain(second, first), signal))
 
 
-def test_chains_refuse() -> None:
-    with pytest.raises(ArgumentError, match=r"adaptive filter .* cannot stand in a chain"):
-        Chain(Identity(), OptimalFIR(3))
-    with pytest.raises(ArgumentTypeError, match="must be filters"):
-        Chain(0.7)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="must be filters"):
-        Chain(Averaging)  # type: ignore[arg-type]
-
-
 # --------------------------------------------------------------------------------------------------------- accumulation
 
 
@@ -172,28 +206,8 @@ def test_accumulation_ignores_c_0() -> None:
     assert Accumulation((0.7,)).coefficients(0)[0].a == (0.0,)
 
 
-@pytest.mark.parametrize(
-    ("decay", "words"),
-    [
-        (-0.1, "decay=-0.1: must lie between 0 and 1"),
-        (1.01, "between 0 and 1"),
-        ([0, 0.5, 2], "decay=2: must lie"),
-        ([], "one number a step"),
-        (math.nan, "finite"),
-    ],
-)
-def test_accumulation_refuses(decay: Any, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        Accumulation(decay)
-
-
-def test_a_sequence_of_decays_that_ends_too_early_is_refused() -> None:
-    stage = Accumulation([0, 0.5, 0.5])
-    assert stage.coefficients(2)[0].a == (0.0,)
-    with pytest.raises(ArgumentError, match="<3 numbers>: must hold one number a step, and step 4 is asked for"):
-        stage.coefficients(3)
-    with pytest.raises(ArgumentTypeError, match="real number"):
-        Accumulation("0.5")  # type: ignore[arg-type]
+def test_a_sequence_of_decays_may_end_with_the_run() -> None:
+    assert Accumulation([0, 0.5, 0.5]).coefficients(2)[0].a == (0.0,)
 
 
 # --------------------------------------------------------------------------------------------------------------- Kalman
@@ -238,28 +252,6 @@ def test_without_hessian_error_the_filter_is_the_optimal_one_for_a_random_walk()
         assert np.mean((run(Averaging(factor * stage.kappa), observed)[-1] - truth[-1]) ** 2) > error
 
 
-@pytest.mark.parametrize(
-    ("sigmas", "words"),
-    [
-        ((2.0, 0.5, 1.0), "square root .* is not real"),
-        ((1.1, 1.0, 1.0), "gain would exceed 1"),
-        ((0.0, 0.0, 1.0), "gain would tend to 0"),
-        ((0.0, 1e-200, 1.0), "gain would tend to 0"),
-        ((0.0, 0.0, 0.0), "gain would tend to 0"),
-        ((-0.1, 1.0, 1.0), "sigma_H=-0.1"),
-        ((0.1, math.inf, 1.0), "sigma_v=inf"),
-    ],
-)
-def test_variances_without_a_gain_are_refused(sigmas: tuple[float, float, float], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        ScalarKalman(*sigmas)
-
-
-def test_a_negative_initial_variance_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="initial_variance=-1"):
-        ScalarKalman(0.1, 1.0, 1.0, initial_variance=-1)
-
-
 def test_two_point_takes_a_changing_gain() -> None:
     query = TwoPoint(kappa=KALMAN, gamma=0.5)
     assert [point.weight for point in query.points(0)] == [1.0]
@@ -272,10 +264,6 @@ def test_two_point_takes_a_changing_gain() -> None:
         ]
     assert query.uses_displacement
     assert TwoPoint(ScalarKalman(1.0, 0.5, 1.0), 0.5).points(3) == TwoPoint(1.0, 0.5).points(3)
-    with pytest.raises(ArgumentError, match="gamma=0: must not be 0"):
-        TwoPoint(KALMAN, 0)
-    with pytest.raises(ArgumentTypeError, match="kappa"):
-        TwoPoint("0.7", 0.5)  # type: ignore[arg-type]
 
 
 def full(dimension: int = 3, **changes: Any) -> FullKalman:
@@ -361,23 +349,6 @@ def test_a_hessian_covariance_of_one_step() -> None:
     np.testing.assert_array_equal(first.step(g, g), second.step(g, g, hessian_covariance=0.5))
 
 
-def test_the_full_filter_is_not_private_and_refuses() -> None:
-    with pytest.raises(PrivacyError, match="epsilon is infinity"):
-        FullKalman(2, hessian_covariance=0, motion_covariance=1, noise_covariance=1)
-    assert FullKalman.private is False
-    assert not hasattr(FullKalman, "coefficients")
-    with pytest.raises(ArgumentError, match="must not exceed noise_covariance in any direction"):
-        full(2, hessian_covariance=np.diag([0.1, 1.5]))
-    with pytest.raises(ArgumentError, match="no negative eigenvalue"):
-        full(2, motion_covariance=np.diag([1.0, -1.0]))
-    with pytest.raises(ArgumentError, match=r"shape \(3, 3\)"):
-        full(noise_covariance=np.eye(2))
-    with pytest.raises(ArgumentError, match=r"gradient: must be a finite array of shape \(3,\)"):
-        full().step(np.ones(2), np.zeros(3))
-    with pytest.raises(ArgumentError, match="must not be singular"):
-        full(hessian_covariance=1.0, motion_covariance=0.0, observation=0.0).step(np.ones(3), np.zeros(3))
-
-
 # -------------------------------------------------------------------------------------------------------------- designs
 
 
@@ -393,27 +364,6 @@ def test_designs_are_scipys_with_unit_gain(order: int, cutoff: float) -> None:
         assert sum(stage.b) - sum(stage.a) == pytest.approx(1)
     power = abs(freqz(butterworth(order, cutoff).b, (1, *butterworth(order, cutoff).a), [math.pi * cutoff])[1][0]) ** 2
     assert power == pytest.approx(0.5, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("order", "cutoff", "words"),
-    [
-        (0, 0.1, "order=0"),
-        (4, 0.1, "order=4: must be 1, 2 or 3; steeper filters are chains"),
-        (2, 1.0, "cutoff=1.0"),
-        (2, 0, "cutoff=0"),
-        (3, 1e-5, "normalizer c_t .* Take a higher cutoff or a lower order"),
-        (1, 1e-13, "Take a higher cutoff$"),
-    ],
-)
-def test_refused_designs(order: int, cutoff: float, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        butterworth(order, cutoff)
-
-
-def test_a_refused_ripple() -> None:
-    with pytest.raises(ArgumentError, match="ripple=0"):
-        chebyshev(2, 0.1, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- optimal FIR
@@ -496,22 +446,8 @@ def test_weights_of_the_first_steps(weighting: str) -> None:
     assert stage.weights(stage.initial(), 0) == (1.0, 0.0, 0.0, 0.0)
 
 
-def test_optimal_fir_refuses() -> None:
+def test_optimal_fir_is_adaptive_and_described() -> None:
     stage = OptimalFIR(2)
     assert stage.adaptive
     assert (stage.order, stage.memory) == (0, 2)
     assert json.loads(json.dumps(describe(stage))) == {"kind": "OptimalFIR", "length": 2, "weighting": "optimal"}
-    with pytest.raises(ArgumentError, match="length=0"):
-        OptimalFIR(0)
-    with pytest.raises(ArgumentError, match="did you mean 'optimal'"):
-        OptimalFIR(2, weighting="optimum")
-    with pytest.raises(ArgumentError, match="weights depend on the released averages"):
-        stage.coefficients(0)
-    with pytest.raises(ArgumentError, match="len\\(products\\)=2: must be 1 at step 0"):
-        stage.observe(stage.initial(), [1.0, 1.0], 0.0)
-    with pytest.raises(ArgumentError, match="finite"):
-        stage.observe(stage.initial(), [math.inf], 0.0)
-    with pytest.raises(ArgumentError, match="noise_power=-1"):
-        stage.observe(stage.initial(), [1.0], -1.0)
-    with pytest.raises(ArgumentError, match="len\\(statistics\\)=1: must be 6"):
-        stage.weights((0.0,), 0)

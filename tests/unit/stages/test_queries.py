@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpcore.errors import ArgumentError
-from dpcore.stages.filters import ScalarKalman
+from dpcore import methods
 from dpcore.stages.queries import (
     AcceleratedDifference,
     ParameterWindow,
@@ -92,34 +91,10 @@ def test_phases() -> None:
     assert {Preconditioned().phase(t) for t in range(5)} == {r}
 
 
-def test_a_gain_that_changes_gives_weights_that_change() -> None:
-    kalman = ScalarKalman(0.1, 0.2, 0.7)
-    query = TwoPoint(kalman, 0.5)
-    for t in range(1, 6):
-        k = kalman.gain(t)
-        assert query.weight(t) == pytest.approx((1 - k) / (k * 0.5))
-    assert query.points(0) == (Point(1.0),)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: ParameterWindow(0), "window=0"),
-        (lambda: ParameterWindow(2, 1.0), "beta=1.0"),
-        (lambda: ParameterWindow(2, -0.1), "beta=-0.1"),
-        (lambda: RecursiveDifference(1.1), "decay=1.1: must be at least 0 and at most 1"),
-        (lambda: RecursiveDifference([0.0, -0.5]), "decay=-0.5"),
-        (lambda: RecursiveDifference([0.0, 0.5]).points(2), "decay: has 2 steps"),
-        (lambda: Preconditioned(Preconditioned()), "scale once"),
-        (lambda: Preconditioned(scale_eps=0), "scale_eps=0"),
-        (lambda: Preconditioned(max_scaled_norm=-1), "max_scaled_norm=-1"),
-        (lambda: Preconditioned(unscaled_steps=-1), "unscaled_steps=-1"),
-        (lambda: Preconditioned(scaled_steps=0), "scaled_steps=0"),
-        (lambda: TwoPoint(0.5, 0), "gamma=0"),
-        (lambda: TwoPoint(0.0, 1), "kappa=0.0"),
-    ],
-)
-def test_bad_settings(make, words: str) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        make()
-    assert words in str(caught.value)
+@pytest.mark.parametrize("decay", [np.float32(0.5), np.array([0.0, 0.5]), [0, np.float64(0.5)], (0.0, 0.5)], ids=repr)
+def test_decays_are_numbers_or_arrays_of_them(decay) -> None:
+    method = methods.srg_memf(lr=0.1, decay=decay)
+    assert method.query.points(1) == (Point(1.0), Point(-0.5, lag=1))
+    assert method.filter.at(1) == 0.5
+    stored = method.query.decay
+    assert {type(value) for value in (stored if isinstance(stored, tuple) else (stored,))} == {float}

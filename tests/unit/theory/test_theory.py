@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore import theory
-from dpcore.errors import ArgumentError
 from dpcore.stages.queries import ParameterWindow
 
 SIGMAS = st.tuples(st.floats(0.0, 0.95), st.floats(0.01, 2.0), st.floats(0.1, 3.0)).map(
@@ -54,14 +53,9 @@ def test_the_printed_rate_is_wrong() -> None:
     assert theory.kalman_rate(0.5, 0.1, 1.0) != pytest.approx(printed, rel=0.1)
 
 
-def test_variances_without_a_steady_state_are_refused() -> None:
+def test_the_greatest_hessian_error_leaves_no_memory() -> None:
     assert theory.kappa_from_variances(1.0, 0.3, 1.0) == 1
     assert theory.kalman_rate(1.0, 0.3, 1.0) == 0
-    for function in (theory.kappa_from_variances, theory.kalman_rate, theory.steady_variance):
-        with pytest.raises(ArgumentError, match="not real"):
-            function(3.0, 0.1, 1.0)
-        with pytest.raises(ArgumentError, match="exceed 1"):
-            function(1.05, 1.0, 1.0)
 
 
 @given(st.floats(0, 0.999), st.integers(1, 30))
@@ -78,17 +72,9 @@ def test_pmlf_variance_factor_is_that_of_the_query() -> None:
     assert theory.pmlf_variance_factor(0.4, 3).factor == pytest.approx(sum(point.weight**2 for point in points))
 
 
-@pytest.mark.parametrize(("beta", "window", "words"), [(1.0, 2, "beta=1.0"), (-0.1, 2, "beta"), (0.5, 0, "window=0")])
-def test_pmlf_variance_factor_refuses(beta: float, window: int, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        theory.pmlf_variance_factor(beta, window)
-
-
 def test_noise_factor() -> None:
     assert theory.theoretical_noise_factor(0.5) == 1  # no filter: c_0 = 1/2, kappa_0 = 1
     assert theory.theoretical_noise_factor(2) == 0.25
-    with pytest.raises(ArgumentError, match="snr=0"):
-        theory.theoretical_noise_factor(0)
 
 
 def test_bias_correction_regime_at_the_papers_example() -> None:
@@ -153,12 +139,3 @@ def test_accelerated_parameters_do_not_depend_on_the_unit() -> None:
     second = theory.accelerated_srgd_parameters(10**6, 10**9, 2.0 / u, 0.7 / u**2, 3.0 * u, 1.0, 1e-6)
     assert second[:2] == first[:2]
     assert second.beta == pytest.approx(first.beta / u**2)
-
-
-def test_accelerated_parameters_refuse() -> None:
-    with pytest.raises(ArgumentError, match="dimension=1000000000: must be at most 52 "):
-        theory.accelerated_srgd_parameters(100, 10**9, 1, 1, 1, 1, 1e-6)
-    with pytest.raises(ArgumentError, match="dataset_size=1"):
-        theory.accelerated_srgd_parameters(1, 1, 1, 1, 1, 1, 1e-6)
-    with pytest.raises(ArgumentError, match="delta=0"):
-        theory.accelerated_srgd_parameters(100, 1, 1, 1, 1, 1, 0)

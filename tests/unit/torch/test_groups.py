@@ -38,7 +38,7 @@ SCHEDULERS = {
         lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12),
     ),
     "one cycle momentum": (
-        lambda: sgd(base="momentum"),
+        lambda: sgd(base="nesterov"),
         lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12),
     ),
     "warm up, then exponential": (

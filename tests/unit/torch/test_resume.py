@@ -67,7 +67,7 @@ STRATEGIES = {
 def test_a_fork_under_correlated_noise_keeps_the_rows_it_has_drawn(name: str) -> None:
     """Batches without examples, so that a step is noise alone: row t of C^{-1} Z, rows of Z by their branches' keys."""
     steps = 12
-    method = dpcore.methods.memf(lr=1.0, strategy=STRATEGIES[name], noise_multiplier=1.5, batch_size=1)
+    method = dpcore.methods.memf(lr=1.0, base="sgd", strategy=STRATEGIES[name], noise_multiplier=1.5, batch_size=1)
     sampler = FixedBatches([[]] * (steps - 1) + [[0]], dataset_size=30, batch_size=1)
     data = (DATA[0].double(), DATA[1])
 
