@@ -16,6 +16,7 @@ from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussi
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan import scales
 from dpcore.sampling import FixedOrderSampler, Sampler, UserSampler
+from dpcore.sampling.base import largest_batch
 from dpcore.spec.keys import Provenance
 from dpcore.spec.layout import Layout
 from dpcore.spec.validate import integer, non_negative
@@ -201,7 +202,7 @@ class Plan:
             return self._clips[self.scaled(step)]
         clip = replace(self.method.clip, max_grad_norm=norm)
         grouping = clip.grouping(self.tensors)
-        return clip, grouping, clip.sensitivity(grouping)
+        return clip, grouping, clip.sensitivity(grouping).of_sums(self.largest_batch)
 
     @cached_property
     def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
@@ -212,8 +213,13 @@ class Plan:
         found = {}
         for key, clip in ((False, plain), (True, scaled)):
             grouping = clip.grouping(self.tensors)
-            found[key] = clip, grouping, clip.sensitivity(grouping)
+            found[key] = clip, grouping, clip.sensitivity(grouping).of_sums(self.largest_batch)
         return found
+
+    @property
+    def largest_batch(self) -> int:
+        """The most vectors that a step sums: `dpcore.sampling.base.largest_batch`."""
+        return largest_batch(self.sampler)
 
     @property
     def bit_noise_standard_deviation(self) -> float:

@@ -90,3 +90,12 @@ class Sampler(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return the public settings for a privacy statement, as JSON values."""
+
+
+def largest_batch(sampler: Sampler) -> int:
+    """Return how many examples a step has at most, or with a probability of all but 1e-30 where coins are drawn.
+
+    Where there is no `max_batch_size`, a sampler may have a ``likely_batch_size`` of that meaning.
+    """
+    most = sampler.max_batch_size
+    return int(getattr(sampler, "likely_batch_size", sampler.dataset_size)) if most is None else most

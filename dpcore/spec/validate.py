@@ -5,6 +5,7 @@ Each returns its value, so that a constructor can check and convert in one line.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import operator
@@ -84,6 +85,29 @@ def decay(**values: Any) -> float:
     if not 0 <= result < 1:
         raise ArgumentError(f"{name}={value!r}: must be at least 0 and less than 1")
     return result
+
+
+def numbers(**values: Any) -> float | tuple[float, ...]:
+    """Return a finite float, or a tuple of them where the value is a sequence or a one-dimensional array."""
+    name, value = _single(values)
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
+        return number(**values)
+    return tuple(number(**{name: entry}) for entry in value)
+
+
+def plain(stage: Any) -> None:
+    """Turn the NumPy scalars among the fields of a frozen dataclass into Python's numbers, in its `__post_init__`.
+
+    NumPy's float64 would widen, or refuse to enter, the float32 arrays that it meets later.
+    """
+    for field in dataclasses.fields(stage):
+        value = getattr(stage, field.name)
+        own = tuple(map(_plain, value)) if type(value) is tuple else _plain(value)
+        object.__setattr__(stage, field.name, own)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def sequence(**values: Any) -> Any:

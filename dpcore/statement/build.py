@@ -64,6 +64,7 @@ def state(
         forks=keys.forks,
         abandoned=abandoned,
         ledger=ledger,
+        terms=plan.largest_batch,
     )
     method = plan.method.describe()
     return Statement(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import number
+from dpcore.spec.validate import numbers
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class Accumulation:
     adaptive: ClassVar[bool] = False
 
     def __init__(self, decay: float | Sequence[float]) -> None:
-        if isinstance(decay, Sequence) and not isinstance(decay, (str, bytes)):
-            if not len(decay):
-                raise ArgumentError(f"decay={decay!r}: must hold one number a step")
-            object.__setattr__(self, "decay", tuple(_unit(decay=value) for value in decay))
-        else:
-            object.__setattr__(self, "decay", _unit(decay=decay))
+        chosen = numbers(decay=decay)
+        if chosen == ():
+            raise ArgumentError("decay=[]: must hold one number a step")
+        for value in chosen if isinstance(chosen, tuple) else (chosen,):
+            if not 0 <= value <= 1:
+                raise ArgumentError(f"decay={value!r}: must lie between 0 and 1")
+        object.__setattr__(self, "decay", chosen)
 
     def at(self, step: int) -> float:
         """Return c_step."""
@@ -71,11 +72,3 @@ class Accumulation:
                 )
             following = following if following < len(self.decay) else 0
         return (FilterCoefficients((1.0,), (-self.at(following),)),)
-
-
-def _unit(**values: Any) -> float:
-    ((name, value),) = values.items()
-    result = number(**values)
-    if not 0 <= result <= 1:
-        raise ArgumentError(f"{name}={value!r}: must lie between 0 and 1")
-    return result

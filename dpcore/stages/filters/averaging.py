@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import fraction
+from dpcore.spec.validate import fraction, plain
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Averaging:
     adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        plain(self)
         fraction(kappa=self.kappa)
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import choice, integer, non_negative, number
+from dpcore.spec.validate import choice, integer, non_negative, number, plain
 
 _WEIGHTINGS = ("optimal", "paper")
 _LEAST_POWER = 1e-3
@@ -55,6 +55,7 @@ class OptimalFIR:
     adaptive: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        plain(self)
         integer(1, length=self.length)
         choice(_WEIGHTINGS, weighting=self.weighting)
 

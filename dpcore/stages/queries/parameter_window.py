@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dpcore.spec.validate import decay, integer
+from dpcore.spec.validate import decay, integer, plain
 from dpcore.stages.queries.base import Point, Query, combined, delayed, lags_behind
 from dpcore.stages.queries.plain import Plain
 
@@ -41,6 +41,7 @@ class ParameterWindow:
     query: Query = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
+        plain(self)
         integer(1, window=self.window)
         decay(beta=self.beta)
 

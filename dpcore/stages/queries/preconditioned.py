@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import integer, positive
+from dpcore.spec.validate import integer, plain, positive
 from dpcore.stages.queries.base import Point, Query
 from dpcore.stages.queries.plain import Plain
 
@@ -55,6 +55,7 @@ class Preconditioned:
     scaled_steps: int = 1
 
     def __post_init__(self) -> None:
+        plain(self)
         if isinstance(self.query, Preconditioned):
             raise ArgumentError("query: is preconditioned already; scale once")
         positive(scale_eps=self.scale_eps)

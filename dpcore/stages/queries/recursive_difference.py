@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import number
+from dpcore.spec.validate import numbers
 from dpcore.stages.queries.base import Point, Query, combined, delayed, lags_behind
 from dpcore.stages.queries.plain import Plain
 
@@ -37,9 +37,9 @@ class RecursiveDifference:
     query: Query = field(default_factory=Plain)
 
     def __init__(self, decay: float | Sequence[float], query: Query | None = None) -> None:
-        chosen = tuple(decay) if isinstance(decay, Sequence) else decay
+        chosen = numbers(decay=decay)
         for value in chosen if isinstance(chosen, tuple) else (chosen,):
-            if not 0 <= number(decay=value) <= 1:
+            if not 0 <= value <= 1:
                 raise ArgumentError(f"decay={value!r}: must be at least 0 and at most 1")
         object.__setattr__(self, "decay", chosen)
         object.__setattr__(self, "query", Plain() if query is None else query)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import fraction, number
+from dpcore.spec.validate import fraction, number, plain
 from dpcore.stages.queries.base import Point
 
 
@@ -44,6 +44,7 @@ class TwoPoint:
     gamma: float
 
     def __post_init__(self) -> None:
+        plain(self)
         if isinstance(self.kappa, Gain):
             if number(gamma=self.gamma) == 0:
                 raise ArgumentError(

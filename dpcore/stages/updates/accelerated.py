@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import choice, positive
+from dpcore.spec.validate import choice, plain, positive
 from dpcore.stages.updates.base import WithoutSecondMoment
 
 COUPLINGS = ("accelerated", "unaccelerated", "independent")
@@ -38,6 +38,7 @@ class Accelerated(WithoutSecondMoment):
     rule: ClassVar[str] = "accelerated"
 
     def __post_init__(self) -> None:
+        plain(self)
         positive(lr=self.lr)
         choice(COUPLINGS, variant=self.variant)
 

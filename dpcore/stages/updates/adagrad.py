@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import non_negative, positive
+from dpcore.spec.validate import non_negative, plain, positive
 from dpcore.stages.updates.second_moment import SecondMoment
 
 
@@ -39,6 +39,7 @@ class AdaGrad(SecondMoment):
     rule: ClassVar[str] = "adagrad"
 
     def __post_init__(self) -> None:
+        plain(self)
         positive(lr=self.lr)
         non_negative(weight_decay=self.weight_decay)
         self._check(self.eps)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import decay, non_negative, positive, sequence
+from dpcore.spec.validate import decay, non_negative, plain, positive, sequence
 from dpcore.stages.updates.second_moment import SecondMoment
 
 
@@ -32,6 +32,7 @@ class Adam(SecondMoment):
     rule: ClassVar[str] = "adam"
 
     def __post_init__(self) -> None:
+        plain(self)
         positive(lr=self.lr)
         if len(sequence(betas=self.betas)) != 2:
             raise ArgumentError(f"betas={self.betas!r}: must be two numbers, the decays of the first and second moment")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dpcore.spec.validate import decay, integer
+from dpcore.spec.validate import decay, integer, plain
 
 
 class Averaging(Protocol):
@@ -28,6 +28,7 @@ class ExponentialAverage:
     decay: float = 0.999
 
     def __post_init__(self) -> None:
+        plain(self)
         decay(decay=self.decay)
 
     def weight(self, step: int) -> float:
@@ -48,6 +49,7 @@ class UniformAverage:
     start: int = 0
 
     def __post_init__(self) -> None:
+        plain(self)
         integer(0, start=self.start)
 
     def weight(self, step: int) -> float:

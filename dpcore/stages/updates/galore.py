@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.validate import integer
+from dpcore.spec.validate import integer, plain
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class GaLore:
     every: int = 200
 
     def __post_init__(self) -> None:
+        plain(self)
         integer(1, rank=self.rank)
         integer(1, every=self.every)
 

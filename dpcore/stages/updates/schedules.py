@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import integer, non_negative
+from dpcore.spec.validate import integer, non_negative, plain
 
 
 class Schedule(Protocol):
@@ -36,6 +36,7 @@ class WarmupCosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
+        plain(self)
         integer(0, warmup_steps=self.warmup_steps)
         non_negative(final=self.final)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import decay, non_negative, positive
+from dpcore.spec.validate import decay, non_negative, plain, positive
 from dpcore.stages.updates.base import WithoutSecondMoment
 
 
@@ -19,6 +19,7 @@ class SGD(WithoutSecondMoment):
     rule: ClassVar[str] = "sgd"
 
     def __post_init__(self) -> None:
+        plain(self)
         positive(lr=self.lr)
         non_negative(weight_decay=self.weight_decay)
 
@@ -37,6 +38,7 @@ class Momentum(WithoutSecondMoment):
     rule: ClassVar[str] = "momentum"
 
     def __post_init__(self) -> None:
+        plain(self)
         positive(lr=self.lr)
         decay(momentum=self.momentum)
         non_negative(weight_decay=self.weight_decay)

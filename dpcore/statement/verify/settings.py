@@ -9,8 +9,10 @@ from typing import Any
 from dpcore.plan import scales
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches
+from dpcore.sampling.base import largest_batch
 from dpcore.spec.canonical import digest
 from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM
+from dpcore.stages.clipping import Sensitivity
 from dpcore.stages.method import Method
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
 from dpcore.stages.updates import SGD, Update
@@ -106,12 +108,13 @@ def check_clip(statement: Statement) -> Iterator[Finding]:
     scaled_norm = query.get("max_scaled_norm") or described.get("max_grad_norm")
     at_once = query["kind"] == "Preconditioned" and query["unscaled_steps"] == 0
     derived = {**described, "group_norms": _norms(described, norms, scaled_norm if at_once else None)}
-    derived["sensitivity"] = _sensitivity(described["rule"], derived["group_norms"])
+    terms = _terms(statement)
+    derived["sensitivity"] = _sensitivity(described["rule"], derived["group_norms"], terms)
     if adaptive_of(described) is not None:
         derived |= adaptive_norms(described["max_grad_norm"])
     if query["kind"] == "Preconditioned":
         update = update_of(method["update"]) or stand_in(method["update"])
-        scaled = _sensitivity(described["rule"], _norms(described, norms, scaled_norm))
+        scaled = _sensitivity(described["rule"], _norms(described, norms, scaled_norm), terms)
         derived["max_scaled_norm"] = scaled_norm if scaled_norm is not None else clip.get("max_scaled_norm")
         derived["scaled_sensitivity"] = scaled
         sigma = statement.noise["noise_multiplier"]
@@ -132,8 +135,17 @@ def _norms(described: Mapping[str, Any], norms: Mapping[str, float], scaled: flo
     return dict.fromkeys(names, whole / math.sqrt(max(len(names), 1)))
 
 
-def _sensitivity(rule: str, norms: Mapping[str, float]) -> float:
-    return math.sqrt(len(norms)) if rule == "normalized" else math.sqrt(math.fsum(norm**2 for norm in norms.values()))
+def _sensitivity(rule: str, norms: Mapping[str, float], terms: int) -> float:
+    squares = float(len(norms)) if rule == "normalized" else math.fsum(norm**2 for norm in norms.values())
+    return Sensitivity(math.sqrt(squares)).of_sums(terms).contribution
+
+
+def _terms(statement: Statement) -> int:
+    """The most vectors that a step can sum."""
+    made = sampler_of(statement.sampler)
+    if made is not None:
+        return largest_batch(made)
+    return int(statement.sampler.get("max_batch_size") or statement.dataset_size or 0)
 
 
 def check_noise(statement: Statement, plan: Plan | None) -> Iterator[Finding]:
@@ -237,6 +249,7 @@ def check_assumptions(statement: Statement) -> Iterator[Finding]:
         forks=said["forks"],
         abandoned=statement.steps_abandoned,
         ledger=statement.ledger,
+        terms=_terms(statement),
     )
     missing = [sentence for sentence in needed if sentence not in statement.caveats]
     problem = f"lacks: {missing[0]}" if missing else None

@@ -11,9 +11,9 @@ import torch
 
 from dpcore.errors import DpcoreError
 from dpcore.mechanism.account import LedgerAccount
+from dpcore.mechanism.recorder import Recorder
 from dpcore.torch.engine import Engine
 from dpcore.torch.fingerprint import parameters_digest
-from dpcore.torch.recorder import Recorder
 from dpcore.torch.state.check_state import KEYS, as_key
 
 UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
@@ -53,7 +53,8 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
     public["microbatch_size"] = engine.microbatch_size
     public["settings"] = fingerprint(engine)
-    public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
+    kept = engine.recorder
+    public["recorded"] = None if kept is None else {"coordinates": kept.coordinates, **_tensors(kept.arrays())}
     public["ledger"] = known
     public["parameters_sha256"] = None if public["ledger"] is None else parameters_digest(engine.gradient.model)
     secret["arrays"] = _tensors(secret["arrays"])

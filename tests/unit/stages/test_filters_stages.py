@@ -177,7 +177,7 @@ def test_accumulation_ignores_c_0() -> None:
     [
         (-0.1, "decay=-0.1: must lie between 0 and 1"),
         (1.01, "between 0 and 1"),
-        ([0, 0.5, 2], "decay=2: must lie"),
+        ([0, 0.5, 2], "decay=2.0: must lie"),
         ([], "one number a step"),
         (math.nan, "finite"),
     ],
