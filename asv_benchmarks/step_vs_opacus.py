@@ -40,7 +40,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     slots, first = [], 0
     for size in sizes:
         moments = (np.zeros(size, np.float32), np.zeros(size, np.float32))
-        slots.append(Slot(np.zeros(size, np.float32), np.ones(size, np.float32), first, moments=moments))
+        slots.append(Slot(np.zeros(size, np.float32), np.ones(size), first, moments=moments))
         first += -(-size // 4096) * 4096
     settings = [UpdateSettings(LEARNING_RATE, beta1=BETA1, beta2=BETA2, eps=EPS)] * len(slots)
     key, state = os.urandom(32), {"row": 0}

@@ -81,6 +81,27 @@ MUTATIONS = [
         "event = self.sampler.event(sigma, (steps + 1) // 2)\n",
     ),
     Mutation(
+        "sum in float32",
+        f"{NUMPY}/clip.py",
+        "total[columns] += factors @ piece.astype(np.float64)",
+        "total[columns] = np.float32(total[columns]) + np.float32(factors) @ np.float32(piece)",
+        "tests/unit/test_sums.py",
+    ),
+    Mutation(
+        "clip the points of a query one by one",
+        "dpcore/mechanism/loop.py",
+        "total = [a + b for a, b in zip(total, weighted, strict=True)] if total else weighted",
+        "total = total or weighted",
+        "tests/papers/test_disk.py",
+    ),
+    Mutation(
+        "take the dimension of the first tensor for that of all, in the optimal filter",
+        "dpcore/mechanism/composed_step.py",
+        "power = self.layout.dimension *",
+        "power = self.layout.entries[0].size *",
+        "tests/unit/mechanism/test_mechanism.py",
+    ),
+    Mutation(
         "trust the measured norm",
         f"{NUMPY}/clip.py",
         "lowered = (bound - underflow) * (1 - 2 * float(info.eps))",
@@ -97,8 +118,8 @@ MUTATIONS = [
     Mutation(
         "multiply a NaN row by zero",
         f"{NUMPY}/clip.py",
-        "if used.all():",
-        "if True:",
+        "if not used[rows_].all():",
+        "if False:",
         "tests/unit/stages/test_clip.py",
     ),
     Mutation(
@@ -447,8 +468,8 @@ MUTATIONS = [
     ),
     Mutation(
         "clip the examples of a user one by one",
-        "dpcore/mechanism/minimize.py",
-        "rows = unit_sums(rows, sampler.units(mechanism.keys.sampling, mechanism.step))",
+        "dpcore/mechanism/loop.py",
+        "blocks = [unit_sums(block, sizes) for block in blocks]",
         "pass",
         "tests/unit/sampling/test_users.py",
     ),
@@ -497,22 +518,22 @@ MUTATIONS = [
     Mutation(
         "draw this step's row for every row of correlated noise",
         "dpcore/mechanism/composed_step.py",
-        "self._normal(i, like, row, noise.stream, normals)\n        return total",
-        "self._normal(i, like, noise.row, noise.stream, normals)\n        return total",
+        "total = total + float(weight) * normal(row)",
+        "total = total + float(weight) * normal(noise.row)",
         "tests/papers/test_noise.py",
     ),
     Mutation(
         "forget the weights of correlated noise's rows",
         "dpcore/mechanism/composed_step.py",
-        "total = total + float(weight) * self._normal(",
-        "total = total + self._normal(",
+        "total = total + float(weight) * normal(row)",
+        "total = total + normal(row)",
         "tests/papers/test_noise.py",
     ),
     Mutation(
         "draw earlier rows under this step's key",
         "dpcore/mechanism/composed_step.py",
-        "self.keys.noise_of(row), row,",
-        "self.keys.noise, row,",
+        "self.keys.noise_of(row), row, noise.stream,",
+        "self.keys.noise, row, noise.stream,",
         "tests/unit/mechanism/test_mechanism.py",
     ),
     Mutation(
@@ -525,8 +546,8 @@ MUTATIONS = [
     Mutation(
         "divide by one example less, in the composed step",
         "dpcore/mechanism/composed_step.py",
-        "released.append(_unscaled(g / self.batch_size, slot))",
-        "released.append(_unscaled(g / (self.batch_size - 1), slot))",
+        "self._cast(g / self.batch_size, slot.parameter)",
+        "self._cast(g / (self.batch_size - 1), slot.parameter)",
         "tests/papers/test_noise.py",
     ),
     Mutation(
@@ -672,8 +693,8 @@ MUTATIONS = [
     Mutation(
         "halve the noise, in the kernel",
         "backends/dpcore_triton/step.py",
-        "g += scales[0] * n",
-        "g += 0.5 * scales[0] * n",
+        "average += scales[0] * n.to(tl.float64)",
+        "average += 0.5 * scales[0] * n.to(tl.float64)",
         tests="tests/agreement/test_ops_step.py",
     ),
     Mutation(
@@ -693,8 +714,8 @@ MUTATIONS = [
     Mutation(
         "give the square the gradient's scale of noise, in the kernel",
         "backends/dpcore_triton/step.py",
-        "h += scales[1] * z",
-        "h += scales[0] * z",
+        "h += scales[1] * z.to(tl.float64)",
+        "h += scales[0] * z.to(tl.float64)",
         tests="tests/agreement/test_ops_step.py",
     ),
     Mutation(
@@ -888,7 +909,7 @@ MUTATIONS = [
     ),
     Mutation(
         "audit a cut batch at the coins' rate",
-        "dpcore/audit/auditing.py",
+        "dpcore/audit/direct_checks.py",
         "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n",
         "    if True:\n",
         "tests/unit/audit/test_audit.py",

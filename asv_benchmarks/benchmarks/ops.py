@@ -76,7 +76,8 @@ class WeightedSum(_Operation):
     """Weighted sum of 32 per-example vectors."""
 
     def prepare(self, size: int) -> None:
-        self.rows, self.weights, self.out = [self.array((32, size))], [self.array(32)], [self.array(size)]
+        self.rows, self.weights = [self.array((32, size))], [self.array(32)]
+        self.out = [self.ops.zeros_like(self.array(size), "float64")]
 
     def run(self, size: int) -> None:
         self.ops.weighted_sum(self.rows, self.weights, self.out)
@@ -124,7 +125,8 @@ class Step(_Operation):
     def slot(self, size: int, first: int) -> Slot[Any]:
         parameter = self.array(size)
         zeros = [self.ops.zeros_like(parameter) for _ in range(4)]
-        total = self.array(size, 1)
+        total = self.ops.zeros_like(parameter, "float64")
+        total[...] = self.array(size, 1)
         return Slot(parameter, total, first, filter_state=tuple(zeros[:2]), moments=tuple(zeros[2:]))
 
     def run(self, size: int) -> None:

@@ -14,6 +14,8 @@ from dpcore.spec.ops import AUTOMATIC_STABILITY
 Floats = NDArray[Any]
 
 _COLUMNS = 16384
+# Entries of a piece of a block that is widened to float64 at once: it stays in the processor's cache.
+_PIECE = 1 << 17
 
 
 def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> NDArray[np.float64]:
@@ -89,8 +91,13 @@ def weighted_sum(rows: Sequence[Floats], weights: Sequence[Floats], out: Sequenc
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
     check_weighted_sum(rows, weights, out)
     for block, weight, total in zip(rows, weights, out, strict=True):
-        used = weight != 0
-        if used.all():
-            total += weight @ block
-        else:
-            total += weight[used] @ block[used]
+        used, wide = weight != 0, weight.astype(np.float64)
+        for first in range(0, block.shape[1], _COLUMNS):
+            columns = slice(first, first + _COLUMNS)
+            height = max(1, _PIECE // max(1, total[columns].size))
+            for start in range(0, block.shape[0], height):
+                rows_ = slice(start, start + height)
+                piece, factors = block[rows_, columns], wide[rows_]
+                if not used[rows_].all():
+                    piece, factors = piece[used[rows_]], factors[used[rows_]]
+                total[columns] += factors @ piece.astype(np.float64)

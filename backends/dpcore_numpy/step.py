@@ -74,21 +74,19 @@ def step(
 
 
 def _normals(noise: NoiseRow, slot: Slot[Floats]) -> Floats:
-    return normal(
-        noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=slot.total.dtype.name, rng=noise.rng
-    )
+    kind = slot.parameter.dtype.name
+    return normal(noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=kind, rng=noise.rng)
 
 
 def _average(slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: FilterCoefficients | None) -> Floats:
+    average = slot.total
     if noise.scale:
-        g = _normals(noise, slot)
+        n = _normals(noise, slot)
         if correlation is not None:
-            g = recurrence(g, slot.noise_state, correlation)
-        g *= noise.scale
-        g += slot.total
-        g /= batch_size
-    else:
-        g = slot.total / batch_size
+            n = recurrence(n, slot.noise_state, correlation)
+        average = np.multiply(n, noise.scale, dtype=np.float64)
+        average += slot.total
+    g = (average / batch_size).astype(slot.parameter.dtype, copy=False)
     if slot.scale is not None:
         g /= slot.scale
     return g
@@ -114,10 +112,9 @@ def _square(g: Floats, slot: Slot[Floats], batch_size: float, square: str, squar
         q /= slot.scale
     h = q * q
     if square_noise is not None and square_noise.scale:
-        z = _normals(square_noise, slot)
-        z *= square_noise.scale
-        h += z
-    return h
+        h += np.multiply(_normals(square_noise, slot), square_noise.scale, dtype=np.float64)
+    rounded: Floats = h.astype(slot.parameter.dtype, copy=False)
+    return rounded
 
 
 def _run_all(pieces: list[Callable[[], None]]) -> None:

@@ -195,14 +195,14 @@ def _sum_kernel(rows, row_of, examples, ROWS: tl.constexpr, COLUMNS: tl.constexp
     row, columns = locate_columns(tl.program_id(0), rows, row_of, 6, COLUMNS)
     block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float32))
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
-    sums, start = tl.zeros((ROWS, COLUMNS), tl.float32), 0
+    sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
     while start < examples:
         example = (start + tl.arange(0, ROWS)).to(tl.int64)
         weight = tl.load(weights + example, mask=example < examples, other=0.0)
         # A row of weight 0 is not read: what it holds cannot matter, not even NaN.
         mask = (weight != 0)[:, None] & inside[None, :]
         at = block + example[:, None] * stride + columns[None, :]
-        sums += weight[:, None] * tl.load(at, mask=mask, other=0.0)
+        sums += weight.to(tl.float64)[:, None] * tl.load(at, mask=mask, other=0.0).to(tl.float64)
         start += ROWS
-    total = tl.load(row + 5).to(tl.pointer_type(tl.float32)) + columns
+    total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns
     tl.store(total, tl.load(total, mask=inside, other=0.0) + tl.sum(sums, axis=0), mask=inside)

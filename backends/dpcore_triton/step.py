@@ -165,7 +165,7 @@ def _check(
         return _checked[key]
     check_step(slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise)
     tensors = [vector for slot in slots for vector in _tensors(slot)]
-    float32_only(slots=tensors)
+    float32_only(slots=[vector for slot in slots for vector in (slot.parameter, *_tensors(slot)[2:])])
     _checked[key] = common_device(slots=tensors)
     if len(_checked) > _KEPT:
         _checked.popitem(last=False)
@@ -194,26 +194,27 @@ def _step_kernel(
         cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
         z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
-    arrays = pointers(row, origin + place, 4, 5 + NOISE_ORDER + ORDER + MOMENTS)
+    total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
+    arrays = pointers(row, origin + place, 5, 4 + NOISE_ORDER + ORDER + MOMENTS)
     settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
     scales = (scale, square_scale, per_example)
     for word in tl.static_range(16):
         step_elements(
             None if RNG is None else z[word], None if SQUARE_RNG is None else z_square[word],
-            shifted(arrays, word * LANES), inside(place + word * LANES, low, high), scales, noise_taps, taps, settings,
+            total + word * LANES, shifted(arrays, word * LANES), inside(place + word * LANES, low, high),
+            scales, noise_taps, taps, settings,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED,
         )  # fmt: skip
 
 
 @jit
 def step_elements(
-    z, z_square, arrays, mask, scales, noise_taps, taps, settings,
+    z, z_square, total, arrays, mask, scales, noise_taps, taps, settings,
     RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
     ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr,
 ):  # fmt: skip
-    """Step the elements that the pointers in `arrays` point to; `z` and `z_square` are None where none are drawn."""
-    total, parameter, displacement = arrays[0], arrays[1], arrays[2]
-    scale, square, states = arrays[3], arrays[4], arrays[5:]
+    """Step the elements that `total` and `arrays` point to; `z` and `z_square` are None where none are drawn."""
+    parameter, displacement, scale, square, states = arrays[0], arrays[1], arrays[2], arrays[3], arrays[4:]
     noise_state, filter_state = states[:NOISE_ORDER], states[NOISE_ORDER : NOISE_ORDER + ORDER]
     g = _average(z, total, scale, noise_state, mask, scales, noise_taps, NOISE_NB, SCALED)
     y = _filtered(g, filter_state, mask, taps, FILTERS)
@@ -230,13 +231,13 @@ def step_elements(
 @jit
 def _average(z, total, scale, noise_state, mask, scales, taps, NOISE_NB: tl.constexpr, SCALED: tl.constexpr):
     """Return the private average, in the coordinates of the parameter."""
-    g = tl.load(total, mask=mask, other=0.0)
+    average = tl.load(total, mask=mask, other=0.0)
     if z is not None:
         n = z
         if NOISE_NB > 0:
             n = recurrence_elements(z, noise_state, mask, taps, NOISE_NB)
-        g += scales[0] * n
-    g *= scales[2]
+        average += scales[0] * n.to(tl.float64)
+    g = (average * scales[2]).to(tl.float32)
     if SCALED:
         g = tl.div_rn(g, tl.load(scale, mask=mask, other=1.0))
     return g
@@ -262,8 +263,8 @@ def _square(g, z, total, scale, square, mask, scales, SQUARE: tl.constexpr, SCAL
     else:
         q = tl.load(total, mask=mask, other=0.0) * scales[2]
         if SCALED:
-            q = tl.div_rn(q, tl.load(scale, mask=mask, other=1.0))
+            q = q / tl.load(scale, mask=mask, other=1.0).to(tl.float64)
         h = q * q
         if z is not None:
-            h += scales[1] * z
-        return h
+            h += scales[1] * z.to(tl.float64)
+        return h.to(tl.float32)

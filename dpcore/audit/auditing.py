@@ -30,28 +30,25 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, gammaln
 
-from dpcore.accounting import (
-    Adjacency,
-    CyclicPoissonSampledGaussian,
-    Event,
-    FixedSizeSampledGaussian,
-    PoissonSampledGaussian,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import Adjacency
 from dpcore.accounting.gaussian import gaussian_epsilon
-from dpcore.audit import checks, scores
+from dpcore.audit import scores
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import MORE, UNSEEN, CanaryRun, MakeMechanism, Step, private_step
+from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step
+from dpcore.audit.direct_checks import MEANING, direct_checks, sample_rate
 from dpcore.audit.exposure import secret_batches
 from dpcore.audit.records import Records, joined
+from dpcore.audit.releases import records, take_all
+from dpcore.audit.reruns import MORE, UNSEEN, ends_as, follows_from_releases
 from dpcore.audit.result import AuditResult
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.mechanism.loop import private_step
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
 from dpcore.spec.backends import load_backend
+from dpcore.spec.check import check_dtype
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.stream import Stream, check_key, derive_key, new_key
 from dpcore.spec.validate import choice, integer, open_unit
@@ -135,6 +132,7 @@ def audit(
     canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
     runs = integer(1, runs=runs)
     choice(("float32", "float64"), dtype=dtype)
+    check_dtype(load_backend(), dtype, "audit")
     draws = getattr(sampler, "example_count", sampler.dataset_size) * steps * runs
     if draws > _MOST_DRAWS:
         raise ArgumentError(
@@ -172,10 +170,11 @@ def audit(
     found = []
     for run in range(runs):
         one = canary_run(run)
-        found.append(one.records())
-        if run == 0 and not one.ends_as(canary_run(run)):
+        releases = take_all(one)
+        found.append(records(one, releases))
+        if run == 0 and not ends_as(one, canary_run(run)):
             found[0] = replace(found[0], surprises=(*found[0].surprises, UNSEEN))
-        if run == 0 and not one.follows_from_releases(canary_run(run)):
+        if run == 0 and not follows_from_releases(one, releases, canary_run(run)):
             found[0] = replace(found[0], surprises=(*found[0].surprises, MORE))
     return _judged(plan, joined(found), claimed, delta, confidence, replaced, dtype)
 
@@ -189,9 +188,9 @@ def _judged(
     plan: Plan, records: Records, claimed: float, delta: float, confidence: float, replaced: bool, dtype: str
 ) -> AuditResult:
     alpha = 1 - confidence
-    p_values = _checks(plan, records, dtype)
+    p_values = direct_checks(plan, records, dtype)
     level = alpha / 2 / len(p_values)
-    findings = [f"{_MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
+    findings = [f"{MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
     findings += records.surprises
     values = _scores(plan, records, p_values, level, replaced)
     claim = Claim.of(plan.event, claimed)
@@ -233,73 +232,6 @@ def _judged(
     )
 
 
-_MEANING = {
-    "noise": "There is less noise than planned",
-    "repeated": "Noise of different steps or tensors is correlated, and should not be",
-    "copied": "The same noise occurs in several places",
-    "sums": "Sums of examples that are not canaries are not what their clipped vectors add up to",
-    "bits": "The bits of the adaptive clip are not released as planned",
-    "rate": "Examples do not take part at the planned rate",
-    "examples": "How often examples take part does not spread as independent coins do",
-    "batches": "Batch sizes do not spread as independent coins do",
-    "halves": "Batches prefer one half of the data set",
-    "keys": "Runs of different keys have the same batches",
-}
-
-
-def _checks(plan: Plan, records: Records, dtype: str) -> dict[str, float]:
-    """Probabilities of what was seen, under the plan."""
-    found = {"noise": checks.too_little_noise(records.nulls), "repeated": checks.repeated_noise(records.nulls)}
-    if dtype == "float64":  # of float32 numbers many are equal by chance
-        found["copied"] = checks.copied_noise(records.silent)
-    found["sums"] = checks.wrong_sums(records.sums)
-    if plan.adaptive_clip is not None:
-        found["bits"] = checks.wrong_sums(records.bits)
-    event = plan.event
-    coins = isinstance(event, PoissonSampledGaussian | CyclicPoissonSampledGaussian)
-    if not secret_batches(plan) or not (
-        coins or isinstance(event, FixedSizeSampledGaussian | TruncatedPoissonSampledGaussian)
-    ):
-        return found
-    rate = participation_rate(event, _rate(plan))
-    found["examples"] = checks.wrong_spread(records.counts, records.tosses, rate, low_only=not coins)
-    found["halves"] = checks.uneven_halves(records.early, records.sizes, records.populations)
-    found["keys"] = checks.same_batches(records.batches, _log_chance(event, rate, records.populations[: plan.steps]))
-    if coins:
-        found["rate"] = checks.wrong_rate(int(records.counts.sum()), int(records.tosses.sum()), rate)
-        found["batches"] = checks.wrong_spread(records.sizes, records.populations, rate)
-    return found
-
-
-def participation_rate(event: Event, sample_rate: float) -> float:
-    """Return the probability that an example is in a step in which it may be: less than the coin's where some are cut.
-
-    A batch of min(Bin(n, q), B) is a uniformly random subset of its size, hence ``E min(Bin(n, q), B) / n``.
-    """
-    if not isinstance(event, TruncatedPoissonSampledGaussian):
-        return sample_rate
-    sizes = np.arange(event.max_batch_size)
-    # E min(X, B) is the sum over k < B of Pr[X > k].
-    return float(bdtrc(sizes, event.dataset_size, event.sample_rate).sum()) / event.dataset_size
-
-
-def _log_chance(event: Event, rate: float, populations: NDArray[np.int64]) -> float:
-    """Return the logarithm of the probability, at most, that two runs have the same batches in all steps."""
-    if isinstance(event, FixedSizeSampledGaussian):
-        each = -_log_choose(event.dataset_size, event.batch_size)
-    elif isinstance(event, TruncatedPoissonSampledGaussian):
-        # The same coins, or two cut batches, each a uniformly random subset, that happen to be the same.
-        q, n = event.sample_rate, event.dataset_size
-        each = np.logaddexp(n * np.log(q**2 + (1 - q) ** 2), -_log_choose(n, event.max_batch_size))
-    else:
-        return float(np.log(rate**2 + (1 - rate) ** 2) * populations.sum())
-    return float(each * populations.size)
-
-
-def _log_choose(n: int, k: int) -> float:
-    return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
-
-
 def _scores(
     plan: Plan, records: Records, p_values: dict[str, float], level: float, replaced: bool
 ) -> NDArray[np.float64]:
@@ -310,9 +242,4 @@ def _scores(
         return scores.known_participation(records)
     if correlated:
         return scores.any_participation(records)
-    return scores.secret_participation(records, _rate(plan), replaced)
-
-
-def _rate(plan: Plan) -> float:
-    rate = getattr(plan.event, "sample_rate", plan.sampler.expected_batch_size / plan.sampler.dataset_size)
-    return float(rate)
+    return scores.secret_participation(records, sample_rate(plan), replaced)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,21 +73,15 @@ class Records:
 
 def joined(records: Sequence[Records]) -> Records:
     """Return the records of several runs of one plan as one."""
+    axes = {"canaries": 1, "nulls": 2, "participation": 1, "possible": 1, "sums": 1, "bits": 1}
+    joint = {
+        field.name: np.concatenate([getattr(r, field.name) for r in records], axis=axes.get(field.name, 0))
+        for field in fields(Records)
+        if field.name not in ("signal", "batches", "surprises")
+    }
     return Records(
-        np.concatenate([r.canaries for r in records], axis=1),
-        np.concatenate([r.nulls for r in records], axis=2),
-        records[0].signal,
-        np.concatenate([r.participation for r in records], axis=1),
-        np.concatenate([r.possible for r in records], axis=1),
-        np.concatenate([r.counts for r in records]),
-        np.concatenate([r.tosses for r in records]),
-        np.concatenate([r.sizes for r in records]),
-        np.concatenate([r.populations for r in records]),
-        np.concatenate([r.early for r in records]),
-        tuple(digest for r in records for digest in r.batches),
-        np.concatenate([r.silent for r in records]),
-        np.concatenate([r.sums for r in records], axis=1),
-        np.concatenate([r.bits for r in records], axis=1),
-        tuple(dict.fromkeys(surprise for r in records for surprise in r.surprises)),
-        np.concatenate([r.coins for r in records]),
+        **joint,
+        signal=records[0].signal,
+        batches=tuple(digest for r in records for digest in r.batches),
+        surprises=tuple(dict.fromkeys(surprise for r in records for surprise in r.surprises)),
     )

@@ -69,8 +69,8 @@ class Composition:
         for i, slot in enumerate(slots):
             g = slot.total
             if noise.scale:
-                g = noise.scale * self._noise(i, g, noise, slot.noise_state, normals) + g
-            released.append(_unscaled(g / self.batch_size, slot))
+                g = noise.scale * self._noise(i, slot, noise, slot.noise_state, normals) + g
+            released.append(_unscaled(self._cast(g / self.batch_size, slot.parameter), slot))
             squares.append(self._square(i, slot, released[i], square, square_noise, square_state, normals))
         if self.method.filter.adaptive:
             outputs, statistics = self._adapted(released, statistics, noise)
@@ -89,27 +89,36 @@ class Composition:
             self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
         return statistics
 
-    def _noise(self, i: int, like: Any, noise: NoiseRow, state: Sequence[Any], normals: Normals | None) -> Any:
-        """Row t of C^{-1} Z for one tensor."""
-        strategy = self.method.noise.strategy
-        if strategy is None:
-            return self._normal(i, like, noise.row, noise.stream, normals)
-        coefficients = strategy.coefficients(noise.row)
-        if coefficients is not None:
-            z = self._normal(i, like, noise.row, noise.stream, normals)
-            return self.backend.recurrence(z, state, coefficients)
-        total: Any = 0.0
-        for row, weight in strategy.rows(noise.row):
-            total = total + float(weight) * self._normal(i, like, row, noise.stream, normals)
-        return total
+    def _noise(self, i: int, slot: Slot[Any], noise: NoiseRow, state: Sequence[Any], normals: Normals | None) -> Any:
+        """Row t of C^{-1} Z for one tensor, of the sum's dtype."""
+        dtype, strategy = dtype_name(slot.parameter), self.method.noise.strategy
 
-    def _normal(self, i: int, like: Any, row: int, stream: int, normals: Normals | None) -> Any:
-        if normals is not None:
-            return normals(row, stream)[i]
-        entry = self.layout.entries[i]
-        return self.backend.normal(
-            self.keys.noise_of(row), row, stream, entry.first, entry.size, dtype=dtype_name(like), rng=self.rng
-        )
+        def normal(row: int) -> Any:
+            if normals is not None:
+                return normals(row, noise.stream)[i]
+            entry = self.layout.entries[i]
+            return self.backend.normal(
+                self.keys.noise_of(row), row, noise.stream, entry.first, entry.size, dtype=dtype, rng=self.rng
+            )
+
+        coefficients = None if strategy is None else strategy.coefficients(noise.row)
+        if strategy is None:
+            total = normal(noise.row)
+        elif coefficients is not None:
+            total = self.backend.recurrence(normal(noise.row), state, coefficients)
+        else:
+            total = 0.0
+            for row, weight in strategy.rows(noise.row):
+                total = total + float(weight) * normal(row)
+        return self._cast(total, slot.total)
+
+    def _cast(self, array: Any, like: Any) -> Any:
+        """Return the array in the dtype of `like`."""
+        if array.dtype == like.dtype:
+            return array
+        cast = self.backend.zeros_like(like)
+        cast[...] = array
+        return cast
 
     def _square(
         self,
@@ -130,7 +139,9 @@ class Composition:
             return slot.square
         q = _unscaled(slot.total / self.batch_size, slot)
         h = q * q
-        return h + noise.scale * self._noise(i, h, noise, state[i], normals) if noise.scale else h
+        if noise.scale:
+            h = h + noise.scale * self._noise(i, slot, noise, state[i], normals)
+        return self._cast(h, slot.parameter)
 
     def _filtered(self, g: Any, slot: Slot[Any], row: int) -> Any:
         y, done = g, 0

@@ -6,6 +6,7 @@ array API (`dpcore.minimize`) and the PyTorch edge drive this one object, so a m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -132,8 +133,7 @@ class Mechanism(MechanismState):
 
         A **private diagnostic**: whoever publishes it gives up the guarantee.
         """
-        total = [vector.reshape(1, -1) for vector in self.vectors.totals]
-        norm = float(self.backend.row_norms(total)[0])
+        norm = math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
         return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step, self.clip_norm).contribution)
 
     def release(

@@ -10,30 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting import Event
-from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError
+from dpcore.errors import ArgumentError, BudgetError
 from dpcore.mechanism.account import LedgerAccount
+from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Loop
 from dpcore.mechanism.mechanism import Mechanism
+from dpcore.mechanism.minimize_input import Gradient, checked_gradient, checked_public, normals_of, planned, start_of
+from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
-from dpcore.sampling import FixedBatches, Sampler, UserSampler, is_sampler
-from dpcore.sampling.users import unit_sums
+from dpcore.sampling import Sampler
 from dpcore.spec.backends import load_backend
+from dpcore.spec.check import check_dtype
 from dpcore.spec.keys import Provenance, RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
-from dpcore.spec.validate import function, integer
+from dpcore.spec.validate import function
 from dpcore.stages.method import Method
+from dpcore.stages.queries import Point
 from dpcore.statement.build import CALLER_NOISE, state
 from dpcore.statement.statement import Statement
 
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger
-
-PRIVATE_DIAGNOSTICS = (
-    "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
-    "guarantee."
-)
-
-Gradient = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,8 @@ def minimize(
     Parameters
     ----------
     per_example_gradient : callable
-        ``per_example_gradient(x, indices)`` with x of shape (d,) and B indices returns the B gradients, (B, d), of
-        x's dtype. B may be 0.
+        ``per_example_gradient(x, indices)`` with x of shape (d,) and B >= 1 indices returns the B gradients, (B, d),
+        of x's dtype.
     x0 : (d,) array of float32 or float64
         Where to start.
     batches : Sampler or sequence of index arrays
@@ -170,21 +167,10 @@ def minimize(
     if public_gradient is not None:
         function(public_gradient=public_gradient)
     backend = load_backend()
-    x = _start(x0)
-    if isinstance(batches, (str, bytes)):
-        raise ArgumentTypeError(
-            f"batches={batches!r}: must be a sampler from dpcore.sampling, such as PoissonSampler(dataset_size=..., "
-            "batch_size=...), or a list of index arrays"
-        )
-    listed = not is_sampler(batches)
-    sampler: Sampler = FixedBatches(batches, batch_size=method.batch_size) if listed else batches  # type: ignore[assignment,arg-type]
-    if steps is None:
-        if not listed:
-            raise ArgumentError("steps=None: must be given with a sampler")
-        steps = sampler.steps_per_epoch
-    plan = Plan(method, sampler, integer(1, steps=steps))
-    needs_public = method.update.second_moment == "public"
-    if needs_public != (public_gradient is not None):
+    x = start_of(x0)
+    check_dtype(backend, x.dtype.name, "x0")
+    plan = planned(batches, method, steps)
+    if (plan.method.update.second_moment == "public") != (public_gradient is not None):
         raise ArgumentError(
             f"public_gradient={public_gradient!r}: must be given for second_moment='public', and for no other"
         )
@@ -193,24 +179,27 @@ def minimize(
             "noise with a ledger: noise of the caller's hides nothing, and the ledger counts a private run; leave out "
             "one of them"
         )
-    normals = _normals(noise, plan, x)
+    normals = normals_of(noise, plan, x)
     keys = RunKeys.new(key, exact_key=exact_key)
     device_x = backend.from_numpy(x)
-    mechanism = Mechanism(plan, Layout.of([("x", x.shape)]), [device_x], backend=backend, keys=keys)
+    layout = Layout.of([("x", x.shape)])
+    mechanism = Mechanism(plan, layout, [device_x], backend=backend, keys=keys)
     account = None
     if ledger is not None:
         name = run_name or f"minimize, {method.name}"
         account = LedgerAccount(ledger, mechanism, name=name)
         mechanism.account = account
-    path = [x.copy()] if record else None
-    gradients: list[NDArray[Any]] = []
-    filtered: list[NDArray[Any]] = []
-    negative: list[float] = []
-    clipped: list[float] = []
+    loop = Loop(mechanism)
+    loop.recorder = Recorder(layout, x.size, x.dtype.name) if record_gradients else None
+    loop.diagnostics = [] if private_diagnostics else None
+    path = [x.copy()]
 
-    def observe(released: Sequence[Any], outputs: Sequence[Any]) -> None:
-        gradients.append(backend.to_numpy(released[0]).copy())
-        filtered.append(backend.to_numpy(outputs[0]).copy())
+    def gradient(values: Sequence[Any], indices: NDArray[np.int64], _: Point) -> list[NDArray[Any]]:
+        return [checked_gradient(per_example_gradient, backend.to_numpy(values[0]), indices)]
+
+    def public() -> list[Any]:
+        assert public_gradient is not None
+        return [backend.from_numpy(checked_public(public_gradient, backend.to_numpy(device_x)))]
 
     def drawn(row: int, stream: int) -> list[Any]:
         assert normals is not None
@@ -221,47 +210,31 @@ def minimize(
 
     stopped = ""
     try:
-        for _ in range(plan.steps):
+        while mechanism.step < plan.steps and not stopped:
             try:
-                indices = mechanism.draw()
+                loop.step(
+                    [device_x],
+                    gradient,
+                    public=None if public_gradient is None else public,
+                    normals=None if normals is None else drawn,
+                )
             except BudgetError as end:
                 if mechanism.step == 0:
                     raise
                 stopped = str(end)
-                break
-            rows: NDArray[Any] | None = None
-            for point in mechanism.points():
-                (at,) = mechanism.at([device_x], point)
-                gradient = _gradient(per_example_gradient, backend.to_numpy(at), indices)
-                # A sum of two points is formed before it is clipped: its sensitivity is then one clip norm.
-                with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-                    weighted = gradient if point.weight == 1 else x.dtype.type(point.weight) * gradient
-                    rows = weighted if rows is None else rows + weighted
-            assert rows is not None
-            if isinstance(sampler, UserSampler):  # the sum over a user's examples is what is clipped
-                rows = unit_sums(rows, sampler.units(mechanism.keys.sampling, mechanism.step))
-            mechanism.add([backend.from_numpy(rows)])
-            if private_diagnostics:
-                clipped.append(mechanism.clipped_mean_norm())
-            public = None
-            if public_gradient is not None:
-                public = [backend.from_numpy(_public(public_gradient, backend.to_numpy(device_x)))]
-            mechanism.release(
-                [device_x],
-                normals=None if normals is None else drawn,
-                public=public,
-                observe=observe if record_gradients else None,
-            )
-            if record_gradients:
-                negative.append(mechanism.negative_share())
-            if path is not None:
-                path.append(backend.to_numpy(device_x))
+            else:
+                if record:
+                    path.append(backend.to_numpy(device_x))
     finally:  # also where the caller's function fails: what no step took is given back
         if account is not None:
             account.close()
+    recorded = {} if loop.recorder is None else loop.recorder.arrays()
+    if recorded:
+        recorded["gradients"] = recorded.pop("released")
+    taken = loop.diagnostics
     return MinimizeResult(
         x=backend.to_numpy(mechanism.output([device_x])[0]).copy(),
-        path=None if path is None else np.stack(path),
+        path=np.stack(path) if record else None,
         event=plan.event_after(mechanism.step) if noise is None else CALLER_NOISE,
         plan=plan,
         backend=backend.name,
@@ -269,59 +242,7 @@ def minimize(
         steps_taken=mechanism.step,
         stopped=stopped,
         ledger={} if account is None else {**(account.saved or {}), **account.ledger.stated_place},
-        gradients=np.stack(gradients) if record_gradients else None,
-        filtered=np.stack(filtered) if record_gradients else None,
-        negative_share=np.array(negative) if record_gradients else None,
         clip_norms=None if mechanism.clip_norms is None else np.array(mechanism.clip_norms),
-        private_diagnostics={"clipped_mean_norm": np.array(clipped)} if private_diagnostics else None,
+        private_diagnostics=None if taken is None else {"clipped_mean_norm": np.array(taken)},
+        **recorded,
     )
-
-
-def _start(x0: NDArray[Any]) -> NDArray[Any]:
-    x = np.array(x0)
-    if x.dtype not in (np.float32, np.float64):
-        raise ArgumentTypeError(f"x0.dtype={x.dtype}: must be float32 or float64")
-    if x.ndim != 1:
-        raise ArgumentError(f"x0.shape={x.shape}: must be (d,)")
-    if not np.isfinite(x).all():
-        raise ArgumentError("x0: must be finite in every coordinate")
-    return x
-
-
-def _normals(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the caller's normals as (T, 1 or 2, d), with one more column for an adaptive clip."""
-    if noise is None:
-        return None
-    normals = np.asarray(noise)
-    separate = plan.method.update.second_moment in ("independent", "joint")
-    columns = x.size + int(plan.adaptive_clip is not None)
-    shape = (plan.steps, 2, x.size) if separate else (plan.steps, columns)
-    if normals.shape != shape:
-        raise ArgumentError(
-            f"noise.shape={normals.shape}: must be {shape}, one row of normals for each step's releases"
-        )
-    return normals.reshape(plan.steps, -1, columns)
-
-
-def _public(public_gradient: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
-    gradient = np.asarray(public_gradient(x))
-    if gradient.shape != x.shape or gradient.dtype != x.dtype:
-        raise ArgumentError(
-            f"public_gradient: returned {gradient.shape} of {gradient.dtype}, must be {x.shape} of {x.dtype} as x"
-        )
-    if not np.isfinite(gradient).all():  # of public data and released parameters: refusing tells nothing
-        raise ArgumentError("public_gradient: returned a value that is not finite; must be finite in every coordinate")
-    return gradient
-
-
-def _gradient(per_example_gradient: Gradient, x: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
-    gradient = np.asarray(per_example_gradient(x, indices))
-    if gradient.shape != (len(indices), x.size):
-        # Without the shapes: under Poisson sampling the number of indices is secret.
-        raise ArgumentError(
-            f"per_example_gradient: must return one row of {x.size} numbers for each index, an array of shape "
-            f"(len(indices), {x.size})"
-        )
-    if gradient.dtype != x.dtype:
-        raise ArgumentTypeError(f"per_example_gradient: returned dtype {gradient.dtype}, must be {x.dtype} as x0")
-    return gradient

@@ -21,7 +21,7 @@ class RunVectors:
 
     Attributes
     ----------
-    totals : list of arrays
+    totals : list of float64 arrays
         The step's sum of clipped vectors. **Private**: it leaves the run under noise only, and is never saved.
     noise_state, square_noise_state : lists of tuples of arrays
         States of the recurrences that correlate the noise. **Secret**.
@@ -94,7 +94,7 @@ class RunVectors:
         order = 0 if method.noise.strategy is None else method.noise.strategy.order
         adaptive: Any = method.filter if method.filter.adaptive else None
         return cls(
-            totals=flat,
+            totals=[backend.zeros_like(vector, "float64") for vector in flat],
             noise_state=several(order),
             square_noise_state=several(order if separate_square else 0),
             filter_state=several(method.filter.order, small),

@@ -79,7 +79,7 @@ class StepScales:
             return self._clips[self.scaled(step)]
         clip = replace(self.method.clip, max_grad_norm=norm)
         grouping = clip.grouping(self.tensors)
-        return clip, grouping, clip.sensitivity(grouping)
+        return clip, grouping, clip.sensitivity(grouping).of_sums(self.sampler.likely_batch_size)
 
     @cached_property
     def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
@@ -90,7 +90,7 @@ class StepScales:
         found = {}
         for key, clip in ((False, plain), (True, scaled)):
             grouping = clip.grouping(self.tensors)
-            found[key] = clip, grouping, clip.sensitivity(grouping)
+            found[key] = clip, grouping, clip.sensitivity(grouping).of_sums(self.sampler.likely_batch_size)
         return found
 
     @property

@@ -46,6 +46,10 @@ class Sampler(Protocol):
         """The most examples that any step can have, whatever is drawn; None where only the data set bounds them."""
 
     @property
+    def likely_batch_size(self) -> int:
+        """The most examples of a step, of which sums and their rounding are made; exceeded with probability < 1e-30."""
+
+    @property
     def keeps_order(self) -> bool:
         """Whether the batches of all steps are one arrangement, so that a resumed run must keep it.
 
@@ -148,6 +152,11 @@ class BaseSampler:
     def steps_per_epoch(self: Any) -> int:
         """dataset_size / batch_size, rounded up: so many steps use every example once, in expectation."""
         return int(math.ceil(round(self.dataset_size / self.batch_size, 9)))  # noqa: RUF046 (for mypy)
+
+    @property
+    def likely_batch_size(self: Any) -> int:
+        """The largest batch; without a maximum the whole data set."""
+        return int(self.dataset_size if self.max_batch_size is None else self.max_batch_size)
 
     @property
     def keeps_order(self) -> bool:

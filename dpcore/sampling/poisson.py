@@ -78,6 +78,16 @@ class PoissonSampler(BaseSampler):
         object.__setattr__(self, "sample_rate", threshold / WORDS)
 
     @property
+    def likely_batch_size(self) -> int:
+        """A size that a step exceeds with a probability below 1e-30.
+
+        Bernstein: for independent coins of mean m in all, Pr[size >= m + t] <= exp(-t^2 / (2 m + 2 t / 3)).
+        """
+        third = -math.log(1e-30) / 3
+        mean = self.dataset_size * self.sample_rate
+        return min(self.dataset_size, math.ceil(mean + third + math.sqrt(third**2 + 6 * third * mean)))
+
+    @property
     def max_batch_size(self) -> None:
         """None: every example may toss heads at once, and cutting a batch off would void the analysis."""
         return

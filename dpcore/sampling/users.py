@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -95,6 +96,11 @@ class UserSampler:
     def max_batch_size(self) -> int | None:
         """The most users that any step can have."""
         return self.sampler.max_batch_size
+
+    @property
+    def likely_batch_size(self) -> int:
+        """As the sampler of the users."""
+        return self.sampler.likely_batch_size
 
     @property
     def keeps_order(self) -> bool:
@@ -233,20 +239,24 @@ def _chosen(keys: draw.SortKeys, examples: Indices, counts: npt.NDArray[np.int64
     return examples[np.sort(by_key[rank < most])]
 
 
-def unit_sums(rows: npt.NDArray[Any], units: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def unit_sums(rows: Any, units: Sequence[int]) -> Any:
     """Return the sum of each unit's rows, (len(units), d): what is clipped where one unit has several examples.
 
     Parameters
     ----------
-    rows : (B, d) array
+    rows : (B, d) array of a backend
         Unit by unit.
-    units : (k,) int64
+    units : sequence of k int
         Rows of each unit, 1 or more; they add up to B.
     """
-    if units.size == 0:
-        return rows[:0]
-    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one user
-        sums: npt.NDArray[Any] = np.add.reduceat(rows, np.cumsum(units) - units, axis=0, dtype=rows.dtype)
+    if len(units) == rows.shape[0]:
+        return rows
+    first = np.cumsum([0, *units])
+    if isinstance(rows, np.ndarray):
+        return np.add.reduceat(rows, first[:-1], axis=0, dtype=rows.dtype)
+    sums = rows[: len(units)].clone()
+    for unit, (start, stop) in enumerate(itertools.pairwise(first.tolist())):
+        sums[unit] = rows[start:stop].sum(0)
     return sums
 
 

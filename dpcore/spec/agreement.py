@@ -23,7 +23,7 @@ AGREEMENT: Final = {
     "normal": Agreement("ulps", 16, "each float32 backend lies within 8 ulps of the float64 definition"),
     "row_norms": Agreement("ulps", 0.5, "accumulated in float64; half a float32 ulp leaves room for (d + 8) 2^-53"),
     "clip_factors": Agreement("ulps", 2, "one rounding to float32 toward zero of nearly equal float64 numbers"),
-    "weighted_sum": Agreement("terms", 64, "the order of B additions is free: at most B ulps, B <= 64 in the tests"),
+    "weighted_sum": Agreement("terms", 64, "B additions in any order: at most B float64 ulps, B <= 64 in the tests"),
     "recurrence": Agreement("terms", 8, "three products and three sums a state vector"),
     "update": Agreement("terms", 16, "a square root, two quotients and six products, each correctly rounded"),
     "step": Agreement("terms", 32, "the composition of normal, recurrence and update"),

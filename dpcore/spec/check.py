@@ -41,7 +41,7 @@ def _float(name: str, array: Any, dtype: str | None = None) -> None:
     if dtype_name(array) not in FLOATS:
         raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64")
     if dtype is not None and dtype_name(array) != dtype:
-        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype}, as the arrays that it goes with")
+        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype} beside the other arrays")
 
 
 def _shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
@@ -94,7 +94,7 @@ def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], size
 
 
 def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> None:
-    """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of the rows' dtype."""
+    """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
     check_rows(rows, None)
     for name, arrays in (("weights", weights), ("out", out)):
         if len(arrays) != len(rows):
@@ -102,9 +102,17 @@ def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequenc
     for index, block in enumerate(rows):
         _float(f"weights[{index}]", weights[index], dtype_name(block))
         _shape(f"weights[{index}]", weights[index], (block.shape[0],))
-        _float(f"out[{index}]", out[index], dtype_name(block))
+        _float(f"out[{index}]", out[index], "float64")
         _shape(f"out[{index}]", out[index], (block.shape[1],))
         _in_place(f"out[{index}]", out[index])
+
+
+def check_dtype(backend: Any, dtype: str, name: str) -> None:
+    """Refuse parameters of a dtype that the backend does not compute in, by the name that the caller gave them."""
+    if dtype == "float64" and backend.name == "triton":
+        raise ArgumentTypeError(
+            f"{name}.dtype=float64: must be float32 under backend 'triton', or call dpcore.set_backend(\"numpy\")"
+        )
 
 
 def order_of(coefficients: FilterCoefficients) -> int:
@@ -178,13 +186,15 @@ def check_step(
             )
         done = 0
         for coefficients in filters:
-            check_recurrence(slot.total, slot.filter_state[done : done + order_of(coefficients)], coefficients)
+            check_recurrence(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
             done += order_of(coefficients)
         if correlation is not None:
-            check_recurrence(slot.total, slot.noise_state, correlation)
+            check_recurrence(slot.parameter, slot.noise_state, correlation)
         if square == "given" and slot.square is None:
             raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")
-        check_update(rule, slot.parameter, slot.total, slot.moments, step_number, slot.square)
+        check_update(rule, slot.parameter, slot.parameter, slot.moments, step_number, slot.square)
+        _float(f"slots[{index}].total", slot.total, "float64")
+        _shape(f"slots[{index}].total", slot.total, tuple(slot.parameter.shape))
         vectors = [("parameter", slot.parameter), ("total", slot.total)]
         vectors += [(f"filter_state[{i}]", vector) for i, vector in enumerate(slot.filter_state)]
         vectors += [(f"noise_state[{i}]", vector) for i, vector in enumerate(slot.noise_state)]

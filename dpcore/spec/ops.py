@@ -80,7 +80,7 @@ class Slot(Generic[A]):
     ----------
     parameter : array
         x_t, becomes x_{t+1}.
-    total : array, read only
+    total : float64 array, read only
         The sum of the clipped per-example vectors.
     first : int
         Stream element of the first coordinate.
@@ -224,12 +224,14 @@ class Backend(Protocol[A]):
         ----------
         rows : sequence of (B, d_l) arrays
         weights : sequence of (B,) arrays of the rows' dtype
-        out : sequence of (d_l,) arrays, in place
-            Contiguous, of the rows' dtype.
+        out : sequence of (d_l,) float64 arrays, in place
+            Contiguous.
 
         Guarantees
         ----------
-        A row of weight 0 adds exactly 0, even where it holds NaN or infinities.
+        Products are formed and added in float64, in any order: products of float32 numbers are exact there, and
+        `dpcore.spec.rounding` bounds what the additions round. A row of weight 0 adds exactly 0, even where it holds
+        NaN or infinities.
         """
 
     def recurrence(self, x: A, state: Sequence[A], coefficients: FilterCoefficients) -> A:
@@ -287,14 +289,16 @@ class Backend(Protocol[A]):
         For each slot, with z its normals (none are drawn where ``noise.scale`` is 0):
 
         - ``n = recurrence(z, noise_state, correlation)``, or z where `correlation` is None or ``noise.scale`` is 0;
-        - ``g = (total + noise.scale n) / batch_size``, divided by the slot's ``scale`` where it has one;
+        - ``g = (total + noise.scale n) / batch_size`` in float64, rounded to the parameter's dtype (after the noise, so
+          that the rounding tells nothing), then divided by the slot's ``scale`` where it has one;
         - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the
           slot's ``filter_state``, which holds no others;
         - ``h``, what enters the second moment, by `square`:
           "filtered": y^2 (`update`'s own);
           "released": g^2;
-          "separate": ``q^2 + square_noise.scale z'`` with q = total / batch_size (divided by the slot's scale where it
-          has one) and z' the normals of `square_noise`; none are drawn where that is None or its scale is 0;
+          "separate": ``q^2 + square_noise.scale z'`` in float64, then rounded, with q = total / batch_size (divided by
+          the slot's scale where it has one) and z' the normals of `square_noise`; none are drawn where that is None or
+          its scale is 0;
           "given": the slot's ``square``;
         - ``update(y, h);  displacement = x_{t+1} - x_t``.
         """

@@ -5,6 +5,7 @@ Each returns its value, so that a constructor can check and convert in one line.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import operator
@@ -70,6 +71,21 @@ def unit_intervals(**values: Any) -> float | tuple[float, ...]:
     if not len(value):
         raise ArgumentError(f"{name}={value!r}: must hold one number a step")
     return tuple(unit_interval(**{name: each}) for each in value)
+
+
+def plain(stage: Any) -> None:
+    """Turn the NumPy scalars among the fields of a frozen dataclass into Python's numbers, in its `__post_init__`.
+
+    NumPy's float64 would widen, or refuse to enter, the float32 arrays that it meets later.
+    """
+    for field in dataclasses.fields(stage):
+        value = getattr(stage, field.name)
+        own = tuple(map(_plain, value)) if type(value) is tuple else _plain(value)
+        object.__setattr__(stage, field.name, own)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def sequence(**values: Any) -> Any:

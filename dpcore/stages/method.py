@@ -10,7 +10,7 @@ import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import SECOND_MOMENT
-from dpcore.spec.validate import positive
+from dpcore.spec.validate import plain, positive
 from dpcore.stages.clipping import Clip
 from dpcore.stages.filters import Filter, Identity
 from dpcore.stages.noise import IndependentGaussian, Noise
@@ -71,6 +71,7 @@ class Method:
     name: str = "custom"
 
     def __post_init__(self) -> None:
+        plain(self)
         members = {
             "update": ("rule", "settings", "prepared"),
             "query": ("points", "uses_displacement", "lags"),

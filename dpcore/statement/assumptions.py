@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpcore.spec.keys import CALLER, EXACT
+from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
@@ -33,6 +34,7 @@ FILE_SYSTEM = (
 )
 CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
+_ROUNDING_STATED = 1e-6
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
@@ -46,6 +48,7 @@ def assumptions(
     forks: int,
     abandoned: int,
     ledger: Mapping[str, Any],
+    terms: int,
 ) -> tuple[str, ...]:
     """Return the sentences that belong to these settings.
 
@@ -63,6 +66,8 @@ def assumptions(
         Resumed so often; steps that were released and given up.
     ledger : mapping
         As in `dpcore.statement.Statement`; empty where there is none.
+    terms : int
+        The most vectors that a step sums.
     """
     said = [PUBLIC_SIZES, REAL_NUMBERS, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
     said.append(SECRET_KEYS)
@@ -70,6 +75,13 @@ def assumptions(
         said.append(USERS)
     if ledger.get("file_systems"):
         said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
+    share = rounding(terms)
+    if share > _ROUNDING_STATED:
+        counted = "is counted in the sensitivity" if share > ROUNDING_COUNTED else "is not counted"
+        said.append(
+            f"Rounding of float64 sums of up to {terms:,} clipped vectors lets one of them move a sum by at most "
+            f"{share:.1e} of the clip norm more; that {counted}."
+        )
     if secret_batches:
         said.append(SECRET_BATCHES)
     if second_moment == "public":

@@ -97,6 +97,7 @@ def state(
         forks=keys.forks,
         abandoned=number,
         ledger=ledger,
+        terms=plan.sampler.likely_batch_size,
     )
     method = plan.method.describe()
     return Statement(

@@ -9,20 +9,19 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism.loop import Loop, Rows
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.sampling import UserSampler
-from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
+from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import step_seed
-from dpcore.torch.recorder import Recorder
 
 
-class Engine:
-    """Joins per-example gradients, working arrays and the mechanism.
+class Engine(Loop):
+    """The training step of a torch model: joins per-example gradients, working arrays and the mechanism.
 
     Parameters
     ----------
@@ -34,10 +33,6 @@ class Engine:
 
     Attributes
     ----------
-    recorder : Recorder or None
-        Keeps coordinates of what is released.
-    diagnostics : list of float or None
-        ``clipped_mean_norm`` of each step where somebody asked for it. **Secret.**
     """
 
     def __init__(
@@ -47,13 +42,10 @@ class Engine:
         working: Working,
         microbatch_size: int,
     ) -> None:
+        super().__init__(mechanism, microbatch_size)
         self.gradient = gradient
-        self.mechanism = mechanism
         self.working = working
-        self.microbatch_size = microbatch_size
-        self.recorder: Recorder | None = None
-        self.diagnostics: list[float] | None = None
-        self._public: list[Any] | None = None
+        self.microbatch_size: int = microbatch_size
         self._swapped = False
 
     def accumulate(self, batch: Tree, public: Tree | None = None) -> None:
@@ -64,60 +56,28 @@ class Engine:
         """
         self._check_parameters()
         self.working.refresh()
-        self._public = None if public is None else self._public_gradient(public)
-        # An attempt that failed midway left a part of its sum; on top of it an example would count twice.
-        self.mechanism.discard()
-        points = self.mechanism.points()
-        arrays = self.working.arrays()
-        # All points are fresh values handed to functional_call; the model's parameters are not moved for them.
-        values = [self._point(self.mechanism.at(arrays, point)) for point in points]
-        weights = [point.weight for point in points]
-        begun: list[torch.Tensor] | None = None  # the sum so far of a user larger than a micro-batch
-        for start, stop, sizes, more in self._portions(batches.size(batch)):
-            micro = batches.tree_map(lambda t: t[start:stop], batch)  # noqa: B023
-            seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, start)
-            rows = self._rows(micro, weights, values, seed)
-            if sizes is not None:
-                rows = [_unit_sums(row, sizes) for row in rows]
-            if begun is not None:
-                rows = [row.add_(earlier) for row, earlier in zip(rows, begun, strict=True)]
-            begun = rows if more else None
-            if not more:
-                self.mechanism.add([self.working.to_array(row.reshape(row.shape[0], -1)) for row in rows])
 
-    def _portions(self, count: int) -> Iterator[tuple[int, int, list[int] | None, bool]]:
-        """Yield the rows of each micro-batch; for users how many rows each has, and whether its user goes on."""
-        sampler, most = self.mechanism.plan.sampler, self.microbatch_size
-        if isinstance(sampler, UserSampler):
-            yield from portions(sampler.units(self.mechanism.keys.sampling, self.mechanism.step), most)
-            return
-        for start in range(0, count, most):
-            yield start, min(start + most, count), None, False
+        def rows_at(values: list[Any], _: Point) -> Rows:
+            # Fresh values handed to functional_call; the model's parameters are not moved for a point.
+            at = self._point(values)
+
+            def rows(part: slice) -> list[Any]:
+                micro = batches.tree_map(lambda t: t[part], batch)
+                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, part.start)
+                gradients = (g.to(self.working.dtype) for g in self.gradient(at, micro, seed))
+                return [self.working.to_array(g.reshape(g.shape[0], -1)) for g in gradients]
+
+            return rows
+
+        asked = None if public is None else lambda: self._public_gradient(public)
+        self.sum_clipped(self.working.arrays(), rows_at, batches.size(batch), asked)
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""
-        norm = None if self.diagnostics is None else self.mechanism.clipped_mean_norm()
-        number = self.mechanism.step
-        seen: list[Any] = []
         try:
-            self.mechanism.release(
-                self.working.arrays(),
-                settings,
-                public=self._public,
-                observe=None if self.recorder is None else lambda *both: seen.extend(map(self._picked, both)),
-            )
+            self.release_sum(self.working.arrays(), settings)
         finally:
-            self._public = None
             self.working.store()
-            if norm is not None and self.diagnostics is not None and self.mechanism.step > number:
-                self.diagnostics.append(norm)
-        if self.recorder is not None:
-            released, filtered = seen
-            self.recorder.keep(released, filtered, self.mechanism.negative_share())
-
-    def _picked(self, arrays: Sequence[Any]) -> Any:
-        assert self.recorder is not None
-        return self.recorder.pick([self.working.to_tensor(array) for array in arrays])
 
     def check_public(self, public: Tree | None) -> None:
         """Refuse a public batch that is missing, not wanted, or empty."""
@@ -179,23 +139,6 @@ class Engine:
             for parameter, value in zip(self.working.parameters, values, strict=True):
                 parameter.copy_(value)
 
-    def _rows(
-        self, micro: Tree, weights: list[float], values: list[list[torch.Tensor]], seed: bytes
-    ) -> list[torch.Tensor]:
-        """Return every example's vector: its gradients at the points of the query, combined."""
-        rows: list[torch.Tensor] | None = None
-        for weight, value in zip(weights, values, strict=True):
-            gradients = [g.to(self.working.dtype) for g in self.gradient(value, micro, seed)]
-            # The combination is formed in float32 or wider and clipped once: its sensitivity is one clip norm.
-            weighted = gradients if len(values) == 1 and weight == 1 else [g * weight for g in gradients]
-            if rows is None:
-                rows = weighted
-            else:
-                for row, more in zip(rows, weighted, strict=True):
-                    row.add_(more)
-        assert rows is not None
-        return rows
-
     def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
         return [
             self.working.to_tensor(array).to(parameter.dtype)
@@ -214,10 +157,3 @@ class Engine:
             raise ArgumentError(
                 f"parameter {next(iter(named))!r} was added or unfrozen after make_private: call make_private again"
             )
-
-
-def _unit_sums(rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Return the sum of each unit's rows, in a fixed order of summation."""
-    if len(sizes) == rows.shape[0]:
-        return rows
-    return torch.stack([unit.sum(0) for unit in torch.split(rows, sizes)])

@@ -18,7 +18,8 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.account import LedgerAccount
-from dpcore.mechanism.minimize import PRIVATE_DIAGNOSTICS
+from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
+from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
 from dpcore.statement.statement import Statement
@@ -27,7 +28,6 @@ from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.recorder import Recorder
 
 
 class PrivateRun:

@@ -91,9 +91,9 @@ def writable(array: np.ndarray) -> np.ndarray:
     return np.array(array)
 
 
-def unit(magnitude: Any) -> np.ndarray:
-    """One float32 ulp of numbers of this magnitude."""
-    return 2.0 ** (np.floor(np.log2(np.maximum(np.asarray(magnitude, dtype=np.float64), SMALLEST_NORMAL))) - 23)
+def unit(magnitude: Any, digits: int = 23) -> np.ndarray:
+    """One ulp of numbers of this magnitude: of float32 numbers, or those of `digits` binary digits."""
+    return 2.0 ** (np.floor(np.log2(np.maximum(np.asarray(magnitude, dtype=np.float64), SMALLEST_NORMAL))) - digits)
 
 
 def assert_agree(operation: str, got: Any, expected: np.ndarray, terms: Any = None) -> None:
@@ -109,13 +109,16 @@ def assert_agree(operation: str, got: Any, expected: np.ndarray, terms: Any = No
     if rule.kind == "bitwise":
         np.testing.assert_array_equal(got, expected)
         return
+    digits = 52 if operation == "weighted_sum" else 23
     with np.errstate(all="ignore"):
         magnitude = np.abs(expected).astype(np.float64) if rule.kind == "ulps" else np.asarray(terms, dtype=np.float64)
         near_overflow = ~(magnitude < LARGEST / 16) & (operation != "row_norms")
         np.testing.assert_array_equal(np.isfinite(got) | near_overflow, np.isfinite(expected) | near_overflow)
         np.testing.assert_array_equal(np.isnan(got) | near_overflow, np.isnan(expected) | near_overflow)
         same = (got == expected) | near_overflow | (np.isnan(got) & np.isnan(expected))
-        error = np.where(same, 0.0, np.abs(got.astype(np.float64) - expected.astype(np.float64)) / unit(magnitude))
+        error = np.where(
+            same, 0.0, np.abs(got.astype(np.float64) - expected.astype(np.float64)) / unit(magnitude, digits)
+        )
     worst = int(np.argmax(error)) if error.size else 0
     assert not error.size or error.flat[worst] <= rule.ulps, (
         f"{operation}: {error.flat[worst]:.1f} ulps at {worst}: {got.flat[worst]!r}, expected {expected.flat[worst]!r}"

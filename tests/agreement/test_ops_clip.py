@@ -98,7 +98,10 @@ def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> No
 def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: bool) -> None:
     backend, rng = load_backend("triton"), np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
-    weights, out = [writable(floats(rng, count)) for _ in sizes], [writable(floats(rng, size)) for size in sizes]
+    weights, out = (
+        [writable(floats(rng, count)) for _ in sizes],
+        [floats(rng, size).astype(np.float64) for size in sizes],
+    )
     for block, weight in zip(rows, weights, strict=True):
         # A clip gives weight 0 to every row that is not finite.
         weight[~np.isfinite(block).all(axis=1)] = 0
@@ -120,7 +123,7 @@ def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: b
 def test_rows_of_weight_zero_add_nothing() -> None:
     backend = load_backend("triton")
     rows = np.array([[np.nan, np.inf, -np.inf], [1, 2, 3], [np.nan, 0, 0]], dtype=np.float32)
-    out = backend.from_numpy(np.array([1, 1, -0.0], dtype=np.float32))
+    out = backend.from_numpy(np.array([1, 1, -0.0]))
     weights = backend.from_numpy(np.array([0, 2, -0.0], dtype=np.float32))
     backend.weighted_sum([backend.from_numpy(rows)], [weights], [out])
     np.testing.assert_array_equal(backend.to_numpy(out), [3, 5, 6])
@@ -134,11 +137,11 @@ def test_rows_may_be_views() -> None:
     cuts = [matrix[:, 3:20], matrix[:, 20:21], backend.from_numpy(np.ascontiguousarray(values.T)).T]
     expected = [values[:, 3:20], values[:, 20:21], values]
     np.testing.assert_allclose(backend.to_numpy(backend.row_norms(cuts)), reference.row_norms(expected), rtol=1e-14)
-    sums = [backend.zeros_like(cut[0]) for cut in cuts]
+    sums = [backend.zeros_like(cut[0], "float64") for cut in cuts]
     ones = backend.from_numpy(np.ones(7, dtype=np.float32))
     backend.weighted_sum(cuts, [ones] * 3, sums)
     for total, block in zip(sums, expected, strict=True):
-        np.testing.assert_allclose(backend.to_numpy(total), block.sum(axis=0), rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(backend.to_numpy(total), block.astype(np.float64).sum(axis=0), rtol=1e-12)
 
 
 def test_float64_is_refused_with_the_remedy() -> None:

@@ -149,7 +149,7 @@ def slots_of(
         slots.append(
             Slot(
                 parameter=writable(floats(rng, size, special=special)),
-                total=floats(rng, size, special=special),
+                total=floats(rng, size, special=special).astype(np.float64),
                 first=first + shard,
                 filter_state=tuple(writable(floats(rng, size)) for _ in range(order)),
                 moments=moments_of(rng, rule, size, False),
@@ -350,7 +350,7 @@ def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) 
     n = backend.normal(noise.key, row, 1, slot.first, 4100)
     if kind.correlation is not None:
         n = backend.recurrence(n, plain.noise_state, kind.correlation)
-    g = scaled((plain.total + 2.0 * n) / 8.0)
+    g = scaled(((plain.total + 2.0 * n) / 8.0).float())
     y, states = g, list(plain.filter_state)
     for coefficients in kind.filters:
         own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
@@ -361,6 +361,7 @@ def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) 
         if kind.square_noise is not None and kind.square_noise.scale:
             key, other, stream, scale, rng = kind.square_noise
             h = h + scale * backend.normal(key, other, stream, slot.first, 4100, rng=rng)
+        h = h.float()
     before = plain.parameter.clone()
     backend.update(kind.rule, plain.parameter, y, plain.moments, numbers, 3, h)
     if kind.displaced:
@@ -373,15 +374,17 @@ def test_nothing_around_the_tensors_is_touched() -> None:
     """All arrays of all slots are cut out of one buffer; whatever lies between them keeps its value."""
     backend, rng = load_backend("triton"), np.random.default_rng(5)
     slots = slots_of(rng, [1, 4097, 0, 300], 2, "adam", True, False, noise_order=1, scaled=True, squared=True)
-    buffer = backend.from_numpy(np.full(60000, 77.0, dtype=np.float32))
-    taken = np.zeros(60000, dtype=bool)
+    kinds = ("float32", "float64")
+    buffers = {kind: backend.from_numpy(np.full(60000, 77.0, dtype=kind)) for kind in kinds}
+    taken = {kind: np.zeros(60000, dtype=bool) for kind in kinds}
     place = 5
 
     def cut(array: np.ndarray) -> Any:
         nonlocal place
-        view = buffer[place : place + array.size]
+        kind = array.dtype.name
+        view = buffers[kind][place : place + array.size]
         view.copy_(backend.from_numpy(array))
-        taken[place : place + array.size] = True
+        taken[kind][place : place + array.size] = True
         place += array.size + 3
         return view
 
@@ -392,7 +395,8 @@ def test_nothing_around_the_tensors_is_touched() -> None:
     backend.step(
         sent, noise, 2.0, (coefficients, coefficients), "adam", settings, 1, correlation=coefficients, square="given"
     )
-    assert (backend.to_numpy(buffer)[~taken] == 77).all()
+    for kind in kinds:
+        assert (backend.to_numpy(buffers[kind])[~taken[kind]] == 77).all()
     for slot, total in zip(sent, totals, strict=True):
         np.testing.assert_array_equal(backend.to_numpy(slot.total), total)
         assert not np.isnan(backend.to_numpy(slot.displacement)).any()
@@ -443,7 +447,8 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
     """The same tensors, first without a correlation or a given square, then with: they are not there."""
     backend = load_backend("triton")
     ones = np.ones(10, dtype=np.float32)
-    slot = Slot(backend.from_numpy(ones), backend.from_numpy(ones), 0, moments=(backend.from_numpy(ones),))
+    total = backend.from_numpy(np.ones(10))
+    slot = Slot(backend.from_numpy(ones), total, 0, moments=(backend.from_numpy(ones),))
     arguments = ([slot], NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "adagrad", [UpdateSettings(1.0, eps=1.0)], 1)
     backend.step(*arguments)
     before = backend.to_numpy(slot.parameter)
@@ -468,7 +473,7 @@ def test_a_moved_tensor_is_found_again() -> None:
     backend = load_backend("triton")
     arguments = (NoiseRow(bytes(32), 0, 0, 0.0), 1.0, (), "sgd", [UpdateSettings(1.0)], 1)
     ones = np.ones(10, dtype=np.float32)
-    parameter, total = backend.from_numpy(ones), backend.from_numpy(ones)
+    parameter, total = backend.from_numpy(ones), backend.from_numpy(np.ones(10))
     slot = Slot(parameter, total, 0)
     backend.step([slot], *arguments)
     first, parameter.data = parameter.data, backend.from_numpy(10 * ones)
@@ -480,13 +485,14 @@ def test_a_moved_tensor_is_found_again() -> None:
 def test_a_bad_slot_changes_nothing() -> None:
     backend = load_backend("triton")
     ones = np.ones((4, 4), dtype=np.float32)
-    good = Slot(backend.from_numpy(ones), backend.from_numpy(ones), 0)
+    total = backend.from_numpy(np.ones((4, 4)))
+    good = Slot(backend.from_numpy(ones), total, 0)
     arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "sgd", [UpdateSettings(1.0)] * 2)
     for bad, error, text in (
-        (Slot(backend.from_numpy(ones).T, backend.from_numpy(ones), 4096), ArgumentTypeError, "not contiguous"),
+        (Slot(backend.from_numpy(ones).T, total, 4096), ArgumentTypeError, "not contiguous"),
         (Slot(*[backend.from_numpy(ones.astype(np.float64))] * 2, 4096), ArgumentTypeError, "set_backend"),
-        (Slot(backend.from_numpy(ones), backend.from_numpy(ones), 2**36 - 4), ArgumentError, "at most"),
-        (Slot(backend.from_numpy(ones), backend.from_numpy(ones), -1), ArgumentError, "start=-1"),
+        (Slot(backend.from_numpy(ones), total, 2**36 - 4), ArgumentError, "at most"),
+        (Slot(backend.from_numpy(ones), total, -1), ArgumentError, "start=-1"),
     ):
         with pytest.raises(error, match=text):
             backend.step([good, bad], *arguments, 1)

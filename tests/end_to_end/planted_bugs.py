@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from dpcore import methods
-from dpcore.audit import audit, canaries
+from dpcore.audit import audit, participation, reruns
 from dpcore.mechanism.composed_step import Composition
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan import plan as plan_module
@@ -395,11 +395,11 @@ KEY = bytes(range(32))
 # What no run of the plan can show. Not that the fused operation and the plain ones differ: most bugs of single
 # operations are planted in the plain ones alone.
 SURPRISES = {
-    canaries.TWICE: "an example twice in a step",
-    canaries.OTHERS: "other batches",
-    canaries.OUTSIDE: "an example out of its turn",
-    canaries.TOO_MANY: "a batch too large",
-    canaries.MORE: "parameters",
+    participation.TWICE: "an example twice in a step",
+    participation.OTHERS: "other batches",
+    participation.OUTSIDE: "an example out of its turn",
+    participation.TOO_MANY: "a batch too large",
+    reruns.MORE: "parameters",
 }
 
 

@@ -251,7 +251,7 @@ THEORY: Calls = [
     (lambda: theory.pmlf_variance_factor(1.0, 2), "beta=1.0"),
     (lambda: theory.pmlf_variance_factor(-0.1, 2), "beta"),
     (lambda: theory.pmlf_variance_factor(0.5, 0), "window=0"),
-    (lambda: theory.noise_factor(0), "snr=0"),
+    (lambda: theory.theoretical_noise_factor(0), "snr=0"),
     (
         lambda: theory.accelerated_srgd_parameters(100, 10**9, 1, 1, 1, 1, 1e-6),
         "dimension=1000000000: must be at most 52 ",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import non_negative, open_unit, positive
+from dpcore.spec.validate import non_negative, open_unit, plain, positive
 
 REACH: Final = 1e6
 """The clip norm stays within its initial value divided by this and times this: post-processing of what is released."""
@@ -58,6 +58,7 @@ class AdaptiveClip:
     bit_noise_std: float | None = None
 
     def __post_init__(self) -> None:
+        plain(self)
         open_unit(target_quantile=self.target_quantile)
         positive(learning_rate=self.learning_rate)
         if self.bit_noise_std is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.spec.validate import choice, positive
+from dpcore.spec.validate import choice, plain, positive
 from dpcore.stages.clipping.adaptive import AdaptiveClip, check_fits
 from dpcore.stages.clipping.groups import Grouping
 from dpcore.stages.clipping.sensitivity import Sensitivity
@@ -44,6 +44,7 @@ class Clip:
     adaptive: AdaptiveClip | None = field(default=None, metadata={"described": "if set"})
 
     def __post_init__(self) -> None:
+        plain(self)
         positive(max_grad_norm=self.max_grad_norm)
         choice(CLIP_RULES, clipping=self.rule)
         if isinstance(self.groups, Mapping):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
+
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -23,6 +25,7 @@ class Sensitivity:
 
     contribution: float
 
-    def standard_deviation(self, noise_multiplier: float) -> float:
-        """Return the noise's standard deviation for each coordinate of the *sum*."""
-        return noise_multiplier * self.contribution
+    def of_sums(self, terms: int) -> Sensitivity:
+        """Return the same for computed sums of at most `terms` vectors, where their rounding counts."""
+        share = rounding(terms)
+        return self if share <= ROUNDING_COUNTED else Sensitivity(self.contribution * (1 + share))

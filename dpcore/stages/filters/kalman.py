@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import integer, non_negative
+from dpcore.spec.validate import integer, non_negative, plain
 from dpcore.theory.kalman import Variances, kappa_from_variances, variances
 
 
@@ -47,6 +47,7 @@ class ScalarKalman:
     adaptive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        plain(self)
         variances(self.sigma_H, self.sigma_v, self.sigma_w)
         if self.initial_variance is not None:
             non_negative(initial_variance=self.initial_variance)

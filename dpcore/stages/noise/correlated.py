@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpcore.errors import ArgumentTypeError
-from dpcore.spec.validate import non_negative
+from dpcore.spec.validate import non_negative, plain
 from dpcore.stages.strategies import NamedStrategy, Strategy
 
 
@@ -26,6 +26,7 @@ class CorrelatedGaussian:
     strategy: Strategy | NamedStrategy
 
     def __post_init__(self) -> None:
+        plain(self)
         if self.noise_multiplier is not None:
             non_negative(noise_multiplier=self.noise_multiplier)
         if not hasattr(self.strategy, "describe"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dpcore.spec.validate import non_negative
+from dpcore.spec.validate import non_negative, plain
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class IndependentGaussian:
     strategy: ClassVar[None] = None
 
     def __post_init__(self) -> None:
+        plain(self)
         if self.noise_multiplier is not None:
             non_negative(noise_multiplier=self.noise_multiplier)
 

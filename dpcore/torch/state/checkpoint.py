@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dpcore.errors import DpcoreError
+from dpcore.mechanism.recorder import Recorder
 from dpcore.torch.engine import Engine
-from dpcore.torch.recorder import Recorder
 from dpcore.torch.state.check_state import KEYS, as_key
 
 UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
@@ -46,7 +46,8 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
     public["microbatch_size"] = engine.microbatch_size
     public["settings"] = fingerprint(engine)
-    public["recorded"] = None if engine.recorder is None else engine.recorder.state_dict()
+    kept = engine.recorder
+    public["recorded"] = None if kept is None else {"coordinates": kept.coordinates, **_tensors(kept.arrays())}
     secret["arrays"] = _tensors(secret["arrays"])
     secret |= {name: secret[name].hex() for name in KEYS}
     secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]

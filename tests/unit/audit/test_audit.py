@@ -14,13 +14,11 @@ import dpcore
 from dpcore import methods
 from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon
-from dpcore.audit import audit, checks, private_step
-from dpcore.audit.auditing import participation_rate
+from dpcore.audit import audit, checks
 from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
+from dpcore.audit.direct_checks import participation_rate
 from dpcore.audit.exposure import direction
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
@@ -29,8 +27,6 @@ from dpcore.sampling import (
     UserSampler,
 )
 from dpcore.spec.backends import load_backend
-from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.spec.ops import NoiseRow
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.method import Method
@@ -197,21 +193,6 @@ def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) ->
     along = clip.sensitivity(grouping).contribution * direction(grouping, rule)
     bounds = (0.3, 5.0) if rule == "standard" else (1.0, 1.0)
     np.testing.assert_allclose([np.hypot(along[0], along[1]), along[2]], bounds)
-
-
-def test_the_step_is_that_of_minimize() -> None:
-    target = np.random.default_rng(3).normal(size=(64, 4))
-    for method in (SGD, methods.disk(lr=0.1, noise_multiplier=1.0), methods.srg_memf(lr=0.1, noise_multiplier=1.0)):
-        plan = Plan(method, ORDER, 5)
-        one = dpcore.minimize(
-            lambda x, i: x - target[i], np.zeros(4), ORDER, method, steps=5, key=KEY, exact_key=True, record=True
-        )
-        x = [np.zeros(4)]
-        keys = RunKeys.new(KEY, exact_key=True)
-        mechanism = Mechanism(plan, Layout.of([("x", (4,))]), x, backend=dpcore.spec.backends.load_backend(), keys=keys)
-        for _ in range(5):
-            private_step(mechanism, x, lambda at, i, _: [at[0] - target[i]])
-        np.testing.assert_allclose(one.path[-1], x[0], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ def test_a_second_step_on_the_same_tensors_sends_nothing(monkeypatch: pytest.Mon
 
     backend = load_backend("triton")
     ones = np.ones(20, dtype=np.float32)
-    x, total, filtered, v, n, scale = (backend.from_numpy(ones) for _ in range(6))
+    x, filtered, v, n, scale = (backend.from_numpy(ones) for _ in range(5))
+    total = backend.from_numpy(np.ones(20))
     slots = [Slot(x, total, 0, filter_state=(filtered,), moments=(v,), noise_state=(n,), scale=scale)]
     first_order = FilterCoefficients((1.0, 0.5), ())
     arguments = (2.0, (first_order,), "adagrad", [UpdateSettings(0.1)])

@@ -31,7 +31,7 @@ def make_slots(
         slots.append(
             Slot(
                 parameter=draw[0],
-                total=draw[1],
+                total=draw[1].astype(np.float64),
                 first=first,
                 filter_state=tuple(draw[4 : 4 + order]),
                 moments=moments,
@@ -52,7 +52,7 @@ def compose(
     """`Backend.step` as its docstring has it, on whole arrays."""
 
     def normals(slot: Slot, noise: NoiseRow) -> np.ndarray:
-        kind = slot.total.dtype.name
+        kind = slot.parameter.dtype.name
         return backend.normal(
             noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=kind, rng=noise.rng
         )  # fmt: skip
@@ -62,7 +62,7 @@ def compose(
         if correlation is not None:
             n = backend.recurrence(n, slot.noise_state, correlation)
         divided = 1 if slot.scale is None else slot.scale
-        g = (slot.total + noise.scale * n) / 32 / divided
+        g = ((slot.total + noise.scale * n.astype(np.float64)) / 32).astype(n.dtype) / divided
         y, states = g, list(slot.filter_state)
         for coefficients in filters:
             own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
@@ -71,7 +71,8 @@ def compose(
         if square == "separate":
             h = (slot.total / 32 / divided) ** 2
             if square_noise is not None:
-                h = h + square_noise.scale * normals(slot, square_noise)
+                h = h + square_noise.scale * normals(slot, square_noise).astype(np.float64)
+            h = h.astype(n.dtype)
         before = slot.parameter.copy()
         backend.update(rule, slot.parameter, y, slot.moments, SETTINGS, number, h)
         if slot.displacement is not None:
@@ -134,7 +135,7 @@ def test_the_noise_state_rests_where_no_noise_is_drawn() -> None:
 def test_the_injected_noise_has_the_right_scale() -> None:
     """Sum 0, learning rate 1: the parameters move by exactly scale * z / batch_size."""
     size, scale, batch_size = 200_000, 3.0, 50.0
-    slot = Slot(np.zeros(size, np.float32), np.zeros(size, np.float32), 0)
+    slot = Slot(np.zeros(size, np.float32), np.zeros(size), 0)
     backend.step([slot], NoiseRow(KEY, 0, 0, scale), batch_size, (), "sgd", [UpdateSettings(1.0)], 1)
     relative = slot.parameter.std() / (scale / batch_size)
     assert abs(relative - 1) < 5 / np.sqrt(2 * size)
@@ -148,7 +149,7 @@ def test_no_noise_is_drawn_at_scale_zero() -> None:
 
 def test_nothing_is_changed_by_a_refused_step() -> None:
     good, bad = make_slots([10, 10], "float32", "adam", 1, displacement=False)
-    bad = Slot(bad.parameter, bad.total.astype(np.float64), 4096, bad.filter_state, bad.moments)
+    bad = Slot(bad.parameter, bad.total.astype(np.float32), 4096, bad.filter_state, bad.moments)
     before = good.parameter.copy()
     with pytest.raises(ArgumentTypeError, match="dtype"):
         backend.step([good, bad], NoiseRow(KEY, 0, 0, 1.0), 1, (FIRST_ORDER,), "adam", [SETTINGS] * 2, 1)
@@ -188,6 +189,6 @@ def test_bad_calls(change: dict, words: str) -> None:
 
 
 def test_arrays_changed_in_place_must_be_contiguous() -> None:
-    slot = Slot(np.zeros(20, np.float32)[::2], np.zeros(10, np.float32), 0)
+    slot = Slot(np.zeros(20, np.float32)[::2], np.zeros(10), 0)
     with pytest.raises(ArgumentTypeError, match="contiguous"):
         backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, (), "sgd", [SETTINGS], 1)

@@ -593,3 +593,30 @@ def test_normals_of_the_caller_void_the_guarantee_for_good() -> None:
     resumed, _ = build(METHODS["dp_sgd"])
     resumed.load_state_dict(mechanism.state_dict())
     assert not np.isfinite(resumed.statement(1e-5).best_epsilon)
+
+
+@pytest.mark.parametrize("weighting", ["optimal", "paper"])
+def test_an_adaptive_filter_counts_the_noise_of_all_tensors(weighting: str) -> None:
+    """Cutting the parameters into tensors changes nothing; with 2 of 200 coordinates' noise the weights would."""
+    normals = np.random.default_rng(5).normal(size=(4, 200))
+    filtered = []
+    for shapes in ([("x", (200,))], [("a", (2,)), ("b", (198,))]):
+        method = methods.doppler(lr=0.1, filter=OptimalFIR(2, weighting), noise_multiplier=3.0)
+        sampler = FixedOrderSampler(dataset_size=4, batch_size=4)
+        plan = Plan(method, sampler, 4, tuple(name for name, _ in shapes))
+        x = [np.zeros(shape) for _, shape in shapes]
+        mechanism = Mechanism(plan, Layout.of(shapes), x, backend=load_backend("numpy"), keys=RunKeys.new())
+        cuts = np.cumsum([p.size for p in x])[:-1]
+        seen: list[np.ndarray] = []
+
+        def drawn(row: int, _: int, cuts: Any = cuts) -> list[np.ndarray]:
+            return np.split(normals[row], cuts)
+
+        def observe(_: Any, outputs: Any, seen: list[np.ndarray] = seen) -> None:
+            seen.append(np.concatenate(outputs))
+
+        for _ in range(4):
+            mechanism.add(np.split(np.full((4, 200), 0.05), cuts, axis=1))
+            mechanism.release(x, normals=drawn, observe=observe)
+        filtered.append(np.stack(seen))
+    np.testing.assert_allclose(filtered[1], filtered[0], rtol=1e-9, atol=1e-12)

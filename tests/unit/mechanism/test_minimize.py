@@ -144,3 +144,21 @@ def test_a_gradient_that_fails_gives_back_what_no_step_took(tmp_path: Path) -> N
 def test_batches_by_name_are_told_what_to_be() -> None:
     with pytest.raises(ArgumentTypeError, match=r"batches='poisson': must be a sampler from dpcore\.sampling"):
         dpcore.minimize(lambda x, i: np.zeros((len(i), 1)), np.zeros(1), "poisson", methods.dp_sgd(lr=1.0), steps=1)
+
+
+@pytest.mark.parametrize("groups", ["per_layer", "per_tensor"])
+def test_one_vector_has_no_layers(groups: str) -> None:
+    method = methods.dp_sgd(lr=0.1, noise_multiplier=1.0, clipping_groups=groups)
+    with pytest.raises(ArgumentError, match=f"clipping_groups='{groups}': must be 'flat'"):
+        dpcore.minimize(lambda x, i: np.ones((len(i), 2)), np.zeros(2), [[0]], method)
+    named = methods.dp_sgd(lr=1.0, noise_multiplier=0.0, clipping_groups={"*": 0.5})
+    found = dpcore.minimize(lambda x, i: np.ones((len(i), 1)), np.zeros(1), [[0]], named)
+    assert found.x[0] == pytest.approx(-0.5)
+
+
+def test_float64_under_triton_is_refused_by_its_name() -> None:
+    pytest.importorskip("triton")
+    with dpcore.use_backend("triton"), pytest.raises(ArgumentTypeError, match=r"x0\.dtype=float64: must be float32"):
+        dpcore.minimize(
+            lambda x, i: np.ones((len(i), 1)), np.zeros(1), [[0]], methods.dp_sgd(lr=1.0, noise_multiplier=1.0)
+        )

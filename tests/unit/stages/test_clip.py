@@ -84,10 +84,10 @@ def test_a_non_finite_row_adds_exactly_zero_in_every_group(rule: str, bad: float
     blocks = [np.ones((3, 4), np.float32), np.ones((3, 2), np.float32)]
     blocks[1][1, 0] = bad
     factors = clip_factors([row_norms([block]) for block in blocks], rule, [1.0, 1.0], [4, 2], "float32")
-    out = [np.zeros(4, np.float32), np.zeros(2, np.float32)]
+    out = [np.zeros(4), np.zeros(2)]
     weighted_sum(blocks, factors, out)
     kept = [block[[0, 2]] for block in blocks]
-    expected = [np.zeros(4, np.float32), np.zeros(2, np.float32)]
+    expected = [np.zeros(4), np.zeros(2)]
     weighted_sum(kept, [factor[[0, 2]] for factor in factors], expected)
     for got, wanted in zip(out, expected, strict=True):
         assert np.isfinite(got).all()
@@ -104,7 +104,7 @@ def test_sizes_across_blocks_and_empty_batches(size: int) -> None:
     rows = np.full((3, size), 2.0, np.float32)
     np.testing.assert_allclose(row_norms([rows, rows]), 2 * math.sqrt(2 * size))
     assert row_norms([rows[:0]]).shape == (0,)
-    out = np.ones(size, np.float32)
+    out = np.ones(size)
     weighted_sum([rows[:0]], [np.ones(0, np.float32)], [out])
     assert (out == 1).all()
 
@@ -118,9 +118,9 @@ def test_ten_million_entries_never_pass_where_torch_lets_them() -> None:
     norms = row_norms([row])
     assert norms[0] == pytest.approx(exact, rel=1e-9)
     (factor,) = clip_factors([norms], "standard", [1.0], [row.shape[1]], "float32")
-    total = np.zeros(row.shape[1], np.float32)
+    total = np.zeros(row.shape[1])
     weighted_sum([row], [factor], [total])
-    ours = math.sqrt(math.fsum(np.square(total.astype(np.float64)).tolist()))
+    ours = math.sqrt(math.fsum(np.square(total).tolist()))
     assert 1 - 1e-5 < ours <= 1
 
     threads = torch.get_num_threads()
@@ -208,11 +208,13 @@ def test_bad_arrays() -> None:
     with pytest.raises(ArgumentTypeError, match="list"):
         row_norms([[1.0, 2.0]])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match=r"weights\[0\]\.shape"):
-        weighted_sum([rows], [np.ones(3, np.float32)], [np.zeros(3, np.float32)])
+        weighted_sum([rows], [np.ones(3, np.float32)], [np.zeros(3)])
     with pytest.raises(ArgumentTypeError, match=r"weights\[0\]\.dtype=float64"):
-        weighted_sum([rows], [np.ones(2)], [np.zeros(3, np.float32)])
+        weighted_sum([rows], [np.ones(2)], [np.zeros(3)])
     with pytest.raises(ArgumentTypeError, match="contiguous"):
-        weighted_sum([rows], [np.ones(2, np.float32)], [np.zeros(6, np.float32)[::2]])
+        weighted_sum([rows], [np.ones(2, np.float32)], [np.zeros(6)[::2]])
+    with pytest.raises(ArgumentTypeError, match=r"out\[0\]\.dtype=float32: must be float64"):
+        weighted_sum([rows], [np.ones(2, np.float32)], [np.zeros(3, np.float32)])
 
 
 def test_inputs_are_not_written() -> None:
@@ -220,6 +222,6 @@ def test_inputs_are_not_written() -> None:
     rows.flags.writeable = False
     (factors,) = clip_factors([row_norms([rows])], "standard", [1.0], [2], "float32")
     factors.flags.writeable = False
-    out = np.zeros(2, np.float32)
+    out = np.zeros(2)
     weighted_sum([rows], [factors], [out])
     np.testing.assert_allclose(out, [0.6, 0.8], rtol=1e-6)

@@ -1,0 +1,131 @@
+"""What an adversary of the method sees of a run with canaries, in units of the planned noise.
+
+Recorded are every released average, and the separately released second moment where there is one. In the units used,
+the *planned* mechanism has independent standard normal noise: the average times B, over the planned standard deviation,
+then times the matrix C of correlated noise. The vectors of the adversary's choice do not depend on earlier releases, so
+that under the planned mechanism coordinates are independent of each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.audit.canaries import CanaryRun
+from dpcore.audit.participation import counted
+from dpcore.audit.records import Records
+from dpcore.plan.plan import Plan
+from dpcore.spec.ops import SECOND_MOMENT
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of all steps; R rows: one for each step, twice that with a second moment of its own.
+
+    Attributes
+    ----------
+    canaries : (R, m) array
+        Along each canary's direction.
+    shared : (T,) array
+        Along the direction of all other examples, before C is applied.
+    amounts : (R / T, T) array
+        What a canary adds to its column, before C is applied.
+    white : (R / T, T, L, d) array
+        All coordinates, by tensor.
+    """
+
+    canaries: Floats
+    shared: Floats
+    amounts: Floats
+    white: Floats
+
+
+def take_all(run: CanaryRun) -> Releases:
+    """Take all steps of a run and return what was released."""
+    plan, backend, m = run.plan, run.mechanism.backend, run.coins.size
+    square = bool(plan.square_noise_standard_deviation())
+    channels = 2 if square else 1
+    canaries, amounts = np.zeros((channels, plan.steps, m)), np.zeros((channels, plan.steps))
+    shared, released = np.zeros(plan.steps), np.zeros((channels, plan.steps, len(plan.tensors), run.width))
+    for t in range(plan.steps):
+        scales, norm, along = run.scales(t), run.mechanism.clip_norm, run.direction(t)
+        before = _moments(run) if square else []
+        seen: list[Floats] = []
+
+        def observe(averages: Sequence[Any], _: Any, seen: list[Floats] = seen) -> None:
+            seen.extend(backend.to_numpy(g).astype(np.float64).reshape(-1) for g in averages)
+
+        run.step(observe)
+        contribution = plan.sensitivity_at(t, norm).contribution
+        sums = np.stack([plan.batch_size * g * s for g, s in zip(seen, scales, strict=True)])
+        measured = [(sums, along, plan.noise_standard_deviation(t, norm), run.signs[t] * contribution)]
+        if square:
+            moved = (contribution * along / plan.batch_size) ** 2
+            size = float(np.linalg.norm(moved))
+            measured.append((_squares(run, before), moved / size, plan.square_noise_standard_deviation(t), size))
+        for channel, (values, weights, deviation, amount) in enumerate(measured):
+            canaries[channel, t] = weights @ values[:, :m] / deviation
+            released[channel, t] = values / deviation
+            amounts[channel, t] = amount / deviation
+        shared[t] = along @ sums[:, run.size - 1] / plan.noise_standard_deviation(t, norm)
+    # C makes the planned noise white again, and what a canary adds with it.
+    white = np.stack([np.tensordot(run.matrix, channel, 1) for channel in released])
+    return Releases(np.concatenate([run.matrix @ channel for channel in canaries]), shared, amounts, white)
+
+
+def records(run: CanaryRun, releases: Releases) -> Records:
+    """Return what the run showed, to an adversary and to whoever knows its secrets."""
+    took, others, bits = counted(run)
+    m, matrix, nobody = run.coins.size, run.matrix, releases.white[..., : run.size - 1]
+    silent = np.concatenate([run.amount[run.members] == 0, np.ones(run.size - 1 - m, bool)])
+    return Records(
+        canaries=releases.canaries,
+        nulls=np.concatenate(list(nobody[..., m:])),
+        signal=np.concatenate([matrix * amount for amount in releases.amounts]),
+        silent=nobody[..., silent].reshape(-1),
+        sums=(matrix @ (releases.shared - releases.amounts[0] * others))[:, None],
+        bits=_bits(run, bits),
+        coins=run.coins,
+        **took,
+    )
+
+
+def noisy_bits(plan: Plan, before: float, after: float) -> float:
+    """Return the sum of bits and noise between one clip norm and the next: `AdaptiveClip.next_norm` read backwards."""
+    adaptive = plan.adaptive_clip
+    assert adaptive is not None
+    share = adaptive.target_quantile - math.log(after / before) / adaptive.learning_rate
+    return (share - 0.5) * plan.batch_size
+
+
+def _bits(run: CanaryRun, clean: Floats) -> Floats:
+    """The released sums of bits less the clean ones, in units of the planned noise, (T, 1); see `Records`."""
+    norms, plan = run.mechanism.clip_norms, run.plan
+    if norms is None:
+        return np.zeros((0, 1))
+    noisy = [
+        math.nan if after in plan.clip_limits else noisy_bits(plan, before, after)
+        for before, after in itertools.pairwise(norms)
+    ]
+    return ((np.array(noisy) - clean) / plan.bit_noise_standard_deviation)[:, None]
+
+
+def _moments(run: CanaryRun) -> list[Floats]:
+    place = SECOND_MOMENT[run.plan.method.update.rule]
+    return [run.mechanism.backend.to_numpy(m[place]).astype(np.float64) for m in run.mechanism.vectors.moments]
+
+
+def _squares(run: CanaryRun, before: list[Floats]) -> Floats:
+    """What entered the second moment at the last step: the separately released square, read off the moment."""
+    update = run.plan.method.update
+    keep = 1.0 if update.rule == "adagrad" else update.settings().beta2
+    share = 1.0 if update.rule == "adagrad" else 1 - keep
+    return np.stack([(after - keep * b) / share for after, b in zip(_moments(run), before, strict=True)])

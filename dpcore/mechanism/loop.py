@@ -1,0 +1,182 @@
+"""One private training step: gradients at the query's points, their combination, users' sums, clip, sum, release.
+
+`dpcore.minimize`, the PyTorch edge and the audit take their steps here, so that what is audited is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.mechanism.composed_step import Normals, Observer
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.mechanism.recorder import Recorder
+from dpcore.sampling.users import portions, unit_sums
+from dpcore.spec.ops import UpdateSettings
+from dpcore.stages.queries import Point
+
+PRIVATE_DIAGNOSTICS = (
+    "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
+    "guarantee."
+)
+
+Rows = Callable[[slice], list[Any]]
+"""Per-example gradients of a part of the batch at one point: arrays (b, d_l) of the backend, one for each tensor."""
+
+RowsAt = Callable[[list[Any], Point], Rows]
+"""Makes the `Rows` of a point, given the parameters there; called once a point and step."""
+
+Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], Sequence[NDArray[Any]]]
+"""``gradient(parameters, indices, point)``: the examples' gradients, (B, d_l) NumPy arrays, one for each tensor."""
+
+
+class Loop:
+    """Takes a mechanism's steps.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    microbatch_size : int or None
+        Examples differentiated at once; None takes the whole batch.
+
+    Attributes
+    ----------
+    recorder : Recorder or None
+        Keeps coordinates of what is released.
+    diagnostics : list of float or None
+        ``clipped_mean_norm`` of each step where somebody asked for it. **Secret.**
+    """
+
+    def __init__(self, mechanism: Mechanism, microbatch_size: int | None = None) -> None:
+        self.mechanism = mechanism
+        self.microbatch_size = microbatch_size
+        self.recorder: Recorder | None = None
+        self.diagnostics: list[float] | None = None
+        self._public: Sequence[Any] | None = None
+
+    def sum_clipped(
+        self,
+        parameters: Sequence[Any],
+        rows_at: RowsAt,
+        count: int,
+        public: Callable[[], Sequence[Any]] | None = None,
+    ) -> None:
+        """Clip the vectors of a batch and add them to the mechanism's sum; nothing leaves it yet.
+
+        After an exception the same batch may be tried once more: the noise of a step depends on its number only, and
+        nothing of this step was released.
+
+        Parameters
+        ----------
+        parameters : sequence of arrays
+            Of the backend.
+        rows_at : callable
+        count : int
+            Examples of the batch; with 0 nothing is asked for.
+        public : callable, optional
+            Returns a gradient of public data, flat, for a method whose second moment is made of it.
+        """
+        mechanism = self.mechanism
+        self._public = None if public is None else public()
+        # An attempt that failed midway left a part of its sum; on top of it an example would count twice.
+        mechanism.discard()
+        points = mechanism.points()
+        rows = [rows_at(mechanism.at(parameters, point), point) for point in points]
+        weights = [float(point.weight) for point in points]
+        begun: list[Any] | None = None  # the sum so far of a user larger than a micro-batch
+        for part, sizes, more in self._parts(count):
+            blocks = combined(weights, (at(part) for at in rows))
+            with np.errstate(all="ignore"):  # a warning of an overflow would tell of one user
+                if sizes is not None:
+                    blocks = [unit_sums(block, sizes) for block in blocks]
+                if begun is not None:
+                    blocks = [block + earlier for block, earlier in zip(blocks, begun, strict=True)]
+            begun = blocks if more else None
+            if not more:
+                mechanism.add(blocks)
+
+    def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
+        """Yield each micro-batch; for users how many rows each has, and whether its user goes on in the next one."""
+        sampler, most = self.mechanism.plan.sampler, self.microbatch_size or max(count, 1)
+        units = sampler.units(self.mechanism.keys.sampling, self.mechanism.step)
+        if units is not None:
+            for start, stop, sizes, more in portions(units, most):
+                yield slice(start, stop), sizes, more
+            return
+        for start in range(0, count, most):
+            yield slice(start, min(start + most, count)), None, False
+
+    def release_sum(
+        self,
+        parameters: Sequence[Any],
+        settings: Sequence[UpdateSettings] | None = None,
+        *,
+        normals: Normals | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        """Let the mechanism add noise, filter and move the parameters; see `Mechanism.release`."""
+        mechanism, number = self.mechanism, self.mechanism.step
+        norm = None if self.diagnostics is None else mechanism.clipped_mean_norm()
+        public, self._public = self._public, None
+        if self.recorder is not None:
+            observe = self.recorder.see
+        try:
+            mechanism.release(parameters, settings, normals=normals, public=public, observe=observe)
+        finally:
+            if norm is not None and self.diagnostics is not None and mechanism.step > number:
+                self.diagnostics.append(norm)
+        if self.recorder is not None:
+            self.recorder.keep(mechanism.negative_share())
+
+    def step(
+        self,
+        parameters: Sequence[Any],
+        gradient: Gradient,
+        *,
+        public: Callable[[], Sequence[Any]] | None = None,
+        normals: Normals | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        """Draw a batch and take one whole step on it."""
+        indices, backend = self.mechanism.draw(), self.mechanism.backend
+
+        def rows_at(values: list[Any], point: Point) -> Rows:
+            return lambda part: [backend.from_numpy(block) for block in gradient(values, indices[part], point)]
+
+        self.sum_clipped(parameters, rows_at, len(indices), public)
+        self.release_sum(parameters, normals=normals, observe=observe)
+
+
+def combined(weights: Sequence[float], points: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the weighted sum of the points' gradients, tensor by tensor.
+
+    It is formed before it is clipped: its sensitivity is then one clip norm, whatever the weights.
+    """
+    total: list[Any] = []
+    for weight, blocks in zip(weights, points, strict=True):
+        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+            weighted = list(blocks) if weight == 1 else [weight * block for block in blocks]
+            total = [a + b for a, b in zip(total, weighted, strict=True)] if total else weighted
+    return total
+
+
+def private_step(
+    mechanism: Mechanism, parameters: list[Any], gradient: Gradient, public: Any = None, observe: Any = None
+) -> None:
+    """Take one step the way `dpcore.minimize` does; an audit of another training loop brings its own.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    parameters : list of arrays
+        Of the mechanism's backend; moved.
+    gradient : callable
+        See `Gradient`.
+    public, observe
+        For `Mechanism.release`.
+    """
+    asked = None if public is None else lambda: public
+    Loop(mechanism).step(parameters, gradient, public=asked, observe=observe)
