@@ -34,8 +34,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scipy.special import bdtr, bdtrc, gammaln, xlog1py, xlogy
-
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
@@ -50,7 +48,7 @@ from dpcore.accounting.events import (
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.errors import PrivacyError
-from dpcore.spec import validate
+from dpcore.spec import special, validate
 
 
 @dataclass(frozen=True)
@@ -187,14 +185,14 @@ def truncated_components(event: TruncatedPoissonSampledGaussian) -> tuple[tuple[
     n, q, most, sigma = event.dataset_size, event.sample_rate, event.max_batch_size, event.noise_multiplier
     if most >= n:
         return ((1.0, q, sigma),)
-    cut = most / n * float(bdtrc(most, n, q))  # Pr[m >= B and i in S]
+    cut = most / n * float(special.bdtrc(most, n, q))  # Pr[m >= B and i in S]
     if event.adjacency is Adjacency.ADD_REMOVE:
-        full = float(bdtrc(most - 1, n - 1, q))  # Pr[m >= B]
+        full = float(special.bdtrc(most - 1, n - 1, q))  # Pr[m >= B]
         parts = [(1.0 - full, q, sigma), (full, min(1.0, cut / full) if full > 0.0 else 0.0, sigma / 2.0)]
     else:
         almost = _binomial(most - 1, n - 1, q)  # Pr[m = B - 1]
         inside, outside = q * almost + cut, (1.0 - q) * almost
-        below = float(bdtr(most - 2, n - 1, q)) if most >= 2 else 0.0  # Pr[m < B - 1]
+        below = float(special.bdtr(most - 2, n - 1, q)) if most >= 2 else 0.0  # Pr[m < B - 1]
         weight = inside + outside
         parts = [(below, q, sigma), (weight, inside / weight if weight > 0.0 else 0.0, sigma)]
     # bdtr rounds: a weight never exceeds 1, and what it lacks is at most some 1e-16.
@@ -206,5 +204,5 @@ def truncated_components(event: TruncatedPoissonSampledGaussian) -> tuple[tuple[
 
 def _binomial(k: int, n: int, p: float) -> float:
     """Return Pr[Bin(n, p) = k]."""
-    log_choose = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    return math.exp(float(log_choose + xlogy(k, p) + xlog1py(n - k, -p)))
+    log_choose = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    return math.exp(float(log_choose + special.xlogy(k, p) + special.xlog1py(n - k, -p)))

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
@@ -452,6 +451,8 @@ def _replacing(event: Event) -> Event:
 
 def versions() -> dict[str, str]:
     """Return the versions that a statement records."""
+    import scipy
+
     return {
         "dpcore": __version__,
         "python": platform.python_version(),

@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scipy.special import bdtrc
-
 from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
 from dpcore.sampling.poisson import WORDS, coin
-from dpcore.spec import validate
+from dpcore.spec import special, validate
 
 OVERFLOW: Final = 1e-6
 """The default maximum is passed, and the batch cut, with a smaller probability than this a step."""
@@ -27,7 +25,7 @@ def smallest_maximum(size: int, sample_rate: float, overflow: float = OVERFLOW) 
     low, high = 0, size  # the tail at `high` is small enough; the answer is above `low`
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if bdtrc(middle, size, sample_rate) < overflow else (middle, high)
+        low, high = (low, middle) if special.bdtrc(middle, size, sample_rate) < overflow else (middle, high)
     return high
 
 
