@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpcore.statement import plots
+from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
 
 HERE = Path(__file__).parent
 
@@ -37,16 +37,19 @@ def main() -> None:
     for size in sorted({run["statement"]["method"]["batch_size"] for run in runs.values()}):
         chosen = {n: run for n, run in runs.items() if run["statement"]["method"]["batch_size"] == size}
         first = next(iter(chosen.values()))
-        plots.comparison(
+        curves = {
+            run["statement"]["method"]["name"]: Curves(
+                tuple(line["epoch"] for line in run["epochs"]),
+                [[line["test_accuracy"] for line in run["epochs"]]],
+                tuple(line["epsilon"] for line in run["epochs"]),
+            )
+            for run in chosen.values()
+        }
+        last, rate = first["epochs"][-1], first["statement"]["method"]["update"]["lr"]
+        by_epsilon(
             HERE / "_static" / f"mnist-cnn5-b{size:.0f}.png",
-            {
-                run["statement"]["method"]["name"]: [[line["test_accuracy"] for line in run["epochs"]]]
-                for run in chosen.values()
-            },
-            [line["epoch"] for line in first["epochs"]],
-            [line["epsilon"] for line in first["epochs"]],
-            title=f"MNIST, cnn-5, delta 1e-5, batch size {size:,.0f}, "
-            f"learning rate {first['statement']['method']['update']['lr']:g}",
+            {f"epsilon {last['epsilon']:.3g} at the end, delta 1e-5": curves},
+            title=f"MNIST, cnn-5, batch size {size:,.0f}, learning rate {rate:g}",
         )
     for name, run in runs.items():
         accuracy = [100 * line["test_accuracy"] for line in run["epochs"]]

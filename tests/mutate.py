@@ -202,7 +202,7 @@ MUTATIONS = [
     Mutation(
         "leave the atom at loss 0 out of subsets",
         "dpcore/accounting/pld/loss.py",
-        "atom = (1.0 - rate) * erf(0.5 / (np.sqrt(2.0) * sigma))",
+        "atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))",
         "atom = 0.0 * sigma",
         "tests/unit/accounting/test_pld_oracle.py",
     ),
@@ -850,6 +850,34 @@ MUTATIONS = [
         "            check_streaming(strategy, self.steps)\n",
         "",
         tests="tests/unit/plan/test_plan.py",
+    ),
+    Mutation(
+        "take a killed run of a comparison for a complete one",
+        "dpcore/cli/compare/log.py",
+        " and not stated.note",
+        "",
+        "tests/end_to_end/test_cli_compare.py",
+    ),
+    Mutation(
+        "go on with a comparison though a run's folder is gone",
+        "dpcore/cli/compare/log.py",
+        'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',
+        "if False:",
+        "tests/end_to_end/test_cli_compare.py",
+    ),
+    Mutation(
+        "unpack a member of an archive whole, whatever its directory states",
+        "dpcore/cli/datasets/archive.py",
+        "while chunk := packed.read(_CHUNK):",
+        "while chunk := packed.read():",
+        "tests/unit/cli/test_npz.py",
+    ),
+    Mutation(
+        "resume a run and forget what it may have released",
+        "dpcore/cli/train/training.py",
+        "counted = max(steps, self.private.steps_released)",
+        "counted = steps",
+        "tests/end_to_end/test_cli_resume.py",
     ),
     Mutation(
         "take a damaged checkpoint for a whole one",

@@ -1,4 +1,4 @@
-"""How long `import dpcore` takes, each time in a new interpreter."""
+"""How long `import dpcore` and the help of the command line take, each time in a new interpreter."""
 
 from __future__ import annotations
 
@@ -11,3 +11,6 @@ class Import:
 
     def timeraw_numpy_and_scipy(self) -> str:
         return "import numpy, scipy"
+
+    def timeraw_help(self) -> str:
+        return "from dpcore.cli import main; main(['--help'])"

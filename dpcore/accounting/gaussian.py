@@ -22,12 +22,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.special import erfcx, ndtr
-
 from dpcore.accounting.events import Event
 from dpcore.accounting.phases import demand_phases, phases
 from dpcore.errors import PrivacyError
-from dpcore.spec import validate
+from dpcore.spec import special, validate
 
 
 def log_delta(mu: float, epsilon: float) -> float:
@@ -38,11 +36,11 @@ def log_delta(mu: float, epsilon: float) -> float:
         return 0.0
     shift = epsilon / mu
     a, b = 0.5 * mu - shift, -0.5 * mu - shift
-    tail = float(erfcx(-b / math.sqrt(2.0)))
+    tail = float(special.erfcx(-b / math.sqrt(2.0)))
     if a > 0.0:
-        value = float(ndtr(a)) - 0.5 * math.exp(-0.5 * a * a) * tail
+        value = float(special.ndtr(a)) - 0.5 * math.exp(-0.5 * a * a) * tail
         return math.log(value) if value > 0.0 else -math.inf
-    gap = 0.5 * (float(erfcx(-a / math.sqrt(2.0))) - tail)
+    gap = 0.5 * (float(special.erfcx(-a / math.sqrt(2.0))) - tail)
     return math.log(gap) - 0.5 * a * a if gap > 0.0 else -math.inf
 
 

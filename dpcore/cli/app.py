@@ -7,59 +7,119 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.accounting.calibrate import calibrate
-from dpcore.cli.accounting.curve import curve
-from dpcore.cli.accounting.delta import delta
-from dpcore.cli.accounting.epsilon import epsilon
-from dpcore.cli.accounting.ledger import ledger
-from dpcore.cli.compare.compare import compare
-from dpcore.cli.compare.demo import demo
-from dpcore.cli.reports.audit import audit
-from dpcore.cli.reports.inspect import inspect
-from dpcore.cli.reports.statement import statement
-from dpcore.cli.reports.verify import verify
+from dpcore.cli.options import flag
 from dpcore.cli.train.interrupt import Stopped
-from dpcore.cli.train.train import train
 from dpcore.errors import DpcoreError
 from dpcore.spec.version import __version__
 
-app = typer.Typer(
-    name="dpcore",
-    help="Differentially private optimization: train with a stated guarantee, and know what noise costs.",
-    epilog="Example:  dpcore train --data digits --model logistic --method disk --epsilon 3 --delta 1e-5",
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-for _command, _example in (
-    (train, "dpcore train --data digits --model mlp --method disk --epsilon 3 --delta 1e-5 --epochs 10"),
-    (compare, "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
-    (epsilon, "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
-    (delta, "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
-    (calibrate, "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
-    (curve, "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png"),
-    (statement, "dpcore statement runs/digits-mlp-disk"),
-    (verify, "dpcore verify runs/digits-mlp-disk/statement.json"),
-    (audit, "dpcore audit --method disk --sampling poisson --noise-multiplier 2 --canaries 128"),
-    (demo, "dpcore demo --out demo"),
-):
-    app.command(_command.__name__, epilog=f"Example:  {_example}")(_command)
-app.add_typer(inspect)
-app.add_typer(ledger)
+# Place, words, example. A command is imported when it is asked for: the help of all needs none of them.
+_COMMANDS = {
+    "train": (
+        "dpcore.cli.train.train:train",
+        "Train a model with a stated privacy guarantee.",
+        "dpcore train --data digits --model mlp --method disk --epsilon 3 --delta 1e-5 --epochs 10",
+    ),
+    "compare": (
+        "dpcore.cli.compare.compare:compare",
+        "Compare methods on one data set at the same epsilon and delta, over several seeds.",
+        "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison",
+    ),
+    "epsilon": (
+        "dpcore.cli.accounting.epsilon:epsilon",
+        "Say what epsilon a noise multiplier gives.",
+        "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6",
+    ),
+    "delta": (
+        "dpcore.cli.accounting.epsilon:delta",
+        "Say what delta a plan has at an epsilon.",
+        "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2",
+    ),
+    "calibrate": (
+        "dpcore.cli.accounting.calibrate:calibrate",
+        "Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out.",
+        "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5",
+    ),
+    "curve": (
+        "dpcore.cli.accounting.curve:curve",
+        "Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
+        "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png",
+    ),
+    "statement": (
+        "dpcore.cli.reports.statement:statement",
+        "Print a stored privacy statement. dpcore verify checks it.",
+        "dpcore statement runs/digits-mlp-disk",
+    ),
+    "verify": (
+        "dpcore.cli.reports.verify:verify",
+        "Derive a statement again from its settings and compare. Ends with status 1 where a check fails.",
+        "dpcore verify runs/digits-mlp-disk/statement.json",
+    ),
+    "audit": (
+        "dpcore.cli.reports.audit:audit",
+        "Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds.",
+        "dpcore audit --method disk --sampling poisson --noise-multiplier 2 --canaries 128",
+    ),
+    "demo": (
+        "dpcore.cli.compare.demo:demo",
+        "Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta.",
+        "dpcore demo --out demo",
+    ),
+    "inspect": (
+        "dpcore.cli.reports.inspect:inspect",
+        "Look at a filter, or at the gradients that a run released.",
+        "dpcore inspect filter first-order-v1 --out filter.png",
+    ),
+    "ledger": (
+        "dpcore.cli.accounting.ledger:ledger",
+        "Keep the ledger of a data set: what all runs on it have released together.",
+        "dpcore ledger show patients.ledger",
+    ),
+}
+COMMANDS = tuple(_COMMANDS)
+
+
+def application(*commands: str) -> typer.Typer:
+    """Return the application; of commands that are not named here it knows the name and one sentence."""
+    app = typer.Typer(
+        name="dpcore",
+        help="Differentially private optimization: train with a stated guarantee, and know what noise costs.",
+        epilog="Example:  dpcore train --data digits --model logistic --method disk --epsilon 3 --delta 1e-5",
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback(invoke_without_command=True)(_start)
+    for name, (place, words, example) in _COMMANDS.items():
+        found: Any = _not_asked_for
+        if name in commands:
+            module, _, attribute = place.partition(":")
+            found = getattr(import_module(module), attribute)
+        more: dict[str, Any] = {"help": words, "epilog": f"Example:  {example}"}
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, no_args_is_help=False, **more)
+        else:
+            app.command(name, **more)(found)
+    return app
+
+
+def _not_asked_for() -> None:
+    """Stand for a command whose name is not among the arguments."""
+
 
 # typer brings its own copy of click or uses the installed one, depending on its version: ask it which.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-@app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", metavar=" ", help="Print the version and stop.")] = False,
+    version: Annotated[bool, flag("--version", "Print the version and stop.")] = False,
+    debug: Annotated[bool, flag("--debug", "Show the traceback of an error; with any command.")] = False,  # noqa: ARG001
 ) -> None:
     if version:
         typer.echo(f"dpcore {__version__}")
@@ -70,8 +130,10 @@ def _start(
 def run(arguments: Sequence[str]) -> int:
     """Run one command; never lets a traceback out unless ``--debug`` is among the arguments."""
     debug, as_json = "--debug" in arguments, "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        status = app(args=list(arguments), prog_name="dpcore", standalone_mode=False)
+        app = application(*set(COMMANDS).intersection(arguments))
+        status = app(args=arguments, prog_name="dpcore", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except BrokenPipeError:

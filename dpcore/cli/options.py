@@ -1,79 +1,33 @@
-"""Options that several commands share, each said once."""
+"""Options, each said once: what several commands share, and how a dataclass becomes the options of a command."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Container
+from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-
-from dpcore.cli.values import count, one_of, real
+from typer.models import OptionInfo
 
 # What the commands train and compare draw by, and what the accounting commands know.
 SAMPLINGS = ("poisson", "truncated-poisson", "fixed-size", "fixed-order", "shuffled", "cyclic-poisson")
-ACCOUNTED = (
-    *("poisson", "truncated-poisson", "fixed-size", "fixed-order"),
-    *("shuffled", "cyclic-poisson", "full-batch"),
-)
-
-Json = Annotated[
-    bool, typer.Option("--json", metavar=" ", help="Print one JSON object on standard output, nothing else there.")
-]
-Debug = Annotated[bool, typer.Option("--debug", metavar=" ", help="Show the traceback of an error.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Folder for the results.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", metavar=" ", help="Replace the results of an earlier run in the folder.")
-]
-
-SampleRate = Annotated[
-    float | None,
-    typer.Option(
-        parser=real, metavar="RATE", help="Probability that an example enters a step, such as 0.01 or 256/60000."
-    ),
-]
-DatasetSize = Annotated[
-    int | None, typer.Option(parser=count, metavar="N", help="Number of examples; with --batch-size instead of a rate.")
-]
-BatchSize = Annotated[
-    int | None, typer.Option(parser=count, metavar="N", help="Expected number of examples in a batch.")
-]
-Steps = Annotated[int | None, typer.Option(parser=count, metavar="N", help="Number of optimizer steps.")]
-Epochs = Annotated[
-    float | None, typer.Option(parser=real, metavar="N", help="Passes over the data, instead of --steps.")
-]
-Delta = Annotated[float, typer.Option(parser=real, metavar="DELTA", help="Well below 1/N; for example 1e-5.")]
-Sampling = Annotated[
-    str,
-    typer.Option(parser=one_of(ACCOUNTED), metavar="NAME", help="How batches are drawn: " + ", ".join(ACCOUNTED) + "."),
-]
-MaxBatchSize = Annotated[
-    int | None,
-    typer.Option(parser=count, metavar="N", help="Of truncated-poisson; by default passed once in a million steps."),
-]
-Groups = Annotated[
-    int | None, typer.Option(parser=count, metavar="N", help="Of cyclic-poisson: groups that take turns.")
-]
-NoiseMultiplier = Annotated[
-    float | None,
-    typer.Option(parser=real, metavar="SIGMA", help="Standard deviation of the noise on the sum over the clip norm."),
-]
+ACCOUNTED = (*SAMPLINGS, "full-batch")
 
 
-def _accountants() -> tuple[str, ...]:
-    from dpcore import accounting
+def option(parser: Callable[[Any], Any], metavar: str, words: str, panel: str | None = None) -> Any:
+    """Return an option with a value."""
+    return typer.Option(parser=parser, metavar=metavar, help=words, rich_help_panel=panel)
 
-    return accounting.available_accountants()
+
+def flag(name: str, words: str, panel: str | None = None) -> Any:
+    """Return an option without a value; `name` has the dashes."""
+    return typer.Option(name, metavar=" ", help=words, rich_help_panel=panel)
 
 
-Accountant = Annotated[
-    str | None,
-    typer.Option(
-        parser=one_of(_accountants),
-        metavar="NAME",
-        help="The accountant; the tightest that covers the plan if not given.",
-    ),
-]
-AllAccountants = Annotated[bool, typer.Option("--all", metavar=" ", help="Also show what every other accountant says.")]
+Json = Annotated[bool, flag("--json", "Print one JSON object on standard output, nothing else there.")]
 
 
 def picture(value: Any) -> Path:
@@ -84,3 +38,63 @@ def picture(value: Any) -> Path:
     if not path.parent.is_dir():
         raise typer.BadParameter(f"{str(value)!r}: there is no folder {path.parent}")
     return path
+
+
+@cache
+def parsers(table: type) -> dict[str, Callable[[Any], Any]]:
+    """Return the parser of each field of a table of options, for values that come from a file."""
+    return {name: info.parser or _switch for name, (_, info) in _options(table).items()}
+
+
+def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a command take the fields of a table as options; they come as keywords, into its `**given`.
+
+    Parameters
+    ----------
+    table : type
+        A dataclass whose fields are annotated with options.
+    without : container of str
+        Fields that the command does not take. An option of its own by the name of a field, or by that of several (seed
+        and seeds), replaces it, and stands in its place in the help.
+    """
+
+    def changed(command: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(command, eval_str=True)
+        own = {name: p for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        first = [own.pop(name) for name, p in [*own.items()] if p.default is p.empty]
+        shared = []
+        for item in fields(table):
+            name = next((name for name in (item.name, f"{item.name}s") if name in own), None)
+            if name is not None:
+                shared.append(own.pop(name))
+            elif item.name not in without:
+                default = None if item.default is MISSING else item.default
+                shared.append(
+                    inspect.Parameter(
+                        item.name,
+                        inspect.Parameter.KEYWORD_ONLY,
+                        default=default,
+                        annotation=Annotated[_options(table)[item.name]],
+                    )
+                )
+        rest = [p.replace(kind=p.KEYWORD_ONLY) for p in (*shared, *own.values())]
+        command.__signature__ = signature.replace(parameters=[*first, *rest])  # type: ignore[attr-defined]
+        return command
+
+    return changed
+
+
+@cache
+def _options(table: type) -> dict[str, tuple[Any, OptionInfo]]:
+    """Return the type and the option of each field; a value that has a parser has no type for typer to look at."""
+    found = {}
+    for name, hint in get_type_hints(table, include_extras=True).items():
+        kind, info = get_args(hint)
+        found[name] = (kind if info.parser is None else Any, info)
+    return found
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise typer.BadParameter(f"{value!r} must be true or false")
+    return value

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# Where nothing tells a width: rich would take 80 and break most rows of a table.
+_WIDTH = 110
 
 
 def write_line(text: str = "") -> None:
@@ -21,4 +26,16 @@ def write_json(content: Any) -> None:
 
 def remarks() -> Console:
     """Return a console on standard error, made now: tests and pipes may have replaced the stream since import."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def results() -> Console:
+    """Return a console on standard output, likewise, for tables that are legible in a pipe too."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console

@@ -89,7 +89,7 @@ def names(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[Any
     return parse
 
 
-def groups(value: Any) -> str | dict[str, float]:
+def group_norms(value: Any) -> str | dict[str, float]:
     """Return a name of clipping groups, or norms by pattern from ``conv*=0.5,linear*=1`` or a table."""
     if isinstance(value, Mapping):
         return {str(pattern): real(norm) for pattern, norm in value.items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dpcore.methods.adaptive import VARIANTS, Adaptive, dp_adagrad, dp_adam
-from dpcore.methods.common import BASES, Common, Shared
+from dpcore.methods.common import BASES, Common, Shared, keywords
 from dpcore.methods.filtered import disk, doppler, dp_sgd
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
 from dpcore.methods.windows import inner_outer, pmlf
@@ -40,6 +40,7 @@ __all__ = [
     "dp_adam",
     "dp_sgd",
     "inner_outer",
+    "keywords",
     "memf",
     "pmlf",
     "srg_memf",

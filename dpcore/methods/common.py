@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from functools import cache
+from typing import Any, Final, TypedDict, get_args, get_type_hints
 
 import numpy as np
 
@@ -95,6 +96,7 @@ class Common(Shared, total=False):
 
 
 _SHARED: Final = tuple(Shared.__annotations__)
+_UPDATE_SETTINGS: Final = tuple(name for name in Common.__annotations__ if name not in (*_SHARED, "base"))
 
 
 def assemble(
@@ -115,7 +117,8 @@ def assemble(
     for keyword in common:
         known = Common.__annotations__ if update is None else _SHARED
         if keyword not in known:
-            choice((*_own_keywords(name), *own, *known), **{f"keyword of {name}()": keyword})
+            of_method = [one for one in keywords(name) if one not in Common.__annotations__]
+            choice((*of_method, *own, *known), **{f"keyword of {name}()": keyword})
     if update is None:
         settings = {k: v for k, v in common.items() if k not in (*_SHARED, "base")}
         update = make_update(common.get("base", base), common.get("lr"), settings)
@@ -135,12 +138,26 @@ def assemble(
     )
 
 
-def _own_keywords(name: str) -> tuple[str, ...]:
-    """Return the keywords that only this method has, for messages."""
+@cache
+def keywords(method: str, base: str | None = None) -> tuple[str, ...]:
+    """Return the names of the keywords that a method takes, its own first.
+
+    Parameters
+    ----------
+    method : str
+        A name of `dpcore.methods.METHODS`.
+    base : str, optional
+        A name of `dpcore.methods.BASES`; of the settings of updates only those of this one are then named.
+    """
     from dpcore.methods import METHODS
 
-    parameters = inspect.signature(METHODS[name]).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    function = METHODS[method]
+    parameters = inspect.signature(function).parameters.values()
+    own = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    (rest,) = (p.name for p in parameters if p.kind is p.VAR_KEYWORD)
+    (known,) = get_args(get_type_hints(function)[rest])
+    others = set() if base is None else set(_UPDATE_SETTINGS).difference(_BASE_SETTINGS[base], ("weight_decay",))
+    return (*own, *(name for name in known.__annotations__ if name not in others))
 
 
 def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any]) -> Update:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy
 
 from dpcore import sampling
 from dpcore.accounting import NonPrivate
@@ -134,6 +133,8 @@ def state(
 
 def versions() -> dict[str, str]:
     """Return the versions that a statement records."""
+    import scipy
+
     software = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
     return {"dpcore": __version__, **software}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,19 @@ from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.budget import whole_runs
 from dpcore.cli.compare.comparison import FINAL, SEARCH
+from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
 
 FILES = {
-    *("config.json", "results.json", "timing.json", "table.txt", "statement.txt", "statement.json", "comparison.png")
+    *("config.json", "results.json", "timing.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
+    "runs",
+}
+RUN_FILES = {
+    *("README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png"),
+    "model.safetensors",
 }
 SHORT = ("--epochs", "1", "--batch-size", "256")
 
@@ -37,6 +44,19 @@ def compare(out: Path, *arguments: str) -> int:
 
 def results(out: Path) -> dict[str, Any]:
     return dict(json.loads((out / "results.json").read_text()))
+
+
+def statement(out: Path, run: dict[str, Any]) -> Statement:
+    return Statement.from_json((out / run["folder"] / "statement.json").read_text())
+
+
+def event(out: Path, run: dict[str, Any]) -> accounting.Event:
+    return accounting.Event.from_dict(statement(out, run).event)
+
+
+def accuracy(out: Path, run: dict[str, Any]) -> float:
+    last = (out / run["folder"] / "metrics.jsonl").read_text().splitlines()[-1]
+    return float(json.loads(last)["test_accuracy"])
 
 
 def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,9 +70,9 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path: Path, capsys: pyt
     assert {run["status"] for run in left["runs"]} == {"complete"}
     for row in left["summary"]["rows"]:
         own = [r for r in left["runs"] if (r["contestant"], r["epsilon"]) == (row["contestant"], row["target_epsilon"])]
-        search = {r["lr"]: r["test_accuracy"][-1] for r in own if r["role"] == SEARCH}
+        search = {r["lr"]: accuracy(out, r) for r in own if r["role"] == SEARCH}
         assert search[row["lr"]] == max(search.values())
-        final = [r["test_accuracy"][-1] for r in own if r["role"] == FINAL]
+        final = [accuracy(out, r) for r in own if r["role"] == FINAL]
         assert {r["lr"] for r in own if r["role"] == FINAL} == {row["lr"]}
         assert row["test_accuracy"] == final
         assert row["mean"] == pytest.approx(np.mean(final))
@@ -60,14 +80,24 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path: Path, capsys: pyt
         assert row["half_width_95"] == pytest.approx(12.7062047 * abs(final[0] - final[1]) / 2)
         assert 0.99 * row["target_epsilon"] < row["epsilon"] <= row["target_epsilon"]
     assert [row["gradients_per_example_and_step"] for row in left["summary"]["rows"]] == pytest.approx([1, 11 / 6] * 2)
+    # Each run is a folder as `dpcore train` leaves it, which every command reads.
+    for run in left["runs"]:
+        assert {path.name for path in (out / run["folder"]).iterdir()} == RUN_FILES
+    settings = json.loads((out / left["runs"][0]["folder"] / "config.json").read_text())["settings"]
+    again = Settings(**{name: value for name, value in settings.items() if value is not None})
+    assert again.to_dict() == settings
+    assert (settings["lr"], settings["seed"], settings["batch_size"]) == (0.1, 1000, 256)
+    for reader in ("verify", "statement"):
+        assert main([reader, str(out / left["runs"][0]["folder"])]) == 0
+        assert main([reader, str(out)]) == 0
+    capsys.readouterr()
     # Nothing of a duration in what may be published, and it is said that tuning is not counted.
     assert "seconds" not in (out / "results.json").read_text() + (out / "table.txt").read_text()
     for text in (printed, (out / "table.txt").read_text(), (out / "statement.txt").read_text()):
         assert "Tuning is NOT accounted for" in text
     stated = json.loads((out / "statement.json").read_text())
     assert stated["tuning"]["accounted_for"] is False
-    for statement in stated["each_run"].values():
-        assert Statement.from_dict(statement).steps_taken == 6
+    assert [statement(out, {"folder": folder}).steps_taken for folder in stated["run_folders"].values()] == [6] * 4
     assert (out / "comparison.png").stat().st_size > 10_000
 
     # The same command again makes no run; another one is refused, and leaves the folder as it was.
@@ -95,7 +125,7 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(
     printed = capsys.readouterr()
     left = results(out)
     assert [run["contestant"] for run in left["runs"]] == ["plain"] * 3 + ["fixed order"]
-    events = tuple(accounting.Event.from_dict(run["event"]) for run in left["runs"])
+    events = tuple(event(out, run) for run in left["runs"])
     epsilon = accounting.epsilon(accounting.Composed(events), 1e-5)
     together = left["summary"]["tuning"]["together"]
     assert together["epsilon"]["pld"] == epsilon < together["epsilon"]["rdp"]
@@ -134,8 +164,8 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(
     runs = results(out)["runs"]
     assert [(run["seed"], run["status"]) for run in runs] == [(0, "complete"), (1, "stopped"), (1, "complete")]
     # The steps that were thrown away were released too: they stay in the composition.
-    events = [accounting.Event.from_dict(run["event"]) for run in runs]
-    assert [event.steps for event in events] == [6, 3, 6]  # type: ignore[attr-defined]
+    events = [event(out, run) for run in runs]
+    assert [item.steps for item in events] == [6, 3, 6]  # type: ignore[attr-defined]
     told_epsilon = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
     assert told_epsilon == accounting.epsilon(accounting.Composed(tuple(events)), 1e-5, "pld")
     capsys.readouterr()
@@ -143,24 +173,53 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(
     assert len(results(out)["runs"]) == 2
 
 
-def test_a_run_that_never_ended_counts_in_full(
+def test_a_run_that_never_ended_counts_what_its_folder_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, step, taken = tmp_path / "comparison", PrivateRun.step, []
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1", "--account-for-tuning")
+
+    def dies(run: PrivateRun, batch: object) -> None:
+        if len(taken) == 2:
+            raise MemoryError
+        step(run, batch)
+        taken.append(1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateRun, "step", dies)
+        assert compare(out, *command) == 2
+    assert [run["status"] for run in results(out)["runs"]] == ["under way"]
+    # It says so before the steps are taken: all of the epoch, of which two were.
+    killed = event(out, results(out)["runs"][0])
+    assert killed.steps == 6  # type: ignore[attr-defined]
+    assert compare(out, *command) == 0
+    runs = results(out)["runs"]
+    assert [run["status"] for run in runs] == ["stopped", "complete"]
+    whole = accounting.Composed((killed, event(out, runs[1])))
+    together = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
+    assert together == accounting.epsilon(whole, 1e-5, "pld")
+    # A folder that is gone cannot be counted, and is not left out.
+    shutil.rmtree(out / runs[0]["folder"])
+    capsys.readouterr()
+    assert compare(out, *command) == 2
+    assert "is gone, so that nothing says what it spent" in capsys.readouterr().err
+
+
+def test_a_run_that_never_began_spent_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "comparison"
-    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1")
 
     def dies(*_: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patched:
         patched.setattr(compare_runs, "train_once", dies)
-        assert compare(out, *command) == 2
-    (begun,) = results(out)["runs"]
-    assert begun["status"] == "begun"
-    assert accounting.epsilon(accounting.Event.from_dict(begun["event"]), 1e-5) == pytest.approx(3, rel=1e-3)
-    assert compare(out, *command) == 0
-    assert [run["status"] for run in results(out)["runs"]] == ["lost", "complete"]
-    assert results(out)["runs"][0]["event"] == begun["event"]
+        assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1") == 2
+    assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1") == 0
+    left = results(out)
+    assert [run["status"] for run in left["runs"]] == ["ended before its first step", "complete"]
+    assert left["summary"]["tuning"]["runs"] == 1
 
 
 RUN = accounting.PoissonSampledGaussian(0.05, 2.0, 100)
@@ -238,7 +297,11 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(
     Ledger.create(tmp_path / "other.ledger", budget=(9.0, 1e-5))
     one = ("--methods", "dp_sgd", "--epsilon", "1", "--seeds", "1", "--ledger", str(tmp_path / "other.ledger"))
     assert compare(tmp_path / "other", *one) == 0
-    assert "remark" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "remark" not in printed.err
+    # What the ledger counts is not said to be uncounted.
+    assert "Tuning is accounted for by the ledger, not here: it paid for each of the 1 runs" in printed.out
+    assert "NOT accounted for" not in printed.out + (tmp_path / "other" / "statement.txt").read_text()
 
 
 def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(

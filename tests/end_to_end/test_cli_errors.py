@@ -75,7 +75,7 @@ CASES = {
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling full-batch": "is not for --sampling full-batch",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5 --sampling fixed-size": "give --dataset-size and --batch-size",
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
-    "demo --seeds 0": "seeds=0: must be at least 1",
+    "demo --seeds 0": "seeds=0: must lie between 1 and",
 }
 
 
@@ -111,7 +111,7 @@ def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkey
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("first line\nsecond line")
 
-    monkeypatch.setattr(calibrate, "ask", broken)
+    monkeypatch.setattr(calibrate, "EventOptions", broken)
     assert main(["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()]) == 1
     assert capsys.readouterr().err == (
         "dpcore: unexpected ZeroDivisionError: first line (--debug shows where; please report it)\n"

@@ -73,21 +73,38 @@ def test_verify_says_what_does_not(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert "changed after it was written; dpcore verify says more" in capsys.readouterr().err
 
 
-def test_several_statements_in_one_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_names_the_folders_of_its_runs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = json.loads((run / "statement.json").read_text())
-    path = tmp_path / "statement.json"
-    path.write_text(json.dumps({"tuning": {}, "each_run": {"one": good, "two": good | {"delta": 1e-4}}}))
+    for name, content in (("one", good), ("two", good | {"delta": 1e-4})):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "statement.json").write_text(json.dumps(content))
+
+    def names(**folders: str) -> None:
+        (tmp_path / "statement.json").write_text(json.dumps({"tuning": {}, "run_folders": folders}))
+
+    names(one="runs/one", two="runs/two")
     assert main(["verify", str(tmp_path), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [all(item["status"] != "failed" for item in told["checks"][name]) for name in ("one", "two")] == [
         True,
         False,
     ]
-    path.write_text(json.dumps({"one": good, "two": good}))
+    names(one="runs/one", again="runs/one")
     assert main(["statement", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("one\n\nPrivacy statement")
     assert printed.count("Privacy statement\n") == 2
+    for folders, words in (
+        ({"one": "../../elsewhere"}, "names a run outside of its folder"),
+        ({"one": "runs/three"}, "there is no such file or folder"),
+        ({"one": "."}, "holds no privacy statement"),
+        ({}, "names no run"),
+    ):
+        names(**folders)
+        assert main(["statement", str(tmp_path)]) == 2
+        assert words in capsys.readouterr().err
 
 
 NONSENSE = {

@@ -11,7 +11,8 @@ import typer
 
 import dpcore
 from dpcore.audit import auditing
-from dpcore.cli.app import app, run
+from dpcore.cli.app import COMMANDS as NAMES
+from dpcore.cli.app import application, run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
@@ -63,7 +64,7 @@ def test_examples_run_in_the_order_of_the_page(
 
 def parse(arguments: list[str]) -> None:
     """Find the command and read its options and their values, as the command line does, without running it."""
-    command, context = typer.main.get_command(app), None
+    command, context = typer.main.get_command(application(*NAMES)), None
     while hasattr(command, "commands"):
         name, *rest = arguments or [""]
         if name in ("--help", "-h", "--version"):

@@ -75,3 +75,43 @@ assert np.isfinite(result.x).all() and result.plan.epsilon(1e-5) > 0
 def test_the_probe_notices_a_hidden_import(package: str):
     code = f"try:\n    import {package}\nexcept ImportError:\n    pass"
     assert tried_by(code) == {package}
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a new interpreter holds after `code`."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_import_dpcore_is_quick():
+    """Modules are counted, not seconds: scipy.special alone takes longer than numpy and all of dpcore."""
+    # An editable install's finder brings importlib.resources and the like; what numpy brings is not ours.
+    held = modules_after("import dpcore") - modules_after("import numpy")
+    assert {name.partition(".")[0] for name in held} & {*OPTIONAL, "scipy", "sqlite3", "multiprocessing"} == set()
+    assert len([name for name in held if not name.startswith("dpcore")]) < 150
+
+
+def test_help_is_quick():
+    """The help of all commands imports none of them, nor what they need."""
+    pytest.importorskip("typer")
+    held = modules_after("from dpcore.cli import main\nassert main(['--help']) == 0")
+    assert {name.partition(".")[0] for name in held} & {"torch", "scipy", "matplotlib", "sqlite3"} == set()
+    commands = {
+        "dpcore.cli.train",
+        "dpcore.cli.compare",
+        "dpcore.cli.accounting.epsilon",
+        "dpcore.cli.accounting.ledger",
+    }
+    assert not held & commands
+
+
+def test_data_sets_need_no_command_line():
+    held = modules_after("import dpcore.cli.datasets, dpcore.cli")
+    assert {name.partition(".")[0] for name in held} & OPTIONAL == set()

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import erf, ndtr
 
 from dpcore.accounting.phases import PoissonStep, Step
+from dpcore.spec import special
 
 Array = npt.NDArray[np.float64]
 
@@ -120,7 +120,7 @@ def _outcome_at(loss: Array, rate: Array, sigma: Array) -> Array:
 
 def _normal_masses(edges: Array) -> Array:
     """Return the standard normal mass between neighbors, each difference taken in the nearer tail."""
-    below, above = ndtr(edges), ndtr(-edges)
+    below, above = special.ndtr(edges), special.ndtr(-edges)
     right = edges[:, :-1] > 0.0
     found: Array = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
     return found
@@ -159,7 +159,7 @@ def masses(family: Family, direction: str, edges: Array) -> tuple[Array, Array]:
         rate, sigma = family.rates, family.sigmas
         p, q = _remove_masses(np.maximum(edges, 0.0), rate, sigma)
         below_p, below_q = _add_masses(np.minimum(edges, 0.0), rate, sigma)
-        atom = (1.0 - rate) * erf(0.5 / (np.sqrt(2.0) * sigma))
+        atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))
         p, q = p + below_p, q + below_q
     else:
         one = _remove_masses if direction == "remove" else _add_masses

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.special import ndtri_exp
 
 from dpcore.accounting.phases import Phases, PoissonStep
 from dpcore.accounting.pld import discretize, loss
 from dpcore.accounting.pld.loss import Array, Family
 from dpcore.accounting.pld.moments import Moments
+from dpcore.spec import special
 
 _SAMPLE = 24  # distinct steps that an estimate looks at
 
@@ -105,8 +105,8 @@ def problem(found: Phases, log_delta: float) -> Problem:
     families = tuple(loss.families(steps))
     count = int(sum(family.counts.sum() for family in families))
     one_sided = all(family.subset or bool(np.all(family.rates == 1.0)) for family in families)
-    low = -float(ndtri_exp(math.log(1e-10) - math.log(count)))
-    high = -float(ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
+    low = -float(special.ndtri_exp(math.log(1e-10) - math.log(count)))
+    high = -float(special.ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
     return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high)
 
 

@@ -35,7 +35,8 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, log_ndtr, logsumexp
+
+from dpcore.spec import special
 
 Array = npt.NDArray[np.float64]
 
@@ -52,7 +53,7 @@ def binomial_terms(orders: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], Arra
     """Return, for one alpha after the other, k = 2..alpha, alpha - k, log binom(alpha, k), and each alpha's start."""
     k = np.concatenate([np.arange(2, alpha + 1) for alpha in orders])
     alpha = np.repeat(np.array(orders, np.int64), np.array(orders) - 1)
-    table = gammaln(np.arange(max(orders) + 1) + 1.0)
+    table = special.gammaln(np.arange(max(orders) + 1) + 1.0)
     starts = np.concatenate([[0], np.cumsum(np.array(orders) - 1)[:-1]])
     return k, (alpha - k).astype(np.float64), table[alpha] - table[k] - table[alpha - k], starts
 
@@ -116,7 +117,7 @@ def _binomial_sum(q: Array, sigma: Array, order: int) -> Array:
     k, rest, log_binomial, _ = binomial_terms((order,))
     growth = k * (k - 1.0) / (2.0 * sigma * sigma)
     terms = log_binomial + k * np.log(q) + rest * np.log1p(-q) + growth + np.log(-np.expm1(-growth))
-    return np.asarray(logsumexp(terms, axis=1))
+    return np.asarray(special.logsumexp(terms, axis=1))
 
 
 def _trapezoid(q: float | Array, sigma: float | Array, orders: Array) -> Array:
@@ -132,7 +133,7 @@ def _trapezoid(q: float | Array, sigma: float | Array, orders: Array) -> Array:
     u = q * np.expm1(np.minimum(exponent, 600.0))  # where it is cut, only log_ratio is used
     log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(np.log1p(-q), np.log(q) + exponent))
     terms = _log_density(z, sigma) + np.log(step) + _log_excess(u, log_ratio, orders[:, None])
-    return np.asarray(logsumexp(terms, axis=1))
+    return np.asarray(special.logsumexp(terms, axis=1))
 
 
 def _window(q: float, sigma: float, orders: Array) -> Array:
@@ -146,23 +147,23 @@ def _window(q: float, sigma: float, orders: Array) -> Array:
     log_weight = np.tile(np.log(0.5 * _NODE_WEIGHTS), 2 * _REACH) + math.log(variance)
     u = math.exp(log_p) * np.exp(t) - q
     log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), log_p + np.logaddexp(0.0, t))
-    inner = logsumexp(
+    inner = special.logsumexp(
         _log_density(middle + variance * t, sigma) + log_weight + _log_excess(u, log_ratio, alpha), axis=1
     )
     # Left of the window u = -q. Right of it (1+u)^alpha = (q w)^alpha with w the ratio of densities, and E[w^a; z >
     # right] is exp(a (a-1) / (2 s^2)) times the mass of N(a, s^2) beyond `right`, for a = alpha, 1 and 0.
-    outer_left = _log_excess(np.array(-q), np.array(log_p), orders) + log_ndtr(left / sigma)
+    outer_left = _log_excess(np.array(-q), np.array(log_p), orders) + special.log_ndtr(left / sigma)
     tails = np.stack(
         [
-            orders * log_q + orders * (orders - 1.0) / (2.0 * variance) + log_ndtr((orders - right) / sigma),
-            np.log(orders) + log_q + log_ndtr((1.0 - right) / sigma),
-            np.log(np.abs(1.0 - orders * q) + 1e-300) + log_ndtr(-right / sigma),
+            orders * log_q + orders * (orders - 1.0) / (2.0 * variance) + special.log_ndtr((orders - right) / sigma),
+            np.log(orders) + log_q + special.log_ndtr((1.0 - right) / sigma),
+            np.log(np.abs(1.0 - orders * q) + 1e-300) + special.log_ndtr(-right / sigma),
         ]
     )
     signs = np.stack([np.ones_like(orders), -np.ones_like(orders), -np.sign(1.0 - orders * q)])
-    outer_right, sign = logsumexp(tails, axis=0, b=signs, return_sign=True)
+    outer_right, sign = special.logsumexp(tails, axis=0, b=signs, return_sign=True)
     outer_right = np.where(sign > 0.0, outer_right, -np.inf)
-    return np.asarray(logsumexp(np.stack([inner, outer_left, outer_right]), axis=0))
+    return np.asarray(special.logsumexp(np.stack([inner, outer_left, outer_right]), axis=0))
 
 
 def _log_density(z: Array, sigma: float | Array) -> Array:

@@ -23,7 +23,8 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, log_ndtr
+
+from dpcore.spec import special
 
 Array = npt.NDArray[np.float64]
 
@@ -51,9 +52,10 @@ def _partial(q: float, sigma: float, orders: Array, terms: int) -> tuple[Array, 
     variance = 2.0 * sigma * sigma
     split = sigma * sigma * math.log(1.0 / q - 1.0) + 0.5
     log_q, log_p = math.log(q), math.log1p(-q)
-    log_binomial = gammaln(alpha + 1.0) - gammaln(i + 1.0) - gammaln(j + 1.0)  # of the absolute value
-    left = log_binomial + i * log_q + j * log_p + (i * i - i) / variance + log_ndtr((split - i) / sigma)
-    right = log_binomial + j * log_q + i * log_p + (j * j - j) / variance + log_ndtr((j - split) / sigma)
+    # Of the absolute value.
+    log_binomial = special.gammaln(alpha + 1.0) - special.gammaln(i + 1.0) - special.gammaln(j + 1.0)
+    left = log_binomial + i * log_q + j * log_p + (i * i - i) / variance + special.log_ndtr((split - i) / sigma)
+    right = log_binomial + j * log_q + i * log_p + (j * j - j) / variance + special.log_ndtr((j - split) / sigma)
     total = np.logaddexp.accumulate(np.logaddexp(left, right), axis=1)
     falling = (left[:, 1:] < left[:, :-1]) & (right[:, 1:] < right[:, :-1])
     ends = falling & (np.maximum(left, right)[:, 1:] < total[:, 1:] - _NEGLIGIBLE)

@@ -38,9 +38,9 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
 
 from dpcore.accounting.renyi.moments import binomial_terms
+from dpcore.spec import special
 
 Array = npt.NDArray[np.float64]
 
@@ -98,4 +98,4 @@ def _log_even_moments(sigma: float) -> Array:
     with np.errstate(divide="ignore"):
         log_size = np.maximum(w, 0.0) + np.log(-np.expm1(-np.abs(w)))  # of exp(w) - 1
     log_weight = -0.5 * z * z - 0.5 * math.log(2.0 * math.pi) + math.log(_NODE_STEP)
-    return np.asarray(logsumexp(powers[:, None] * log_size + log_weight, axis=1))
+    return np.asarray(special.logsumexp(powers[:, None] * log_size + log_weight, axis=1))

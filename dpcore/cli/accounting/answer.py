@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from dpcore import accounting
 from dpcore.accounting import Event
-from dpcore.cli.accounting.event_options import Question
+from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.options import flag, option
 from dpcore.cli.output import remarks, write_line
+from dpcore.cli.values import one_of
 from dpcore.errors import PrivacyError
 from dpcore.statement.text import format_epsilon, format_lower
 
-INFINITE = "Infinite: there is no guarantee at all."
+_Bound = Callable[[Event, float, str], float]
+
+Accountant = Annotated[
+    str | None,
+    option(
+        one_of(accounting.available_accountants), "NAME", "The accountant; the tightest that covers it if not given."
+    ),
+]
+AllAccountants = Annotated[bool, flag("--all", "Also show what every other accountant says.")]
 
 
-def chosen_accountant(event: Event, delta: float, asked: str | None) -> str:
-    """Return the accountant asked for, or the one with the smallest epsilon: each gives an upper bound.
+def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
+    """Return the accountant asked for, or the one with the smallest bound: each gives an upper one.
+
+    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon.
 
     Raises
     ------
@@ -25,43 +38,27 @@ def chosen_accountant(event: Event, delta: float, asked: str | None) -> str:
     """
     if asked is not None:
         return asked
-    return accounting.smallest_epsilon(event, delta)[1]
-
-
-def tightest_delta(event: Event, epsilon: float, asked: str | None) -> str:
-    """Return the accountant asked for, or the one with the smallest delta at an epsilon."""
-    if asked is not None:
-        return asked
-    return min(_covering(event), key=lambda name: accounting.delta(event, epsilon, name))
-
-
-def _covering(event: Event) -> tuple[str, ...]:
     names = accounting.accountants_for(event)
     if not names:
         raise PrivacyError(f"event={type(event).__name__}: no accountant of this version covers it")
-    return names
+    return min(names, key=lambda name: bound(event, at, name))
 
 
-def every_epsilon(event: Event, delta: float) -> dict[str, float]:
-    """Return epsilon by accountant, of all that cover the event, those for comparison among them."""
+def every(bound: _Bound, event: Event, at: float) -> dict[str, float]:
+    """Return the bound by accountant, of all that cover the event, those for comparison among them."""
     table: dict[str, float] = {}
     for name in accounting.available_accountants():
         try:
-            table[name] = accounting.epsilon(event, delta, name)
+            table[name] = bound(event, at, name)
         except PrivacyError:
             continue
     return table
 
 
-def every_delta(event: Event, epsilon: float) -> dict[str, float]:
-    """Return delta by accountant, likewise."""
-    table: dict[str, float] = {}
-    for name in accounting.available_accountants():
-        try:
-            table[name] = accounting.delta(event, epsilon, name)
-        except PrivacyError:
-            continue
-    return table
+def sentence(accountant: str, plan: EventOptions, event: Event) -> str:
+    """Return what was asked, in words."""
+    noise = f", noise multiplier {plan.noise_multiplier:g}"
+    return f"{accountant} accountant, {event.adjacency} adjacency, {plan.words}{noise}"
 
 
 def write_certified(lower: float, upper: float, of: str) -> None:
@@ -81,9 +78,9 @@ def write_table(table: dict[str, float]) -> None:
 _LARGE_DELTA = 1e-3
 
 
-def remark_on_delta(delta: float, question: Question, event: Event) -> str | None:
+def remark_on_delta(delta: float, plan: EventOptions, event: Event) -> str | None:
     """Remark on standard error where delta is not below 1/n, or is large and n unknown; return the sentence."""
-    size = question.dataset_size if question.dataset_size is not None else accounting.known_dataset_size(event)
+    size = plan.dataset_size if plan.dataset_size is not None else accounting.known_dataset_size(event)
     sentence = accounting.delta_remark(delta, size)
     if sentence is not None:
         # With the digits in which the answer gives it; a value that was found has many more.

@@ -18,7 +18,7 @@ from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
 from dpcore.cli import options
-from dpcore.cli.accounting.event_options import ask
+from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.reports.stored import stored
 from dpcore.cli.values import one_of, real
@@ -67,6 +67,7 @@ class Subject:
     unit: str = "steps"
 
 
+@options.takes(EventOptions)
 def curve(
     kind: Annotated[
         str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps", help="Which curve.")
@@ -75,54 +76,22 @@ def curve(
         Path | None,
         typer.Option(metavar="PATH", help="Of a stored statement or run folder, instead of the options of a plan."),
     ] = None,
-    noise_multiplier: options.NoiseMultiplier = None,
-    sample_rate: options.SampleRate = None,
-    dataset_size: options.DatasetSize = None,
-    batch_size: options.BatchSize = None,
-    steps: options.Steps = None,
-    epochs: options.Epochs = None,
-    sampling: options.Sampling = "poisson",
-    max_batch_size: options.MaxBatchSize = None,
-    groups: options.Groups = None,
-    delta: Annotated[
-        float | None, typer.Option(parser=real, metavar="DELTA", help="Of the curve over steps; for example 1e-5.")
-    ] = None,
+    delta: Annotated[float | None, options.option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
     out: Annotated[
-        Path | None, typer.Option(parser=options.picture, metavar="FILE.png", help="Draw it there (.png, .pdf, .svg).")
+        Path | None, options.option(options.picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")
     ] = None,
     table: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points there.")] = None,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+    **given: Any,
 ) -> None:
     """Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
-    given = {
-        "noise_multiplier": noise_multiplier,
-        "sample_rate": sample_rate,
-        "dataset_size": dataset_size,
-        "batch_size": batch_size,
-        "steps": steps,
-        "epochs": epochs,
-        "max_batch_size": max_batch_size,
-        "groups": groups,
-    }
     if statement is not None:
-        extra = [name for name, value in given.items() if value is not None]
+        extra = [name for name, value in given.items() if value != getattr(EventOptions(), name)]
         if extra:
             raise ArgumentError(f"{extra[0]}: must not be given with --statement, which holds it")
         subject = _stated(statement, delta)
     else:
-        question = ask(sampling=sampling, **given)
-        event = question.event()
-        words = f"{question.words}, noise multiplier {noise_multiplier:g}"
-        size = question.dataset_size or accounting.known_dataset_size(event)
-        total = question.steps_in_all()
-
-        def event_after(count: int) -> Event:
-            return question.after(count).event()
-
-        # Of an order that is known by its epochs alone a step is one of them.
-        unit = "epochs" if sampling in ("fixed-order", "shuffled") and dataset_size is None else "steps"
-        subject = Subject(event, words, delta, size, event_after, total, unit=unit)
+        subject = _planned(EventOptions(**given), delta)
     _check_covered(subject.event)
     points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
     if out is not None:
@@ -145,6 +114,20 @@ def curve(
     for path in (out, table):
         if path is not None:
             write_line(f"written: {path}")
+
+
+def _planned(plan: EventOptions, delta: float | None) -> Subject:
+    event = plan.event()
+    return Subject(
+        event,
+        f"{plan.words}, noise multiplier {plan.noise_multiplier:g}",
+        delta,
+        plan.dataset_size or accounting.known_dataset_size(event),
+        lambda count: plan.after(count).event(),
+        plan.steps_in_all(),
+        # Of an order that is known by its epochs alone a step is one of them.
+        unit="epochs" if plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None else "steps",
+    )
 
 
 def _check_covered(event: Event) -> None:

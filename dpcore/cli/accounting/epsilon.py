@@ -1,83 +1,87 @@
-"""``dpcore epsilon``: what a plan costs."""
+"""``dpcore epsilon`` and ``dpcore delta``: what a plan costs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from dpcore import accounting
+from dpcore.accounting import Event
 from dpcore.cli import options
 from dpcore.cli.accounting import answer
-from dpcore.cli.accounting.event_options import ask
+from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import real, reals
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
 
+@options.takes(EventOptions)
 def epsilon(
-    noise_multiplier: Annotated[
-        float,
-        typer.Option(
-            parser=real, metavar="SIGMA", help="Standard deviation of the noise on the sum over the clip norm."
-        ),
-    ],
-    delta: options.Delta,
-    sample_rate: options.SampleRate = None,
-    dataset_size: options.DatasetSize = None,
-    batch_size: options.BatchSize = None,
-    steps: options.Steps = None,
-    epochs: options.Epochs = None,
-    sampling: options.Sampling = "poisson",
-    max_batch_size: options.MaxBatchSize = None,
-    groups: options.Groups = None,
-    accountant: options.Accountant = None,
+    delta: Annotated[float, options.option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
+    accountant: answer.Accountant = None,
     orders: Annotated[
-        Any, typer.Option(parser=reals, metavar="A,B,...", help="Orders of the rdp accountant, instead of its own.")
+        Any, options.option(reals, "A,B,...", "Orders of the rdp accountant, instead of its own.")
     ] = None,
-    show_all: options.AllAccountants = False,
+    show_all: answer.AllAccountants = False,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+    **given: Any,
 ) -> None:
     """Say what epsilon a noise multiplier gives."""
-    question = ask(
-        sampling=sampling,
-        noise_multiplier=noise_multiplier,
-        sample_rate=sample_rate,
-        dataset_size=dataset_size,
-        batch_size=batch_size,
-        steps=steps,
-        epochs=epochs,
-        max_batch_size=max_batch_size,
-        groups=groups,
-    )
-    event = question.event()
-    name = answer.chosen_accountant(event, delta, "rdp" if orders is not None and accountant is None else accountant)
+    plan = EventOptions(**given)
+    event = plan.event()
+    asked = "rdp" if orders is not None and accountant is None else accountant
+    name = answer.tightest(accounting.epsilon, event, delta, asked)
     value = accounting.epsilon(event, delta, name, orders=orders)
     interval = accounting.epsilon_interval(event, delta) if name == "pld" else None
-    table = answer.every_epsilon(event, delta) if show_all or as_json else {}
-    remark = answer.remark_on_delta(delta, question, event)
+    told = {"epsilon": plain(value), "delta": delta, "accountant": name}
+    told |= {} if interval is None else {"interval": plain([interval.lower, interval.upper])}
+    remark = answer.remark_on_delta(delta, plan, event)
+    table = answer.every(accounting.epsilon, event, delta) if show_all or as_json else {}
     if as_json:
-        write_json(
-            {
-                "epsilon": plain(value),
-                "delta": delta,
-                "accountant": name,
-                **({} if interval is None else {"interval": plain([interval.lower, interval.upper])}),
-                "accountants": plain(table),
-                **answer.described(event),
-                **({} if remark is None else {"remark": remark}),
-            }
-        )
+        _write_json(told, event, table, remark)
         return
     write_line(f"epsilon = {format_epsilon(value)} at delta = {format_number(delta)}")
-    write_line(
-        f"{name} accountant, {event.adjacency} adjacency, {question.words}, noise multiplier {noise_multiplier:g}"
-    )
+    write_line(answer.sentence(name, plan, event))
     if value == float("inf"):
-        write_line(answer.INFINITE)
+        write_line("Infinite: there is no guarantee at all.")
     if interval is not None:
         answer.write_certified(interval.lower, interval.upper, "epsilon")
-    if show_all:
-        answer.write_table(table)
+    answer.write_table(table)
+
+
+@options.takes(EventOptions)
+def delta(
+    epsilon: Annotated[float, options.option(real, "EPSILON", "0 or more, for example 3.")],
+    accountant: answer.Accountant = None,
+    show_all: answer.AllAccountants = False,
+    as_json: options.Json = False,
+    **given: Any,
+) -> None:
+    """Say what delta a plan has at an epsilon."""
+    plan = EventOptions(**given)
+    event = plan.event()
+    name = answer.tightest(accounting.delta, event, epsilon, accountant)
+    value = accounting.delta(event, epsilon, name)
+    interval = accounting.delta_interval(event, epsilon) if name == "pld" else None
+    told = {"delta": value, "epsilon": epsilon, "accountant": name}
+    told |= {} if interval is None else {"interval": plain([interval.lower, interval.upper])}
+    remark = answer.remark_on_delta(value, plan, event) if 0 < value < 1 else None
+    table = answer.every(accounting.delta, event, epsilon) if show_all or as_json else {}
+    if as_json:
+        _write_json(told, event, table, remark)
+        return
+    # Where anything was released, an upper bound of 0 is one that a float64 cannot hold.
+    underflow = value == 0.0 and accounting.delta(event, 0.0, name) > 0.0
+    shown = "below 1e-300" if underflow else format_epsilon(value)
+    write_line(f"delta = {shown} at epsilon = {format_number(epsilon)}")
+    write_line(answer.sentence(name, plan, event))
+    if value == 1.0:
+        write_line("A delta of 1 is no guarantee at all.")
+    if interval is not None:
+        answer.write_certified(interval.lower, interval.upper, "delta")
+    answer.write_table(table)
+
+
+def _write_json(told: dict[str, Any], event: Event, table: dict[str, float], remark: str | None) -> None:
+    beside = {} if remark is None else {"remark": remark}
+    write_json({**told, "accountants": plain(table), **answer.described(event), **beside})

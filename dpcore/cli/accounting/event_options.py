@@ -1,37 +1,45 @@
-"""From the options of the accounting commands to an event, built by the samplers that a run uses."""
+"""The options of the accounting commands, and the event that they ask for, built by the samplers that a run uses."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from dpcore import sampling
 from dpcore.accounting import Adjacency, CyclicPoissonSampledGaussian, Event, Gaussian, PoissonSampledGaussian
+from dpcore.cli.options import ACCOUNTED, option
+from dpcore.cli.values import count, one_of, real
 from dpcore.errors import ArgumentError
-from dpcore.sampling import Sampler, sampler
+from dpcore.sampling import Sampler
+
+_Real: TypeAlias = float | None
+_Count: TypeAlias = int | None
 
 
 @dataclass(frozen=True)
-class Question:
-    """A plan as the options give it; fields that are None were left out.
+class EventOptions:
+    """A plan as the options give it: each field is an option of this name. None means: not given."""
 
-    Parameters
-    ----------
-    sampling : str
-        One of `dpcore.cli.options.ACCOUNTED`.
-    noise_multiplier, sample_rate, dataset_size, batch_size, steps, epochs, max_batch_size, groups
-        As the options of these names.
-    """
-
-    sampling: str = "poisson"
-    noise_multiplier: float | None = None
-    sample_rate: float | None = None
-    dataset_size: int | None = None
-    batch_size: int | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    max_batch_size: int | None = None
-    groups: int | None = None
+    noise_multiplier: Annotated[
+        _Real, option(real, "SIGMA", "Standard deviation of the noise on the sum over the clip norm.")
+    ] = None
+    sample_rate: Annotated[
+        _Real, option(real, "RATE", "Probability that an example enters a step, such as 0.01 or 256/60000.")
+    ] = None
+    dataset_size: Annotated[_Count, option(count, "N", "Number of examples; with --batch-size instead of a rate.")] = (
+        None
+    )
+    batch_size: Annotated[_Count, option(count, "N", "Expected number of examples in a batch.")] = None
+    steps: Annotated[_Count, option(count, "N", "Number of optimizer steps.")] = None
+    epochs: Annotated[_Real, option(real, "N", "Passes over the data, instead of --steps.")] = None
+    sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME", f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = (
+        "poisson"
+    )
+    max_batch_size: Annotated[
+        _Count, option(count, "N", "Of truncated-poisson; by default passed once in a million steps.")
+    ] = None
+    groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -45,7 +53,7 @@ class Question:
                 )
             if not 0 < self.sample_rate <= 1:
                 raise ArgumentError(f"sample_rate={self.sample_rate!r}: must be greater than 0 and at most 1")
-            if self.sampling in ("fixed-order", "shuffled"):
+            if self.sampling in _A_NAME:
                 raise ArgumentError(
                     f"sample_rate: {_A_NAME[self.sampling]} has none; give --epochs, or --dataset-size with "
                     "--batch-size"
@@ -57,13 +65,13 @@ class Question:
                 option = name.replace("_", "-")
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: --{option} is only for --sampling {kind}")
 
-    def with_(self, name: str, value: Any) -> Question:
-        """Return the question with one setting more."""
-        return replace(self, **{name: value})
+    def with_(self, name: str, value: Any) -> EventOptions:
+        """Return the plan with one setting more; `name` is that of the option, without the dashes before it."""
+        return replace(self, **{name.replace("-", "_"): value})
 
-    def after(self, steps: int) -> Question:
+    def after(self, steps: int) -> EventOptions:
         """Return the same plan with so many steps."""
-        if self.sampling in ("fixed-order", "shuffled") and self.dataset_size is None:
+        if self.sampling in _A_NAME and self.dataset_size is None:
             # Without sizes a step is an epoch.
             return replace(self, epochs=float(steps), steps=None)
         return replace(self, steps=steps, epochs=None)
@@ -80,7 +88,7 @@ class Question:
             raise ArgumentError("noise_multiplier: give --noise-multiplier")
         if self.steps is None and self.epochs is None:
             raise ArgumentError("steps, epochs: give one of --steps and --epochs")
-        sampler = self._sampler()
+        sampler = self.sampler()
         if sampler is not None:
             return sampler.event(self.noise_multiplier, self._steps(sampler.steps_per_epoch))
         return self._without_sizes(self.noise_multiplier)
@@ -88,12 +96,12 @@ class Question:
     @property
     def words(self) -> str:
         """The same for a person."""
-        sampler = self._sampler()
+        sampler = self.sampler()
         epoch = None if sampler is None else sampler.steps_per_epoch
-        if self.sampling in ("fixed-order", "shuffled") and epoch is None:
+        if self.sampling in _A_NAME and epoch is None:
             return f"{_WORDS[self.sampling]}, {math.ceil(self.epochs or 0):,} epochs"
         total = self._steps(self._epoch_of_rate() if epoch is None else epoch)
-        if self.sampling in ("fixed-order", "shuffled"):
+        if self.sampling in _A_NAME:
             used = getattr(sampler, "participations", int)(total)
             return f"{_WORDS[self.sampling]}, each example in {used:,} of {total:,} steps"
         rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
@@ -109,36 +117,35 @@ class Question:
     @property
     def steps_per_epoch(self) -> int | None:
         """The steps of one pass over the data; None where nothing tells them."""
-        sampler = self._sampler()
+        sampler = self.sampler()
         if sampler is not None:
             return sampler.steps_per_epoch
         return self._epoch_of_rate() if self.sample_rate is not None else None
 
     def steps_in_all(self) -> int:
         """Return the number of steps; of epochs, where an order is known by them alone."""
-        sampler = self._sampler()
-        if sampler is None and self.sampling in ("fixed-order", "shuffled"):
+        sampler = self.sampler()
+        if sampler is None and self.sampling in _A_NAME:
             return math.ceil(self.epochs or 0)
         return self._steps(self._epoch_of_rate() if sampler is None else sampler.steps_per_epoch)
 
-    def _sampler(self) -> Sampler | None:
-        """The sampler of the sizes; None where rates or epochs are given without them."""
-        size, batch, kind = self.dataset_size, self.batch_size, self.sampling
-        if kind == "cyclic-poisson" and self.groups is None:
+    def sampler(self) -> Sampler | None:
+        """Return the sampler of the sizes; None where rates or epochs are given without them."""
+        size, batch, rate = self.dataset_size, self.batch_size, self.sample_rate
+        if self.sampling == "cyclic-poisson" and self.groups is None:
             raise ArgumentError("groups: give --groups, the number of groups that take turns")
-        if kind == "truncated-poisson" and (size is None or (batch is None and self.sample_rate is None)):
-            raise ArgumentError(f"dataset_size: {_SIZES[kind]}")
-        rate_only = self.sample_rate is not None and (size is None or kind == "cyclic-poisson")
-        if kind == "full-batch" or rate_only or (kind in _A_NAME and (size is None or batch is None)):
+        if self.sampling == "full-batch" or (self.sampling in _A_NAME and None in (size, batch)):
             return None
-        if self.sample_rate is None:
-            size, batch = self._sizes()
-        assert size is not None
-        return sampler(
-            kind,
+        if rate is not None and (self.sampling == "cyclic-poisson" or (self.sampling == "poisson" and size is None)):
+            return None
+        if size is None or (batch is None and rate is None):
+            name = "dataset_size" if self.sampling == "truncated-poisson" else "sample_rate"
+            raise ArgumentError(f"{name}: {_SIZES[self.sampling]}")
+        return sampling.sampler(
+            self.sampling,
             dataset_size=size,
             batch_size=batch,
-            sample_rate=self.sample_rate,
+            sample_rate=rate,
             max_batch_size=self.max_batch_size,
             groups=self.groups,
         )
@@ -160,11 +167,6 @@ class Question:
             raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
         return Gaussian(multiplier, math.ceil(self.epochs), Adjacency.ZERO_OUT)
 
-    def _sizes(self) -> tuple[int, int]:
-        if self.dataset_size is None or self.batch_size is None:
-            raise ArgumentError(f"sample_rate: {_SIZES[self.sampling]}")
-        return self.dataset_size, self.batch_size
-
     def _steps(self, steps_per_epoch: int) -> int:
         """The steps as given, or those of so many epochs, a last part of an epoch rounded up."""
         return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * steps_per_epoch)
@@ -173,16 +175,6 @@ class Question:
         return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
 
 
-_A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
-_WORDS = {
-    "poisson": "Poisson sampling",
-    "truncated-poisson": "Poisson sampling",
-    "fixed-size": "uniform subsets",
-    "fixed-order": "a fixed order of batches",
-    "shuffled": "a fresh order every epoch (no amplification)",
-    "cyclic-poisson": "cyclic Poisson sampling",
-    "full-batch": "the full batch",
-}
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",
@@ -190,8 +182,3 @@ _SIZES = {
     "cyclic-poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "full-batch": "give --steps",
 }
-
-
-def ask(**given: Any) -> Question:
-    """Return the question that the options put; raises ArgumentError where they contradict each other."""
-    return Question(**given)

@@ -17,13 +17,7 @@ from dpcore.statement.text import format_epsilon, format_number
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger, Total
 
-ledger = typer.Typer(
-    name="ledger",
-    help="Keep the ledger of a data set: what all runs on it have released together.",
-    epilog="Example:  dpcore ledger show patients.ledger",
-    no_args_is_help=False,
-    rich_markup_mode="rich",
-)
+ledger = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
 
 _NARROWEST = 80
 
@@ -49,28 +43,25 @@ def _start(context: typer.Context) -> None:
 )
 def create_command(
     file: _File,
-    budget_epsilon: Annotated[
-        Any, typer.Option(parser=real, metavar="EPSILON", help="What all runs together must not cross.")
-    ] = None,
+    budget_epsilon: Annotated[Any, options.option(real, "EPSILON", "What all runs together must not cross.")] = None,
     budget_delta: Annotated[
-        Any, typer.Option(parser=real, metavar="DELTA", help="Of the budget: well below 1/N; for example 1e-5.")
+        Any, options.option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What you call the data set.")] = "",
     composition: Annotated[
         str,
-        typer.Option(
-            parser=one_of(("rdp", "gdp")),
-            metavar="NAME",
-            help="How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.",
+        options.option(
+            one_of(("rdp", "gdp")),
+            "NAME",
+            "How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.",
         ),
     ] = "rdp",
     order: Annotated[
         Any,
-        typer.Option(parser=real, metavar="A", help="The order of rdp; the best one for the first run if left out."),
+        options.option(real, "A", "The order of rdp; the best one for the first run if left out."),
     ] = None,
     accept_file_system: _Accept = False,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Make a new ledger. The budget is fixed once."""
     from dpcore.ledger import Ledger
@@ -98,11 +89,8 @@ def create_command(
 @ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
 def show_command(
     file: _File,
-    delta: Annotated[
-        Any, typer.Option(parser=real, metavar="DELTA", help="That of the budget if left out, or 1e-5 without one.")
-    ] = None,
+    delta: Annotated[Any, options.option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Show the runs, what they cost together, and what the budget leaves."""
     shown = _open(file)
@@ -131,7 +119,6 @@ def verify_command(
     ] = None,
     accept_file_system: _Accept = False,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> int:
     """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
     found = _open(file, accept_file_system).verify(seal=seal)
@@ -151,7 +138,6 @@ def verify_command(
 def export_command(
     file: _File,
     as_json: options.Json = False,  # noqa: ARG001 (it always is)
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> int:
     """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
     from dpcore.ledger import salvage
@@ -213,7 +199,7 @@ def _table(shown: Ledger, delta: float) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from dpcore.cli.tables import results
+    from dpcore.cli.output import results
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):

@@ -51,16 +51,8 @@ class Spent:
         """Return what the ledger itself pays for: the value that was found, another one, or None.
 
         The value was found as if all runs had been fixed beforehand. What begins after a release may have been chosen
-        by looking at it, and the ledger holds it to its filter, which allows less.
-
-        Parameters
-        ----------
-        unknown : str
-            What was looked for, as an option is written.
-        value : float
-            What was found.
-        make_event : callable
-            From a value to the event of the run.
+        by looking at it, and the ledger holds it to its filter, which allows less. `make_event` makes the run's event
+        of a value of the `unknown`, which is written as an option.
         """
         if self.budget is None:
             return value

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
-    """Open the ledger of a comparison.
-
-    Parameters
-    ----------
-    path : Path
-    events : sequence of Event
-        One of each plan.
+    """Open the ledger of a comparison whose plans have these events.
 
     Raises
     ------

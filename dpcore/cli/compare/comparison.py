@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpcore.cli.train.settings import Settings
+from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError
 from dpcore.statement.text import format_number
 
 SEARCH, FINAL = "search", "final"
 # Seeds of the search for learning rates start here, so that no final run begins where a search run began.
 FIRST_SEARCH_SEED = 1000
-# Common to all contestants, or decided by the comparison itself.
-_NOT_OWN = {
-    *("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "lr", "backend", "seed", "tensorboard"),
-    "record_gradients",
-}
-OWN_SETTINGS = tuple(item.name for item in fields(Settings) if item.name not in _NOT_OWN)
+# The same for all contestants, or decided by the comparison itself.
+SAME_FOR_ALL = frozenset(
+    ("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "seed", "backend", "tensorboard")
+)
 
 
 class Run(NamedTuple):
@@ -35,16 +34,9 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method with its settings and the learning rates it may try.
+    """A method with settings of its own, none of `SAME_FOR_ALL`, and the learning rates it may try.
 
-    Parameters
-    ----------
-    name : str
-        Free.
-    settings : dict
-        Fields of `Settings`, of `OWN_SETTINGS`.
-    lr : tuple of float
-        The grid; one value needs no search, none takes the default of the update rule.
+    One rate needs no search, none takes the default of the update rule.
     """
 
     name: str
@@ -71,8 +63,8 @@ class Comparison:
         contestant's own epochs.
     account_for_tuning : bool
         Whether the guarantee of all runs together is stated.
-    data, data_dir, model, delta, backend
-        As in `Settings`.
+    common : dict
+        Settings of all contestants; a contestant's own win.
 
     Raises
     ------
@@ -82,11 +74,7 @@ class Comparison:
 
     contestants: tuple[Contestant, ...]
     epsilon: tuple[float, ...]
-    data: str = "digits"
-    data_dir: str | None = None
-    model: str = "logistic"
-    delta: float = 1e-5
-    backend: str = "numpy"
+    common: dict[str, Any] = field(default_factory=dict)
     seeds: int = 3
     search_seeds: int = 1
     search_epochs: int | None = None
@@ -118,6 +106,11 @@ class Comparison:
                 if not rate > 0:
                     raise ArgumentError(f"lr of {contestant.name}={rate!r}: must be greater than 0")
 
+    @cached_property
+    def shared(self) -> Settings:
+        """The settings of the first contestant, whose data, model, delta and backend are those of all."""
+        return self._settings(self.contestants[0], self.epsilon[0], None, 0)
+
     def grid(self, contestant: str) -> tuple[float, ...]:
         """Return the learning rates a contestant tries, in increasing order."""
         named = self._named[contestant]
@@ -127,7 +120,7 @@ class Comparison:
         """Return what `dpcore train` would be given for this run."""
         settings = self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
         if run.role == SEARCH and self.search_epochs is not None:
-            settings = Settings(**{**settings.to_dict(), "epochs": self.search_epochs})
+            settings = replace(settings, epochs=self.search_epochs)
         return settings
 
     def search(self, contestant: str, epsilon: float) -> list[Run]:
@@ -156,29 +149,13 @@ class Comparison:
         return max(grid, key=lambda lr: (means[lr], -lr))
 
     def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
-        """Return the runs that may begin now and are not complete.
-
-        Parameters
-        ----------
-        accuracy : mapping of Run to float
-            Held-out accuracy at the end of each complete run.
-        """
-        wanted: list[Run] = []
-        for epsilon in self.epsilon:
-            for contestant in self._named:
-                lr = self.chosen(contestant, epsilon, accuracy)
-                wanted += self.search(contestant, epsilon) if lr is None else self.final(contestant, epsilon, lr)
-        return [run for run in wanted if run not in accuracy]
+        """Return the runs that may begin now, where those with an accuracy are complete."""
+        return [run for run in self.ahead(accuracy) if run.role == SEARCH or self._is_chosen(run, accuracy)]
 
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
 
         Those whose learning rate is not chosen yet stand there with the smallest of their grid.
-
-        Parameters
-        ----------
-        accuracy : mapping of Run to float
-            As for `due`.
         """
         wanted: list[Run] = []
         for epsilon in self.epsilon:
@@ -187,6 +164,9 @@ class Comparison:
                 wanted += self.search(contestant, epsilon)
                 wanted += self.final(contestant, epsilon, self.grid(contestant)[0] if lr is None else lr)
         return [run for run in wanted if run not in accuracy]
+
+    def _is_chosen(self, run: Run, accuracy: Mapping[Run, float]) -> bool:
+        return self.chosen(run.contestant, run.epsilon, accuracy) is not None
 
     @property
     def total(self) -> int:
@@ -202,16 +182,17 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values, in the form of a configuration file."""
-        content = {key: value for key, value in asdict(self).items() if key not in ("contestants", "_named")}
+        own = {key: value for key, value in asdict(self).items() if key not in ("contestants", "common", "_named")}
         tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
-        return {**content, "contestants": tables}
+        return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
 
     def words(self, contestant: str | None = None) -> str:
         """Return the settings of a contestant that differ among them, or those that all share; no learning rates."""
         known = {item.name: self._settings(item, self.epsilon[0], None, 0) for item in self.contestants}
-        differs = {key: len({repr(getattr(s, key)) for s in known.values()}) > 1 for key in OWN_SETTINGS}
+        own = [key for key in SETTINGS if key not in (*SAME_FOR_ALL, "lr", "method")]
+        differs = {key: len({repr(getattr(s, key)) for s in known.values()}) > 1 for key in own}
         shown = known[contestant or self.contestants[0].name]
-        keys = [key for key in OWN_SETTINGS if key != "method" and differs[key] == (contestant is not None)]
+        keys = [key for key in own if differs[key] == (contestant is not None)]
         values = {key: getattr(shown, key) for key in keys}
         return ", ".join(
             f"{key.replace('_', ' ')} {_said(value)}" for key, value in values.items() if value is not None
@@ -222,14 +203,8 @@ class Comparison:
         return str(self._named[contestant].settings["method"])
 
     def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
-        common: dict[str, Any] = {
-            "data": self.data,
-            "data_dir": self.data_dir,
-            "model": self.model,
-            "delta": self.delta,
-        }
         try:
-            return Settings(**common, **contestant.settings, epsilon=epsilon, lr=lr, seed=seed, backend=self.backend)
+            return settings_from({**self.common, **contestant.settings, "epsilon": epsilon, "lr": lr, "seed": seed})
         except ArgumentError as error:
             if len(self.contestants) == 1:
                 raise

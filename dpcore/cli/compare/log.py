@@ -1,51 +1,69 @@
-"""results.json of a comparison: every run, written before it begins and again when it ends.
+"""The runs of a comparison, on disk at every moment: results.json lists them, and each has a folder as of `train`.
 
-A run that was begun and never ended counts as spent in full. Durations are kept apart, in timing.json: how long a run
-takes tells the sizes of its batches, which are secret under Poisson sampling.
+What a run spent is what its own folder states, which at every moment is all that it released, or more. Durations are
+apart, in timing.json: how long a run takes tells the sizes of its batches, which are secret under Poisson sampling.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Event
 from dpcore.cli.compare.comparison import Comparison, Run
-from dpcore.cli.train.run_folder import COMPARISON, RunFolder, locked
+from dpcore.cli.train.run_folder import COMPARISON, RUNS, RunFolder, checkpoint_of, holds, locked, read_run
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
 
-COMPLETE, BEGUN, STOPPED, LOST = "complete", "begun", "stopped", "lost"
+COMPLETE, STOPPED, UNDER_WAY, NOTHING = "complete", "stopped", "under way", "ended before its first step"
 TIMING_NOTE = (
     "Not covered by the guarantee: how long a run takes tells the sizes of its batches, which are secret under Poisson "
     "sampling. On private data, do not publish this file."
 )
 
 
+class Record:
+    """One run that was begun, and what its folder says of it; `seconds` is how long it took."""
+
+    def __init__(self, run: Run, path: Path, seconds: float | None = None) -> None:
+        self.run, self.path, self.seconds = run, path, seconds
+        self.ended = False
+        self.statement: Statement | None = None
+        self.evaluations: list[dict[str, Any]] = []
+
+    def read(self) -> None:
+        """Read the folder of a run that has ended, in good order or not."""
+        self.statement, self.evaluations = read_run(self.path)
+        self.ended = True
+
+    @property
+    def status(self) -> str:
+        """`COMPLETE`, `STOPPED` early or killed, `UNDER_WAY`, or `NOTHING` where no step was taken."""
+        stated = self.statement
+        if stated is None:
+            return NOTHING if self.ended else UNDER_WAY
+        # While a run is under way its statement has a note.
+        return COMPLETE if stated.steps_taken == stated.steps_planned and not stated.note else STOPPED
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Held-out accuracy at each evaluation."""
+        return [item["test_accuracy"] for item in self.evaluations]
+
+
 class Log:
-    """The runs of a comparison, on disk at every moment.
+    """The runs of a comparison, with those of an earlier call of the same command."""
 
-    Parameters
-    ----------
-    folder : RunFolder
-    records : list of dict
-        Of an earlier call of the same command; runs that it left open are marked as lost.
-    seconds : dict
-        Of the same.
-    """
-
-    def __init__(self, folder: RunFolder, records: list[dict[str, Any]], seconds: dict[str, float]) -> None:
-        self.folder, self.records, self.seconds = folder, records, seconds
+    def __init__(self, folder: RunFolder, records: list[Record]) -> None:
+        self.folder, self.records = folder, records
         self.summary: dict[str, Any] | None = None
-        for record in records:
-            if record["status"] == BEGUN:
-                record["status"] = LOST
 
     @classmethod
-    def open(cls, path: Path, comparison: Comparison, versions: Mapping[str, str], *, overwrite: bool) -> Log:
+    def open(cls, path: Path, comparison: Comparison, *, overwrite: bool) -> Log:
         """Begin a comparison in a folder, or take up the same one that is there.
 
         Raises
@@ -57,89 +75,85 @@ class Log:
         if (path / "config.json").is_file():
             with locked(path):
                 pass
-        held = None if overwrite else _held(path)
-        if held is None:
+        if overwrite or not holds(path, COMPARISON):
             folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
-            folder.write_config(settings, dict(versions))
-            log = cls(folder, [], {})
+            folder.write_config(settings)
+            log = cls(folder, [])
             log.write()
             return log
-        difference = _difference(held[0], settings)
+        held, records = _held(path)
+        difference = _difference(held, settings)
         if difference:
             raise DataError(
                 f"out={str(path)!r}: holds a comparison with other settings ({difference}); name another folder, or "
                 "add --overwrite to begin anew"
             )
-        return cls(RunFolder.existing(path, COMPARISON), *held[1:])
+        return cls(RunFolder.existing(path, COMPARISON), records)
 
-    def begin(self, run: Run, event: Event) -> int:
-        """Write down a run as spent in full, before it begins; return its number."""
-        self.records.append({**run._asdict(), "status": BEGUN, "event": event.to_dict()})
+    def begin(self, run: Run) -> Record:
+        """Write down that a run begins, and where."""
+        name = re.sub("[^a-z0-9]+", "-", run.contestant.lower()).strip("-")
+        number, parent = len(self.records) + 1, self.folder.path / RUNS
+        while (path := parent / f"{number:03d}-{name}").exists() or checkpoint_of(path).exists():
+            number += 1
+        self.records.append(Record(run, path))
         self.write()
-        return len(self.records) - 1
+        return self.records[-1]
 
-    def end(self, number: int, result: Mapping[str, Any]) -> None:
-        """Write down what a run gave and spent.
-
-        Parameters
-        ----------
-        number : int
-            As `begin` returned it.
-        result : mapping
-            As `dpcore.cli.compare.worker.train_once` returns it.
-        """
-        record = self.records[number]
-        self.seconds[str(number)] = round(result["seconds"], 3)
-        record.update({key: value for key, value in result.items() if key != "seconds"})
+    def end(self, record: Record, seconds: float) -> None:
+        """Write down that a run has ended."""
+        record.seconds = round(seconds, 3)
+        record.read()
         self.write()
 
-    def complete(self) -> dict[Run, dict[str, Any]]:
+    def complete(self) -> dict[Run, Record]:
         """Return the complete runs."""
-        return {_run(record): record for record in self.records if record["status"] == COMPLETE}
+        return {record.run: record for record in self.records if record.status == COMPLETE}
 
-    def seconds_of(self, run: Run) -> float | None:
-        """Return how long a complete run took."""
-        for number, record in enumerate(self.records):
-            if record["status"] == COMPLETE and _run(record) == run:
-                return self.seconds.get(str(number))
-        return None
+    def accuracies(self) -> dict[Run, float]:
+        """Return held-out accuracy at the end of each complete run."""
+        return {run: record.accuracy[-1] for run, record in self.complete().items()}
 
     def events(self) -> list[Event]:
-        """Return what every run released or may have released, those that were stopped or lost too."""
-        return [Event.from_dict(record["event"]) for record in self.records]
-
-    def statement(self, run: Run) -> Statement:
-        """Return the statement of a complete run."""
-        return Statement.from_dict(self.complete()[run]["statement"])
+        """Return what every run released or may have released, those that were stopped or killed too."""
+        return [Event.from_dict(record.statement.event) for record in self.records if record.statement is not None]
 
     def write(self) -> None:
         """Put both files in place."""
-        self.folder.write_json("timing.json", {"note": TIMING_NOTE, "seconds": self.seconds})
-        self.folder.write_json("results.json", {"format": 1, "summary": self.summary, "runs": self.records})
+        base = self.folder.path
+        seconds = {str(record.path.relative_to(base)): record.seconds for record in self.records if record.seconds}
+        self.folder.write_json("timing.json", {"note": TIMING_NOTE, "seconds": seconds})
+        runs = [
+            {**record.run._asdict(), "folder": str(record.path.relative_to(base)), "status": record.status}
+            for record in self.records
+        ]
+        self.folder.write_json("results.json", {"format": 2, "summary": self.summary, "runs": runs})
 
 
-def _run(record: Mapping[str, Any]) -> Run:
-    return Run(*(record[name] for name in Run._fields))
-
-
-def _held(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, float]] | None:
-    """Return settings, records and durations of the comparison in a folder; None where there is none."""
-    if not (path / "config.json").is_file():
-        return None
+def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
+    """Return the settings and the runs of the comparison in a folder."""
     try:
-        config = read_json_file(path / "config.json")
-        if not isinstance(config, dict) or config.get("kind") != COMPARISON:
-            return None
+        settings = read_json_file(path / "config.json")["settings"]
         if not (path / "results.json").exists():
-            return config["settings"], [], {}
-        records = read_json_file(path / "results.json")["runs"]
+            return settings, []
+        listed = read_json_file(path / "results.json")["runs"]
         timing = path / "timing.json"
         seconds = read_json_file(timing)["seconds"] if timing.exists() else {}
-        return config["settings"], records, seconds
+        records = []
+        for item in listed:
+            run = Run(*(item[name] for name in Run._fields))
+            records.append(Record(run, path / item["folder"], seconds.get(item["folder"])))
+            records[-1].read()
+            if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:
+                raise DataError(
+                    f"out={str(path)!r}: the statement of its run {item['folder']} is gone, so that nothing says what "
+                    "it spent; put the folder back, or add --overwrite to begin anew"
+                )
     except (ValueError, KeyError, TypeError) as cause:
         raise DataError(
             f"out={str(path)!r}: its files cannot be read ({cause}); add --overwrite to begin anew"
         ) from cause
+    return settings, records
 
 
 def _difference(held: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

@@ -1,32 +1,25 @@
-"""What a comparison came to: rows, a table, a paragraph in plain words, and what was and was not accounted for."""
+"""The results of a comparison: a row for each contestant and epsilon, and what was and was not accounted for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
-
-from rich.table import Table
 
 from dpcore import accounting
 from dpcore.cli.compare.comparison import FINAL, Comparison
-from dpcore.cli.compare.log import COMPLETE, Log
-from dpcore.cli.compare.runs import Plans, accuracies
-from dpcore.cli.reports.intervals import Estimate, difference_interval, mean_interval
+from dpcore.cli.compare.log import Log, Record
+from dpcore.cli.compare.runs import Previews
+from dpcore.cli.plots.comparison_plots import Curves
+from dpcore.cli.reports.intervals import Estimate, mean_interval
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_epsilon, format_number
-
-_SAME_SET = (
-    "The learning rates were chosen on the held-out set that also measures the accuracy, which flatters every "
-    "contestant a little, and longer grids more."
-)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant at one epsilon: its final runs. `accuracy` and `curves` are in [0, 1], one entry a seed."""
+    """One contestant at one epsilon, and the records of its final runs, one a seed."""
 
     contestant: str
     method: str
@@ -34,12 +27,36 @@ class Row:
     target_epsilon: float
     lr: float
     grid: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    epochs: tuple[float, ...]
-    curves: tuple[tuple[float, ...], ...]
     gradients: float
-    seconds: float
-    statement: Statement
+    records: tuple[Record, ...]
+
+    @property
+    def first(self) -> Record:
+        """The run whose statement stands for all: they have the same plan."""
+        return self.records[0]
+
+    @property
+    def statement(self) -> Statement:
+        """The statement of the first run."""
+        assert self.first.statement is not None
+        return self.first.statement
+
+    @property
+    def accuracy(self) -> tuple[float, ...]:
+        """Held-out accuracy at the end of each run, in [0, 1]."""
+        return tuple(record.accuracy[-1] for record in self.records)
+
+    @property
+    def curves(self) -> Curves:
+        """The same on the way, with the epsilon spent."""
+        epochs, spent = ([float(item[key]) for item in self.first.evaluations] for key in ("epoch", "epsilon"))
+        return Curves(tuple(epochs), [record.accuracy for record in self.records], tuple(spent))
+
+    @property
+    def seconds(self) -> float:
+        """How long a run took, on average; NaN where that is not known."""
+        known = [record.seconds for record in self.records if record.seconds is not None]
+        return sum(known) / len(known) if known else math.nan
 
     @property
     def interval(self) -> Estimate:
@@ -56,17 +73,9 @@ class Row:
 class Tuning:
     """How the search for learning rates is accounted for.
 
-    Parameters
-    ----------
-    runs : int
-        All runs that were begun, also those that were stopped or lost.
-    searched : int
-        Those of them that looked for a learning rate.
-    epsilon : dict, optional
-        Of all runs together, by accountant; None where that is not stated.
-    delta : float
-    adjacency : str
-        Of the composition.
+    `runs` are all that released something, also those that were stopped or killed; `searched` of them looked for a
+    learning rate. `epsilon` is that of all together, by accountant, or None where it is not stated, and `adjacency`
+    that of their composition. `charged` says whether a ledger paid for every run.
     """
 
     runs: int
@@ -74,6 +83,7 @@ class Tuning:
     epsilon: dict[str, float] | None
     delta: float
     adjacency: str = ""
+    charged: bool = False
 
     @property
     def words(self) -> str:
@@ -82,9 +92,15 @@ class Tuning:
             best = format_epsilon(min(self.epsilon.values()))
             return (
                 f"Tuning is accounted for: all {self.runs} runs that were begun since this folder was last begun anew "
-                f"({self.searched} in search of learning rates, with those that were stopped or lost) are together "
+                f"({self.searched} in search of learning rates, with those that were stopped or killed) are together "
                 f"({best}, {format_number(self.delta)})-differentially private under {self.adjacency} adjacency, by "
                 "composition of their events."
+            )
+        if self.charged:
+            return (
+                f"Tuning is accounted for by the ledger, not here: it paid for each of the {self.runs} runs "
+                f"({self.searched} in search of learning rates), and its total counts them all, also as chosen by "
+                "looking at earlier ones (dpcore ledger show). The guarantee of each run is its own."
             )
         what = (
             f"the {self.searched} runs in search of learning rates and the choice among them"
@@ -93,14 +109,15 @@ class Tuning:
         )
         return (
             f"Tuning is NOT accounted for: each run has its guarantee on its own; {what}, and the {self.runs} runs "
-            "together, spend more. On private data that would have to be counted (--account-for-tuning)."
+            "together, spend more. On private data that would have to be counted (--account-for-tuning, or --ledger)."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         stated = None if self.epsilon is None else {"epsilon": self.epsilon, "delta": self.delta}
         return {
-            "accounted_for": self.epsilon is not None,
+            "accounted_for": self.epsilon is not None or self.charged,
+            "by_ledger": self.charged,
             "runs": self.runs,
             "search_runs": self.searched,
             "together": stated and {**stated, "adjacency": self.adjacency},
@@ -116,179 +133,36 @@ def together(events: Sequence[accounting.Event], delta: float) -> dict[str, floa
 
 def tuning(comparison: Comparison, log: Log) -> Tuning:
     """Return what is said about all runs so far."""
-    events = log.events()
-    searched = sum(record["role"] != FINAL for record in log.records)
+    stated = [record.statement for record in log.records if record.statement is not None]
+    searched = sum(record.run.role != FINAL for record in log.records)
+    events, delta = log.events(), comparison.shared.delta
+    charged = bool(stated) and all(statement.ledger for statement in stated)
     if not comparison.account_for_tuning:
-        return Tuning(len(events), searched, None, comparison.delta)
+        return Tuning(len(events), searched, None, delta, charged=charged)
     adjacency = str(accounting.Composed(tuple(events)).adjacency)
-    return Tuning(len(events), searched, together(events, comparison.delta), comparison.delta, adjacency)
+    return Tuning(len(events), searched, together(events, delta), delta, adjacency, charged)
 
 
-def rows(comparison: Comparison, log: Log, plans: Plans) -> list[Row]:
+def rows(comparison: Comparison, log: Log, plans: Previews) -> list[Row]:
     """Return the rows of the table, by epsilon, then in the order of the contestants."""
-    accuracy, complete = accuracies(log), log.complete()
+    accuracy, complete = log.accuracies(), log.complete()
     made = []
     for epsilon in comparison.epsilon:
-        for contestant in comparison.contestants:
-            name = contestant.name
+        for name in (contestant.name for contestant in comparison.contestants):
             lr = comparison.chosen(name, epsilon, accuracy)
             assert lr is not None
-            runs = comparison.final(name, epsilon, lr)
-            made.append(
-                Row(
-                    contestant=name,
-                    method=comparison.method(name),
-                    settings=comparison.words(name),
-                    target_epsilon=epsilon,
-                    lr=lr,
-                    grid=comparison.grid(name),
-                    accuracy=tuple(accuracy[run] for run in runs),
-                    epochs=tuple(complete[runs[0]]["epochs"]),
-                    curves=tuple(tuple(complete[run]["test_accuracy"]) for run in runs),
-                    gradients=plans[name, epsilon, FINAL].gradients,
-                    seconds=_mean([log.seconds_of(run) for run in runs]),
-                    statement=log.statement(runs[0]),
-                )
-            )
+            records = tuple(complete[run] for run in comparison.final(name, epsilon, lr))
+            gradients = plans[name, epsilon, FINAL].gradients
+            about = (name, comparison.method(name), comparison.words(name), epsilon)
+            made.append(Row(*about, lr, comparison.grid(name), gradients, records))
     return made
 
 
-def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Table:
-    """Return the table; `seconds` adds a column that is not covered by the guarantee."""
-    seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
-    result = Table(title=f"Held-out accuracy, {comparison.data}, {comparison.model}, {seeds}", title_justify="left")
-    named = any(row.contestant != row.method for row in made)
-    columns = ["contestant", "method"] if named else ["method"]
-    columns += ["settings"] if any(row.settings for row in made) else []
-    for column in columns:
-        result.add_column(column)
-    for column in ("lr", "accuracy", "epsilon", "gradients", *(("seconds",) if seconds else ())):
-        result.add_column(column, justify="right")
-    for index, row in enumerate(made):
-        cells = [row.contestant, row.method] if named else [row.contestant]
-        cells += [row.settings] if "settings" in columns else []
-        half = row.interval.half_width
-        spread = "" if math.isnan(half) else f" ± {100 * half:.2f}"
-        cells += [
-            format_number(row.lr) + ("*" if row.at_edge else ""),
-            f"{100 * row.interval.center:.2f}{spread} %",
-            format_epsilon(row.statement.best_epsilon),
-            f"{row.gradients:.3g}",
-        ]
-        cells += [f"{row.seconds:.1f}"] if seconds else []
-        last = index + 1 == len(made) or made[index + 1].target_epsilon != row.target_epsilon
-        result.add_row(*cells, end_section=last)
-    return result
-
-
-def footer(comparison: Comparison, made: Sequence[Row], tuned: Tuning) -> list[str]:
-    """Return the sentences beneath the table."""
-    lines = ["± is the half width of the 95 % interval over seeds (Student's t)."] if comparison.seeds > 1 else []
-    lines[-1:] = [" ".join([*lines, "gradients: per example and step."])]
-    sizes = sorted({row.statement.sampler["expected_batch_size"] for row in made})
-    expected = ", ".join(format_number(size) for size in sizes)
-    lines.append(f"The same for all: {comparison.words()}. Expected batch size: {expected}.")
-    grids = {row.grid for row in made}
-    for grid in sorted(grids):
-        names = sorted({row.contestant for row in made if row.grid == grid}, key=[r.contestant for r in made].index)
-        whose = "" if len(grids) == 1 else f" of {'; '.join(names)}"
-        if len(grid) == 1:
-            lines.append(f"Learning rate{whose}: {format_number(grid[0])}, given, not searched.")
-            continue
-        values = ", ".join(format_number(lr) for lr in grid)
-        length = "" if comparison.search_epochs is None else f", {comparison.search_epochs} epochs each"
-        seeds = f"{comparison.search_seeds} other seed{'s' if comparison.search_seeds > 1 else ''}{length}"
-        lines.append(f"Learning rate{whose}: best of {values} by mean held-out accuracy over {seeds}.")
-    if any(row.at_edge for row in made):
-        lines.append("* at the edge of its grid: a better one may lie outside.")
-    rules = _differing(made, lambda row: row.statement.clip["rule"])
-    if rules:
-        lines.append(f"Clip rules differ, by the methods' defaults or as given ({rules}).")
-    kinds = _differing(made, lambda row: row.statement.adjacency)
-    if kinds:
-        lines.append(f"Neighbors differ ({kinds}): the same epsilon does not mean the same protection across them.")
-    if tuned.searched:
-        lines.append(_SAME_SET)
-    return [*lines, tuned.words]
-
-
-def _differing(made: Sequence[Row], read: Callable[[Row], str]) -> str:
-    """Return who has which value; empty where all have the same."""
-    values = sorted({read(row) for row in made})
-    who = {value: dict.fromkeys(row.contestant for row in made if read(row) == value) for value in values}
-    return "; ".join(f"{value}: {', '.join(names)}" for value, names in who.items()) if len(values) > 1 else ""
-
-
-def verdict(made: Sequence[Row]) -> str:
-    """Return one paragraph: which differences of means exceed their intervals."""
-    sentences = []
-    for epsilon in dict.fromkeys(row.target_epsilon for row in made):
-        panel = [row for row in made if row.target_epsilon == epsilon]
-        sentences.append(f"At epsilon = {format_number(epsilon)}: {_panel(panel)}")
-    pairs = sum(1 for a, b in combinations(made, 2) if a.target_epsilon == b.target_epsilon)
-    if pairs > 1 and len(made[0].accuracy) > 1:
-        sentences.append(
-            f"Each interval holds 95 % on its own: were all methods equally good, about {pairs / 20:.2g} of the "
-            f"{pairs} differences would still exceed theirs by luck."
-        )
-    return " ".join(sentences)
-
-
-def _panel(panel: Sequence[Row]) -> str:
-    ranked = sorted(panel, key=lambda row: -row.interval.center)
-    if len(ranked) == 1:
-        return f"{ranked[0].contestant} stands alone, so there is nothing to tell apart."
-    if len(ranked[0].accuracy) == 1:
-        first, second = ranked[:2]
-        points = 100 * (first.interval.center - second.interval.center)
-        return (
-            f"{first.contestant} came out {points:.2f} points above {second.contestant}, and one seed cannot tell luck "
-            "from merit."
-        )
-    pairs = [(a, b, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)]
-    clear = [(a, b, gap) for a, b, gap in pairs if gap.excludes_zero]
-    if not clear:
-        first, second, gap = pairs[0]
-        return (
-            f"no difference exceeds its interval; the first two are {first.contestant} and {second.contestant}, "
-            f"{_points(gap)} apart."
-        )
-    said = []
-    for first in ranked:
-        beaten = [f"{b.contestant} by {_points(gap)}" for a, b, gap in clear if a is first]
-        if beaten:
-            said.append(f"{first.contestant} is above {_listed(beaten)}")
-    unclear = len(pairs) - len(clear)
-    rest = (
-        f" The other {_counted(unclear)} within {'its interval' if unclear == 1 else 'their intervals'}."
-        if unclear
-        else ""
-    )
-    return "; ".join(said) + "." + rest
-
-
-def _points(gap: Estimate) -> str:
-    return f"{100 * gap.center:.2f} ± {100 * gap.half_width:.2f} points"
-
-
-def _counted(number: int) -> str:
-    return "difference is" if number == 1 else f"{number} differences are"
-
-
-def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else math.nan
-
-
-def to_dict(made: Sequence[Row], tuned: Tuning, lines: Sequence[str]) -> dict[str, Any]:
+def to_dict(made: Sequence[Row], tuned: Tuning, verdict: str, lines: Sequence[str]) -> dict[str, Any]:
     """Return the summary as plain values, without durations."""
     return {
         "rows": [_row(row) for row in made],
-        "verdict": verdict(made),
+        "verdict": verdict,
         "remarks": list(lines),
         "tuning": tuned.to_dict(),
     }
@@ -313,29 +187,3 @@ def _row(row: Row) -> dict[str, Any]:
         "noise_multiplier": row.statement.noise["noise_multiplier"],
         "gradients_per_example_and_step": row.gradients,
     }
-
-
-def stopped_words(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True) -> str:
-    """Return what an interrupted comparison spent, and whether the same command goes on from there."""
-    complete = sum(record["status"] == COMPLETE for record in log.records)
-    parts = [f"Stopped by {name}: {complete} of {comparison.total} runs are complete, each at its full epsilon."]
-    for record in log.records:
-        if record["status"] == COMPLETE:
-            continue
-        run = f"{record['contestant']} (lr {format_number(record['lr'])}, seed {record['seed']})"
-        parts.append(f"{run} {_spent(record)}.")
-    if comparison.account_for_tuning and log.records:
-        epsilon = min(together(log.events(), comparison.delta).values())
-        delta = format_number(comparison.delta)
-        parts.append(f"All of them together spent epsilon = {format_epsilon(epsilon)} at delta = {delta}.")
-    return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
-
-
-def _spent(record: Mapping[str, Any]) -> str:
-    if "statement" not in record:
-        return f"did not end, and spent at most its full epsilon = {format_number(record['epsilon'])}"
-    statement = Statement.from_dict(record["statement"])
-    return (
-        f"spent epsilon = {format_epsilon(statement.best_epsilon)} in {statement.steps_taken:,} of "
-        f"{statement.steps_planned:,} steps"
-    )

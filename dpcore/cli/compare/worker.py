@@ -1,4 +1,4 @@
-"""One run of a comparison, here or in a process of its own."""
+"""One run of a comparison, into a folder of its own as of ``dpcore train``: here, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,39 +9,46 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpcore.cli.compare.log import COMPLETE, STOPPED
 from dpcore.cli.datasets import Dataset, load
-from dpcore.cli.train.callbacks import EpochReleased, StepReleased
+from dpcore.cli.train.callbacks import Callback, StepReleased
 from dpcore.cli.train.interrupt import Interruption
+from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import DpcoreError
-from dpcore.spec.canonical import plain
 from dpcore.statement.statement import Statement
 
 # With several processes side by side, threads inside of each only take turns.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "DPCORE_NUM_THREADS")
 _SECONDS_BETWEEN_REPORTS = 0.25
 
-load_once = lru_cache(maxsize=1)(load)
+
+class Task(NamedTuple):
+    """A run to make: its settings and folder, the ledger that pays for it, and what the ledger calls it."""
+
+    settings: Settings
+    path: Path
+    ledger: Path | None
+    name: str
 
 
-class Steps:
-    """A callback that tells a function of steps, a few times a second.
+class Ended(NamedTuple):
+    """How long the training of a run took, and why a ledger's budget ended it, if it did."""
 
-    Parameters
-    ----------
-    tell : callable
-        (steps taken, steps planned) -> None.
-    """
+    seconds: float
+    budget: str
+
+
+class Steps(Callback):
+    """A callback that tells a function of steps taken and planned, a few times a second, and measures the time."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
         self._tell, self._last = tell, 0.0
+        self._begun, self.seconds = time.perf_counter(), 0.0
 
     def on_step(self, released: StepReleased) -> None:
         """Tell, unless that was done just now."""
@@ -50,55 +57,25 @@ class Steps:
             self._last = now
             self._tell(released.step, released.steps_planned)
 
-    def on_epoch(self, released: EpochReleased) -> None:
-        """Do nothing."""
-
     def on_end(self, statement: Statement) -> None:
-        """Do nothing."""
+        """Take the time."""
+        self.seconds = time.perf_counter() - self._begun
 
 
-def train_once(
-    settings: Settings,
-    dataset: Dataset,
-    interruption: Interruption,
-    tell: Callable[[int, int], None],
-    ledger: Path | None = None,
-    run_name: str = "",
-) -> dict[str, Any]:
-    """Train once and return what is kept of it: released numbers, and the time it took.
-
-    Parameters
-    ----------
-    settings : Settings
-    dataset : Dataset
-    interruption : Interruption
-        Looked at after each step.
-    tell : callable
-        (steps taken, steps planned) -> None.
-    ledger : Path, optional
-        Pays for the steps.
-    run_name : str
-        What the ledger calls the run.
-    """
+def train_once(task: Task, dataset: Dataset, interruption: Interruption, tell: Callable[[int, int], None]) -> Ended:
+    """Make one run, and tell of its steps."""
+    from dpcore.cli.train.run import train_into
     from dpcore.cli.train.training import Training
 
-    training = Training(settings, dataset, ledger, run_name)
-    begun = time.perf_counter()
-    outcome = training.run([Steps(tell)], interruption)
-    seconds = time.perf_counter() - begun
-    statement, evaluations = outcome.statement, outcome.evaluations
-    result = {
-        "status": COMPLETE if statement.steps_taken == statement.steps_planned else STOPPED,
-        "epochs": [item.epoch for item in evaluations],
-        "test_accuracy": [item.test_accuracy for item in evaluations],
-        "test_loss": [item.test_loss for item in evaluations],
-        "epsilon_spent": [item.epsilon for item in evaluations],
-        "event": statement.event,
-        "statement": statement.to_dict(),
-        "seconds": seconds,
-        **({"budget": outcome.budget} if outcome.budget else {}),
-    }
-    return dict(plain(result))
+    settings = task.settings.resolved(len(dataset))
+    training = Training(settings, dataset, task.ledger, task.name)
+    training.private.begin()
+    folder = RunFolder(task.path)
+    folder.write_config(settings.to_dict(), training.statement(0).software)
+    steps = Steps(tell)
+    with locked(folder.path):
+        outcome = train_into(training, folder, interruption, steps)
+    return Ended(steps.seconds, outcome.budget)
 
 
 class _Remote(Interruption):
@@ -121,28 +98,20 @@ class _Remote(Interruption):
 class Process:
     """A run in a process of its own, single-threaded.
 
-    Parameters
-    ----------
-    settings : Settings
-    stop : shared int
-        As `shared_stop` returns it; the number of the signal that asks to stop, 0 while there is none.
-    ledger : Path, optional
-        Pays for the steps.
-    run_name : str
-        What the ledger calls the run.
+    `stop` is shared, as `shared_stop` returns it: the number of the signal that asks to stop, 0 while there is none.
     """
 
-    def __init__(self, settings: Settings, stop: Any, ledger: Path | None = None, run_name: str = "") -> None:
+    def __init__(self, task: Task, stop: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe(duplex=False)
         # A daemon: it does not outlive this process, however that ends.
-        self._process = context.Process(target=_work, args=(settings, theirs, stop, ledger, run_name), daemon=True)
+        self._process = context.Process(target=_work, args=(task, theirs, stop), daemon=True)
         with _environment(dict.fromkeys(_ONE_THREAD, "1")), _held_back(signal.SIGINT):
             self._process.start()
         theirs.close()
 
     def receive(self) -> tuple[str, Any]:
-        """Return the next message: ("steps", (taken, planned)), ("done", result), ("failed" or "died", words)."""
+        """Return the next message: ("steps", (taken, planned)), ("done", Ended), ("failed" or "died", words)."""
         try:
             kind, content = self.connection.recv()
         except EOFError:
@@ -160,19 +129,18 @@ def shared_stop() -> Any:
     return multiprocessing.get_context("spawn").Value("i", 0)
 
 
-def _work(settings: Settings, connection: Connection, stop: Any, ledger: Path | None, run_name: str) -> None:
+def _work(task: Task, connection: Connection, stop: Any) -> None:
     # Ctrl-C reaches the whole group of processes; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
     torch.set_num_threads(1)
     try:
-        dataset = load(settings.data, settings.data_dir)
-        tell = lambda *steps: connection.send(("steps", steps))  # noqa: E731
-        result = train_once(settings, dataset, _Remote(stop), tell, ledger, run_name)
-        connection.send(("done", result))
+        dataset = load(task.settings.data, task.settings.data_dir)
+        ended = train_once(task, dataset, _Remote(stop), lambda *steps: connection.send(("steps", steps)))
+        connection.send(("done", ended))
     except BrokenPipeError:
-        # The parent is gone: nobody would write down what is spent from here on.
+        # The parent is gone: nobody would count the run as one of the comparison from here on.
         sys.exit(1)
     except DpcoreError as error:
         connection.send(("failed", str(error)))
@@ -181,9 +149,6 @@ def _work(settings: Settings, connection: Connection, stop: Any, ledger: Path | 
 @contextmanager
 def _held_back(number: signal.Signals) -> Iterator[None]:
     """Block a signal while the block runs; what is started in it has it blocked for good, this process not."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

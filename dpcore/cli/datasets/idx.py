@@ -25,6 +25,8 @@ from dpcore.errors import DataError
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
+# A compressed file of a few megabytes can unpack to thousands of times its size.
+MOST_BYTES = 4 << 30
 
 
 class _Readable(Protocol):
@@ -53,7 +55,8 @@ def read(
     Raises
     ------
     DataError
-        Where the file is missing, unreadable, truncated, too long, corrupt, or not of the type asked for.
+        Where the file is missing, unreadable, truncated, too long, corrupt, or not of the type asked for; where a
+        compressed one unpacks to more than `MOST_BYTES`.
 
     Notes
     -----
@@ -65,7 +68,7 @@ def read(
         with path.open("rb") as file:
             if file.peek(2)[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=file) as content:
-                    values = _parse(content, path)
+                    values = _parse(content, path, MOST_BYTES)
             else:
                 values = _parse(file, path)
     except DataError:
@@ -83,7 +86,7 @@ def read(
     return values
 
 
-def _parse(file: _Readable, path: Path) -> npt.NDArray[Any]:
+def _parse(file: _Readable, path: Path, most: float = math.inf) -> npt.NDArray[Any]:
     magic = _take(file, 4, path)
     if magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
         raise DataError(f"{path}: does not start like an IDX file (first bytes {magic.hex(' ')})")
@@ -93,6 +96,8 @@ def _parse(file: _Readable, path: Path) -> npt.NDArray[Any]:
     header = _take(file, 4 * ndim, path)
     shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
     size = math.prod(shape) * dtype.itemsize
+    if size > most:
+        raise DataError(f"{path}: unpacks to {size:,} bytes; must be at most {most:,}, or be unpacked before (gunzip)")
     content = _take(file, size, path)
     # Reading past the end also makes gzip verify its checksum.
     if file.read(1):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cli.plots.plots import _GRAY, COLORS, _figure, _whole_epochs
+from dpcore.cli.plots.figure import COLORS, GRAY, PathLike, drawing, whole_epochs
 from dpcore.cli.reports.intervals import mean_interval
 from dpcore.errors import ArgumentError
 
@@ -24,35 +23,22 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 @dataclass(frozen=True)
 class Curves:
-    """Held-out accuracy in [0, 1] of several seeds, shape (seeds, len(epochs)), after these epochs."""
+    """Held-out accuracy in [0, 1] of several seeds, shape (seeds, len(epochs)), and the epsilon spent by each epoch."""
 
-    epochs: Sequence[float]
+    epochs: tuple[float, ...]
     accuracy: npt.ArrayLike
+    epsilon: tuple[float, ...] = ()
 
 
-def by_epsilon(path: str | os.PathLike[str], panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
+def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
     """Draw a column for each panel: accuracy by epoch above, the final runs below.
 
     Parameters
     ----------
-    path : path
-        The file to write; its ending decides the format.
+    path, title
+        See `dpcore.cli.plots.figure`.
     panels : mapping of str to mapping of str to Curves
         Title to contestants; a contestant has the same color in every panel.
-    title : str, optional
-        First line of the picture.
-
-    Returns
-    -------
-    Path
-        The file written.
-
-    Raises
-    ------
-    ArgumentError
-        Where shapes do not fit.
-    DpcoreError
-        Where matplotlib is not installed.
     """
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
     if not names:
@@ -62,8 +48,11 @@ def by_epsilon(path: str | os.PathLike[str], panels: Mapping[str, Mapping[str, C
             shape = np.shape(curves.accuracy)
             if len(shape) != 2 or shape[1] != len(curves.epochs) or not math.prod(shape):
                 raise ArgumentError(f"panels: {name!r} has shape {shape}; must be (seeds, {len(curves.epochs)})")
-    height = 3.3 + 0.9 + 0.3 * len(names)
-    with _figure(path, (max(6.4, 4.6 * len(panels)), height)) as figure:
+    height = 3.3 + 1.3 + 0.3 * len(names)
+    several = any(np.shape(curves.accuracy)[0] > 1 for panel in panels.values() for curves in panel.values())
+    said = "bars: 95 % interval of the mean over seeds" if several else "one run each"
+    title = f"{title}\n{said}" if title else said
+    with drawing(path, (max(6.4, 4.6 * len(panels)), height), title) as figure:
         ratios = (3.3, 0.6 + 0.3 * len(names))
         axes = figure.subplots(2, len(panels), squeeze=False, height_ratios=ratios)
         for column, (words, panel) in enumerate(panels.items()):
@@ -74,6 +63,7 @@ def by_epsilon(path: str | os.PathLike[str], panels: Mapping[str, Mapping[str, C
                     _end(end, index, panel[name])
             way.set_title(words)
             way.set_xlabel("epoch")
+            _epsilon_ticks(way, list(panel.values()))
             end.set_yticks(range(len(names)), names if column == 0 else [""] * len(names), color="#222222")
             end.set_ylim(len(names) - 0.4, -0.6)
             end.grid(axis="y", visible=False)
@@ -81,9 +71,6 @@ def by_epsilon(path: str | os.PathLike[str], panels: Mapping[str, Mapping[str, C
             end.set_xlabel("held-out accuracy at the end (%)")
         axes[0][0].set_ylabel("held-out accuracy (%)")
         axes[0][0].legend(loc="lower right", fontsize=8)
-        several = any(np.shape(curves.accuracy)[0] > 1 for panel in panels.values() for curves in panel.values())
-        said = "bars: 95 % interval of the mean over seeds" if several else "one run each"
-        figure.suptitle(f"{title}\n{said}" if title else said, x=0.012, ha="left", fontsize=11)
     return Path(path)
 
 
@@ -106,10 +93,24 @@ def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> Non
     axes.plot(x, mean, color=color, marker=marker, markersize=3.5, linewidth=1.6, label=name)
     # With few seeds the interval can be wider than the range of an accuracy.
     axes.vlines(x, np.clip(mean - half, 0, 100), np.clip(mean + half, 0, 100), color=color, linewidth=1.2, alpha=0.5)
-    _whole_epochs(axes, x)
+    whole_epochs(axes, x)
     if len(x) == 1:
         axes.set_xlim(curves.epochs[0] - 0.5, curves.epochs[0] + 0.5)
         axes.set_xticks(curves.epochs)
+
+
+def _epsilon_ticks(axes: Axes, curves: list[Curves]) -> None:
+    """Say on a second horizontal axis how much epsilon some of the epochs had spent, where that is the same for all."""
+    epochs, epsilon = curves[0].epochs, curves[0].epsilon
+    if len({(item.epochs, item.epsilon) for item in curves}) > 1 or not epsilon or not np.isfinite(epsilon).all():
+        return
+    chosen = np.unique(np.linspace(0, len(epochs) - 1, min(6, len(epochs))).round().astype(int))
+    second = axes.secondary_xaxis(-0.17)
+    shown = [f"{epsilon[index]:.2g}" for index in chosen]
+    second.set_xticks([epochs[index] for index in chosen], shown, color=GRAY, fontsize=9)
+    second.set_xlabel("epsilon spent", color=GRAY, fontsize=9)
+    second.spines["bottom"].set_visible(False)
+    second.tick_params(length=0)
 
 
 def _end(axes: Axes, index: int, curves: Curves) -> None:
@@ -134,5 +135,5 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
         textcoords="offset points",
         ha="center",
         fontsize=8,
-        color=color if index % len(COLORS) < 4 else _GRAY,
+        color=color if index % len(COLORS) < 4 else GRAY,
     )

@@ -2,133 +2,76 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from dpcore.cli import options
+from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.train import method_options as own
-from dpcore.cli.train import training_options as shared
+from dpcore.cli.train.settings import SETTINGS, settings_from
+from dpcore.cli.train.training_options import TrainingOptions
 from dpcore.cli.values import count, one_of, real
-from dpcore.errors import ArgumentError
 from dpcore.statement.text import format_number
 
+_OWN = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
 
+
+@options.takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
 def audit(
-    method: Annotated[
-        str, typer.Option(parser=one_of(shared.methods), metavar="NAME", help="Any method, such as disk.")
-    ] = "dp_sgd",
-    base: own.Base = None,
-    variant: own.Variant = None,
-    strategy: own.Strategy = None,
-    bands: own.Bands = None,
-    max_grad_norm: shared.MaxGradNorm = 1.0,
-    clipping: shared.Clipping = None,
-    clipping_groups: shared.ClippingGroups = "flat",
     noise_multiplier: Annotated[
-        float | None,
-        typer.Option(parser=real, metavar="SIGMA", help="Of the audited run; 2 without it and --epsilon."),
+        float | None, options.option(real, "SIGMA", "Of the audited run; 2 without it and --epsilon.")
     ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(parser=real, metavar="EPSILON", help="Calibrate the noise to this claim instead.")
-    ] = None,
-    delta: shared.Delta = 1e-5,
+    epsilon: Annotated[float | None, options.option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = (
+        None
+    ),
     sampling: Annotated[
         str | None,
-        typer.Option(
-            parser=one_of(options.ACCOUNTED),
-            metavar="NAME",
-            help=", ".join(options.ACCOUNTED) + "; if not given: fixed-order where the method needs it, else poisson.",
+        options.option(
+            one_of(options.ACCOUNTED),
+            "NAME",
+            ", ".join(options.ACCOUNTED) + "; if not given: fixed-order where the method needs it, else poisson.",
         ),
     ] = None,
-    dataset_size: Annotated[int, typer.Option(parser=count, metavar="N", help="Number of examples.")] = 400,
-    batch_size: Annotated[int, typer.Option(parser=count, metavar="N", help="Expected batch size.")] = 40,
-    steps: Annotated[int, typer.Option(parser=count, metavar="N", help="Number of steps of a run.")] = 10,
-    max_batch_size: options.MaxBatchSize = None,
-    groups: options.Groups = None,
-    canaries: Annotated[
-        int, typer.Option(parser=count, metavar="N", help="In each run, at most --dataset-size.")
-    ] = 128,
-    runs: Annotated[int, typer.Option(parser=count, metavar="N", help="Runs of fresh keys.")] = 32,
-    confidence: Annotated[
-        float, typer.Option(parser=real, metavar="P", help="1 minus the probability of a false alarm.")
-    ] = 0.99,
+    dataset_size: Annotated[int, options.option(count, "N", "Number of examples.")] = 400,
+    batch_size: Annotated[int, options.option(count, "N", "Expected batch size.")] = 40,
+    steps: Annotated[int, options.option(count, "N", "Number of steps of a run.")] = 10,
+    max_batch_size: Annotated[int | None, options.option(count, "N", "Of truncated-poisson.")] = None,
+    groups: Annotated[int | None, options.option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None,
+    canaries: Annotated[int, options.option(count, "N", "In each run, at most --dataset-size.")] = 128,
+    runs: Annotated[int, options.option(count, "N", "Runs of fresh keys.")] = 32,
+    confidence: Annotated[float, options.option(real, "P", "1 minus the probability of a false alarm.")] = 0.99,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
+    **given: Any,
 ) -> None:
     """Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds."""
     from dpcore.audit import audit as audited
-    from dpcore.cli.train.settings import Settings
     from dpcore.plan.plan import Plan
 
     if epsilon is None and noise_multiplier is None:
         noise_multiplier = 2.0
-    settings = Settings(
-        method=method,
-        base=base,
-        variant=variant,
-        strategy=strategy,
-        bands=bands,
-        max_grad_norm=max_grad_norm,
-        clipping=clipping,
-        clipping_groups=clipping_groups,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        batch_size=batch_size,
-    )
+    settings = settings_from({**given, "epsilon": epsilon, "noise_multiplier": noise_multiplier})
     drawn = sampling or settings.sampling or "poisson"
-    sampler = make_sampler(drawn, dataset_size, batch_size, max_batch_size, groups)
-    # The method divides by what the sampler draws: under full batches, by the data set's size.
-    chosen = replace(settings.build_method(dataset_size), batch_size=None)
+    if drawn == "full-batch":
+        drawn, batch_size = "fixed-order", dataset_size
+    sampler: Any = EventOptions(
+        sampling=drawn,
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        max_batch_size=max_batch_size,
+        groups=groups,
+    ).sampler()
+    # It divides by what the sampler draws: under full batches, by the data set's size.
+    chosen = settings.build_method()
     if epsilon is not None:
-        chosen = Plan(chosen, sampler, steps).calibrated(epsilon, delta).method
-    result = audited(chosen, sampler, steps, delta=delta, canaries=canaries, runs=runs, confidence=confidence)
+        chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
+    result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
     if as_json:
         write_json({**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()})
     else:
         _write(result)
     if result.flagged:
         raise typer.Exit(1)
-
-
-def make_sampler(
-    sampling: str, dataset_size: int, batch_size: int, max_batch_size: int | None, groups: int | None
-) -> Any:
-    """Return the sampler of the options.
-
-    Raises
-    ------
-    ArgumentError
-        Where an option is for another sampling, or missing.
-    """
-    from dpcore import sampling as samplers
-
-    for name, value, kind in (
-        ("max_batch_size", max_batch_size, "truncated-poisson"),
-        ("groups", groups, "cyclic-poisson"),
-    ):
-        if value is not None and sampling != kind:
-            raise ArgumentError(f"{name}={value!r}: --{name.replace('_', '-')} is only for --sampling {kind}")
-    if sampling == "truncated-poisson":
-        return samplers.TruncatedPoissonSampler(
-            dataset_size=dataset_size, batch_size=batch_size, max_batch_size=max_batch_size
-        )
-    if sampling == "cyclic-poisson":
-        if groups is None:
-            raise ArgumentError("groups: give --groups, the number of groups that take turns")
-        return samplers.CyclicPoissonSampler(dataset_size=dataset_size, batch_size=batch_size, groups=groups)
-    if sampling == "full-batch":
-        return samplers.FixedOrderSampler(dataset_size=dataset_size, batch_size=dataset_size)
-    kinds: dict[str, Any] = {
-        "poisson": samplers.PoissonSampler,
-        "fixed-size": samplers.FixedSizeSampler,
-        "fixed-order": samplers.FixedOrderSampler,
-        "shuffled": samplers.ShuffledSampler,
-    }
-    return kinds[sampling](dataset_size=dataset_size, batch_size=batch_size)
 
 
 def _write(result: Any) -> None:

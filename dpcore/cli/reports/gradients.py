@@ -7,8 +7,6 @@ setting. The file holds no sum before noise, no batch and no key.
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,27 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.cli.datasets.archive import read_arrays
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DpcoreError
 from dpcore.spec.validate import integer, non_negative
 
 NAME = "gradients.npz"
-KEYS = ("released", "filtered", "negative_share", "dimension", "noise_std", "white_noise")
-
-# What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    TypeError,
-    SyntaxError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-)
+_SCALARS = ("dimension", "noise_std", "white_noise")
+KEYS = ("released", "filtered", "negative_share", *_SCALARS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +97,7 @@ def save_gradients(
     ----------
     path : path
         The file, or the folder that gets a `gradients.npz`.
-    released, filtered : arrays, shape (T, m)
-        See `Gradients`.
-    negative_share : array, shape (T,)
-        See `Gradients`.
-    dimension : int
-        d.
-    noise_std : float
-        s.
-    white_noise : bool, optional
+    released, filtered, negative_share, dimension, noise_std, white_noise
         See `Gradients`.
 
     Returns
@@ -138,15 +114,8 @@ def save_gradients(
     target = _file(path)
     draft = target.with_name(f".{target.name}.draft")
     with draft.open("wb") as file:
-        np.savez_compressed(
-            file,
-            released=record.released,
-            filtered=record.filtered,
-            negative_share=record.negative_share,
-            dimension=np.int64(record.dimension),
-            noise_std=np.float64(record.noise_std),
-            white_noise=np.bool_(record.white_noise),
-        )
+        held: dict[str, Any] = {key: getattr(record, key) for key in KEYS}
+        np.savez_compressed(file, **held)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(target)
@@ -175,35 +144,11 @@ def load_gradients(path: str | os.PathLike[str]) -> Gradients:
     file = _file(path)
     if not file.exists():
         raise DataError(f"{file}: no such file; `dpcore train --record-gradients N --out FOLDER` writes it")
+    held: dict[str, Any] = dict(read_arrays(file, KEYS))
     try:
-        with zipfile.ZipFile(file) as archive:
-            # The checksum of every member: numpy.load stops where an array's own header says.
-            torn = archive.testzip()
-        if torn:
-            raise DataError(f"{file}: is damaged; the checksum of {torn.removesuffix('.npy')} does not fit")
-        with np.load(file, allow_pickle=False) as archive:
-            missing = [key for key in KEYS if key not in archive.files]
-            if missing:
-                raise DataError(f"{file}: lacks {', '.join(missing)}; it must hold {', '.join(KEYS)}")
-            held = {key: archive[key] for key in KEYS}
-        return Gradients(
-            held["released"],
-            held["filtered"],
-            held["negative_share"],
-            held["dimension"].item(),
-            held["noise_std"].item(),
-            held["white_noise"].item(),
-        )
-    except DataError:
-        raise
-    except zipfile.BadZipFile as cause:
-        raise DataError(f"{file}: is not a .npz archive, or it is truncated or corrupt ({cause})") from cause
-    except DpcoreError as cause:
-        raise DataError(f"{file}: {cause}") from cause
-    except _DAMAGE as cause:
-        raise DataError(f"{file}: the .npz archive is damaged ({_first_line(cause)})") from cause
-    except OSError as cause:
-        raise DataError(f"{file}: cannot be read ({cause.strerror or cause})") from cause
+        return Gradients(**{key: value.item() if key in _SCALARS else value for key, value in held.items()})
+    except (DpcoreError, TypeError, ValueError) as cause:
+        raise DataError(f"{file}: {_first_line(cause)}") from cause
 
 
 def _file(path: str | os.PathLike[str]) -> Path:

@@ -10,13 +10,7 @@ import typer
 from dpcore.cli import options
 from dpcore.cli.values import count, real
 
-inspect = typer.Typer(
-    name="inspect",
-    help="Look at a filter, or at the gradients that a run released.",
-    epilog="Example:  dpcore inspect filter first-order-v1 --out filter.png",
-    no_args_is_help=False,
-    rich_markup_mode="rich",
-)
+inspect = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
 
 _Picture = Annotated[
     Path | None,
@@ -41,21 +35,14 @@ def filter_command(
             show_default=False,
         ),
     ] = None,
-    order: Annotated[
-        Any, typer.Option(parser=count, metavar="N", help="Of butterworth and chebyshev: 1, 2 or 3.")
-    ] = None,
+    order: Annotated[Any, options.option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
     cutoff: Annotated[
         Any,
-        typer.Option(
-            parser=real, metavar="F", help="Of the same: a fraction of the highest frequency, half a cycle a step."
-        ),
+        options.option(real, "F", "Of the same: a fraction of the highest frequency, half a cycle a step."),
     ] = None,
-    ripple: Annotated[
-        Any, typer.Option(parser=real, metavar="DB", help="Of chebyshev: its ripple in decibels, 1 if left out.")
-    ] = None,
+    ripple: Annotated[Any, options.option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
     out: _Picture = None,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> int:
     """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
     from dpcore.cli.reports.inspect_filter import inspect_filter
@@ -68,7 +55,6 @@ def gradients_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder made with --record-gradients.")],
     out: _Picture = None,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Show signal and noise in the gradients that a run released, before and after its filter."""
     from dpcore.cli.reports.inspect_gradients import inspect_gradients

@@ -23,10 +23,9 @@ def statement(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     width: Annotated[
         int | None,
-        typer.Option(parser=count, metavar="N", help="Characters a line; the terminal's, at most 100."),
+        options.option(count, "N", "Characters a line; the terminal's, at most 100."),
     ] = None,
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Print a stored privacy statement. dpcore verify checks it."""
     if width is not None and not _NARROWEST <= width <= _WIDEST:

@@ -15,13 +15,37 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     Parameters
     ----------
     path : Path
-        A statement.json, or a folder that holds one: a run, an export, a comparison or a demonstration.
+        A statement.json, or a folder that holds one: a run, an export, or a comparison, whose statement.json names
+        the folder of one run for each row of its table.
 
     Raises
     ------
     DataError
         Where there is none, or the file is not JSON, or names something twice.
     """
+    where, content = _read(path)
+    folders = content.get("run_folders")
+    if not isinstance(folders, dict):
+        return {"": _single(where, content)}
+    found = {}
+    for name, folder in folders.items():
+        run = where.parent / str(folder)
+        if not run.resolve().is_relative_to(where.parent.resolve()):
+            raise DataError(f"{where}: names a run outside of its folder, {run}")
+        found[str(name)] = _single(*_read(run))
+    if not found:
+        raise DataError(f"{where}: names no run")
+    return found
+
+
+def _single(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    if "settings_hash" not in content:
+        raise DataError(f"{path}: holds no privacy statement")
+    return content
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file that is meant, and its JSON object."""
     if path.is_dir():
         if not (path / "statement.json").is_file():
             raise DataError(f"{path}: is a folder without a statement.json; name a run folder or a statement's file")
@@ -32,10 +56,7 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
         content = read_json_file(path)
     except ValueError as cause:
         raise DataError(f"{path}: is not JSON{_hint(path) or f' ({cause})'}") from cause
-    found = _statements(content)
-    if not found:
-        raise DataError(f"{path}: holds no privacy statement")
-    return found
+    return path, content if isinstance(content, dict) else {}
 
 
 def _hint(path: Path) -> str:
@@ -43,14 +64,3 @@ def _hint(path: Path) -> str:
         if file.read(15) == b"SQLite format 3":
             return ": if it is a ledger, dpcore ledger show and dpcore ledger verify read it"
     return "; the JSON beside it is meant" if path.suffix == ".txt" else ""
-
-
-def _statements(content: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(content, dict):
-        return {}
-    if "settings_hash" in content:
-        return {"": content}
-    inner = content.get("each_run", content)
-    if not isinstance(inner, dict):
-        return {}
-    return {str(k): v for k, v in inner.items() if isinstance(v, dict) and "settings_hash" in v}

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpcore.cli import options
-from dpcore.cli.output import write_json, write_line
+from dpcore.cli.output import results, write_json, write_line
 from dpcore.cli.reports.stored import stored
-from dpcore.cli.tables import results
 
 if TYPE_CHECKING:
     from dpcore.statement.verify import Finding
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     as_json: options.Json = False,
-    debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)
 ) -> None:
     """Derive a statement again from its settings and compare. Ends with status 1 where a check fails."""
     from dpcore.statement.text import visible

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import DpcoreError
 from dpcore.spec.canonical import plain
@@ -41,8 +41,8 @@ class EpochReleased:
     learning_rate: float
 
 
-class Callback(Protocol):
-    """Told of a run's progress, in order."""
+class Callback:
+    """Told of a run's progress, in order; a class that inherits it hears nothing of what it does not define."""
 
     def on_step(self, released: StepReleased) -> None:
         """Hear of a step."""
@@ -54,7 +54,7 @@ class Callback(Protocol):
         """Hear of the end, also of an early one."""
 
 
-class JsonLines:
+class JsonLines(Callback):
     """One JSON object a line, for each evaluation; each line is on disk before the next step begins.
 
     Parameters
@@ -69,24 +69,18 @@ class JsonLines:
         self._path = Path(path)
         self._path.write_bytes(b"".join(map(_line, earlier)))
 
-    def on_step(self, released: StepReleased) -> None:
-        """Do nothing: what a step's number says follows from the configuration."""
-
     def on_epoch(self, released: EpochReleased) -> None:
         """Write one line."""
         # One write of a whole line: killed before it, the file ends with the line before.
         with self._path.open("ab", buffering=0) as file:
             file.write(_line(released))
 
-    def on_end(self, statement: Statement) -> None:
-        """Do nothing: every line is written already."""
-
 
 def _line(released: EpochReleased) -> bytes:
     return (json.dumps(plain(asdict(released)), allow_nan=False) + "\n").encode()
 
 
-class TensorBoard:
+class TensorBoard(Callback):
     """Scalars for TensorBoard: held-out accuracy and loss, epsilon, learning rate.
 
     Parameters
@@ -110,8 +104,7 @@ class TensorBoard:
             raise DpcoreError(message) from cause
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
-    def on_step(self, released: StepReleased) -> None:
-        """Do nothing: TensorBoard stamps each value with the time, and a step's time tells its batch's size."""
+    # No on_step: TensorBoard stamps each value with the time, and a step's time tells its batch's size.
 
     def on_epoch(self, released: EpochReleased) -> None:
         """Write the scalars of an evaluation."""

@@ -4,59 +4,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dpcore.cli.train.callbacks import EpochReleased, StepReleased
-from dpcore.statement.statement import Statement
+from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.statement.text import format_epsilon
 
 _SECONDS_BETWEEN_UPDATES = 0.25
 
 
-class Display:
-    """A bar on a terminal, one line an epoch elsewhere.
+class Bars:
+    """What is drawn while a block runs, on a terminal only, and gone after it."""
 
-    Parameters
-    ----------
-    console : Console
-        Where it is drawn.
-    steps : int
-        Steps planned.
-    epsilon_after : callable
-        steps -> epsilon.
-    epochs : int
-        Epochs planned.
-    """
+    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+        self._console = console
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+class Display(Bars, Callback):
+    """A bar on a terminal, one line an epoch elsewhere; of `steps` and `epochs` planned."""
 
     def __init__(self, console: Console, steps: int, epochs: int, epsilon_after: Callable[[int], float]) -> None:
-        self._console, self._epochs, self._epsilon_after = console, epochs, epsilon_after
+        self._epochs, self._epsilon_after = epochs, epsilon_after
         self._target = format_epsilon(epsilon_after(steps), digits=3)
         self._accuracy = "--"
         self._last = 0.0
-        self._progress = Progress(
+        super().__init__(
+            console,
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TextColumn("accuracy {task.fields[accuracy]}"),
             TextColumn("epsilon {task.fields[epsilon]} of " + self._target),
             TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("training", total=steps, accuracy=self._accuracy, epsilon="0")
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def on_step(self, released: StepReleased) -> None:
         """Move the bar, a few times a second."""
@@ -78,6 +69,3 @@ class Display:
             f"epoch {released.epoch:.4g} of {self._epochs}: held-out accuracy {self._accuracy}, "
             f"epsilon {spent} of {self._target}"
         )
-
-    def on_end(self, statement: Statement) -> None:
-        """Do nothing: the summary follows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from dpcore.statement.text import format_epsilon, format_number
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dpcore.cli.train.callbacks import Callback
     from dpcore.cli.train.training import Outcome, Training
 
 
@@ -58,7 +60,6 @@ def train(
     resumed: bool = False,
 ) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
-    from dpcore.cli.train import callbacks
     from dpcore.cli.train.autosave import cost
     from dpcore.cli.train.progress import Display
     from dpcore.torch import save_state
@@ -72,21 +73,14 @@ def train(
         console.print(f"remark: {cost(training.plan.steps)}")
         if not resumed:
             save()
-    heard: list[callbacks.Callback] = [callbacks.JsonLines(folder.path / "metrics.jsonl", training.evaluations)]
-    if settings.tensorboard:
-        after = training.private.steps_taken if resumed else None
-        heard.append(callbacks.TensorBoard(folder.path / "tensorboard", after))
     try:
         with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
-            outcome = training.run(
-                [*heard, display], interruption, folder.write_statement, save if ledger is not None else None
-            )
+            outcome = train_into(training, folder, interruption, display, save if ledger is not None else None, resumed)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
         console.print(f"remark: {_left(folder)}")
         raise
-    _finish(folder, settings, outcome)
     complete = outcome.steps_taken == outcome.statement.steps_planned
     if complete:
         folder.checkpoint.unlink(missing_ok=True)
@@ -94,6 +88,26 @@ def train(
     if outcome.budget:
         return BUDGET_STATUS
     return 0 if complete else interruption.status
+
+
+def train_into(
+    training: Training,
+    folder: RunFolder,
+    interruption: Interruption,
+    display: Callback,
+    save: Callable[[], None] | None = None,
+    resumed: bool = False,
+) -> Outcome:
+    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json."""
+    from dpcore.cli.train.callbacks import JsonLines, TensorBoard
+
+    heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
+    if training.settings.tensorboard:
+        after = training.private.steps_taken if resumed else None
+        heard.append(TensorBoard(folder.path / "tensorboard", after))
+    outcome = training.run(heard, interruption, folder.write_statement, save)
+    _finish(folder, training.settings, outcome)
+    return outcome
 
 
 def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:

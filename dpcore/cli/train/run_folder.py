@@ -20,8 +20,9 @@ from dpcore.spec.canonical import read_json_file
 from dpcore.statement.statement import Statement
 
 RUN = "dpcore run"
-DEMO = "dpcore demo"
 COMPARISON = "dpcore compare"
+# Where a comparison has the folders of its runs.
+RUNS = "runs"
 # The only names that this module creates, and so the only ones that it deletes.
 NAMES = (
     "config.json",
@@ -37,7 +38,7 @@ NAMES = (
     "gradients.npz",
     "README.md",
 )
-FOLDERS = ("tensorboard",)
+TENSORBOARD = "tensorboard"
 
 
 class RunFolder:
@@ -50,7 +51,7 @@ class RunFolder:
     overwrite : bool
         Whether the files of an earlier run, and its checkpoint, are deleted first. Other files are never touched.
     kind : str
-        `RUN`, `DEMO` or `COMPARISON`, the mark of config.json. A folder of another kind is never overwritten.
+        `RUN` or `COMPARISON`, the mark of config.json. A folder of another kind is never overwritten.
 
     Raises
     ------
@@ -73,12 +74,7 @@ class RunFolder:
                     f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite"
                 )
             with locked(path):
-                if kind == RUN:
-                    self.checkpoint.unlink(missing_ok=True)
-            for name in held.intersection(NAMES):
-                (path / name).unlink()
-            for name in held.intersection(FOLDERS):
-                shutil.rmtree(path / name)
+                _clear(path, kind)
         if self._has_checkpoint():
             raise DataError(
                 f"out={str(path)!r}: the checkpoint of another run, {self.checkpoint}, lies where this one's would; "
@@ -109,9 +105,10 @@ class RunFolder:
         """Where a run that can be resumed keeps its checkpoint."""
         return checkpoint_of(self.path)
 
-    def write_config(self, settings: dict[str, Any], versions: dict[str, str]) -> None:
-        """Write config.json: first of all files, and the mark by which a run folder is known."""
-        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": settings, "software": versions})
+    def write_config(self, settings: dict[str, Any], versions: dict[str, str] | None = None) -> None:
+        """Write config.json: first of all files, and the mark by which a folder is known."""
+        software = {} if versions is None else {"software": versions}
+        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": settings, **software})
 
     def write_statement(self, statement: Statement) -> None:
         """Write the statement as text and as JSON."""
@@ -135,6 +132,38 @@ class RunFolder:
 
     def _has_checkpoint(self) -> bool:
         return self.kind == RUN and self.checkpoint.exists()
+
+
+def _clear(path: Path, kind: str) -> None:
+    """Delete the files of a run, or of a comparison and its runs, and no others."""
+    if kind == RUN:
+        checkpoint_of(path).unlink(missing_ok=True)
+        shutil.rmtree(path / TENSORBOARD, ignore_errors=True)
+    else:
+        for run in filter(holds, path.glob(f"{RUNS}/*")):
+            _clear(run, RUN)
+        for emptied in (*path.glob(f"{RUNS}/*"), path / RUNS):
+            if emptied.is_dir() and not any(emptied.iterdir()):
+                emptied.rmdir()
+    for name in NAMES:
+        (path / name).unlink(missing_ok=True)
+
+
+def read_run(path: Path) -> tuple[Statement | None, list[dict[str, Any]]]:
+    """Return the statement and the evaluations in the folder of a run; no statement where no step was taken.
+
+    Raises
+    ------
+    DataError
+        Where they cannot be read.
+    """
+    try:
+        if not (path / "statement.json").exists():
+            return None, []
+        statement = Statement.from_json((path / "statement.json").read_text("utf-8"))
+        return statement, [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    except (OSError, ValueError) as cause:
+        raise DataError(f"run folder {path}: cannot be read ({cause})") from cause
 
 
 def checkpoint_of(folder: Path) -> Path:

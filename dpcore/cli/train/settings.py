@@ -1,13 +1,15 @@
-"""What a training run is set to: public values only, written to config.json as they are."""
+"""The settings of a training run, checked, and the method that they ask for."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
+from dpcore.cli.train.training_options import TrainingOptions
 from dpcore.errors import ArgumentError
-from dpcore.methods import BASES, METHODS
+from dpcore.methods import BASES, METHODS, keywords
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.method import Method
@@ -15,48 +17,8 @@ from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
 
-_SCALED = ("dp_adam", "dp_adagrad")
-# Which methods take which of the options that not every method takes.
-_ONLY_FOR = {
-    "kappa": ("disk",),
-    "gamma": ("disk",),
-    "filter": ("doppler", "pmlf", "disk"),
-    "filter_b": ("doppler", "pmlf"),
-    "filter_a": ("doppler", "pmlf"),
-    "bias_corrected": ("doppler",),
-    "window": ("pmlf", "inner_outer"),
-    "beta": ("pmlf", "inner_outer"),
-    "outer_momentum": ("inner_outer",),
-    "decay": ("srg_memf",),
-    "variant": (*_SCALED, "accelerated_srgd"),
-    "scale_eps": _SCALED,
-    "max_scaled_norm": _SCALED,
-    "unscaled_steps": _SCALED,
-    "scaled_steps": _SCALED,
-    "joint_scale": _SCALED,
-    "allow_nonprivate": _SCALED,
-    "base": ("dp_sgd", "doppler", "disk", "pmlf", "memf", "srg_memf"),
-}
-# Which update rules take which.
-_ONLY_WITH = {
-    "momentum": ("momentum", "nesterov"),
-    "betas": ("adam", "adamw"),
-    "eps": ("adam", "adamw", "adagrad"),
-    "weight_decay": ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "inner_outer"),
-}
-_UPDATES = {
-    "dp_adam": "adam",
-    "dp_adagrad": "adagrad",
-    "memf": "momentum",
-    "srg_memf": "momentum",
-    "accelerated_srgd": "accelerated",
-}
-_CORRELATED = ("memf", "srg_memf", "accelerated_srgd")
-# Variants whose sensitivity grows with a hard maximum of examples in a batch, which Poisson sampling does not have.
-_FIXED_BATCHES = ("independent_moments", "joint_moments")
-
 # Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md. Those of
-# adagrad, accelerated and inner_outer are reasoned, not searched.
+# adagrad and accelerated are reasoned, not searched.
 DEFAULT_LR = {
     "sgd": 0.5,
     "momentum": 0.05,
@@ -65,68 +27,27 @@ DEFAULT_LR = {
     "adamw": 0.005,
     "adagrad": 0.05,
     "accelerated": 0.1,
-    "inner_outer": 0.05,
 }
+# Methods call these by another name.
+_CALLED = {"filter_b": "b", "filter_a": "a"}
+_ONLY_BESIDE = {
+    "clip_lr": "clip-quantile",
+    "bit_noise": "clip-quantile",
+    "warmup_steps": "schedule cosine",
+    "bands": "strategy banded-inverse-square-root",
+}
+_ONLY_SAMPLING = {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One training run.
+class Settings(TrainingOptions):
+    """One training run: public values only, written to config.json as they are.
 
-    None means: not given. The method, or the rule named at the field, then decides.
+    Raises
+    ------
+    ArgumentError
+        Where a setting is out of range, or does not fit the others.
     """
-
-    data: str = "digits"
-    data_dir: str | None = None
-    model: str = "logistic"
-    method: str = "dp_sgd"
-    epsilon: float | None = None
-    delta: float = 1e-5
-    noise_multiplier: float | None = None
-    epochs: int = 10
-    batch_size: int | None = None
-    lr: float | None = None
-    base: str | None = None
-    momentum: float | None = None
-    betas: tuple[float, ...] | None = None
-    weight_decay: float | None = None
-    max_grad_norm: float = 1.0
-    clipping: str | None = None
-    clipping_groups: str | dict[str, float] = "flat"
-    clip_quantile: float | None = None
-    clip_lr: float | None = None
-    bit_noise: float | None = None
-    eps: float | None = None
-    radius: float | None = None
-    schedule: str | None = None
-    warmup_steps: int | None = None
-    ema: float | None = None
-    kappa: float | None = None
-    gamma: float | None = None
-    filter: str | None = None
-    filter_b: tuple[float, ...] | None = None
-    filter_a: tuple[float, ...] | None = None
-    bias_corrected: bool | None = None
-    window: int | None = None
-    beta: float | None = None
-    outer_momentum: float | None = None
-    variant: str | None = None
-    scale_eps: float | None = None
-    max_scaled_norm: float | None = None
-    unscaled_steps: int | None = None
-    scaled_steps: int | None = None
-    joint_scale: float | None = None
-    allow_nonprivate: bool | None = None
-    strategy: str | None = None
-    bands: int | None = None
-    decay: float | None = None
-    sampling: str | None = None
-    max_batch_size: int | None = None
-    groups: int | None = None
-    backend: str = "numpy"
-    seed: int = 0
-    tensorboard: bool = False
-    record_gradients: int | None = None
 
     def __post_init__(self) -> None:
         choice(METHODS, method=self.method)
@@ -140,28 +61,16 @@ class Settings:
             positive(epsilon=self.epsilon)
         if self.epochs < 1:
             raise ArgumentError(f"epochs={self.epochs!r}: must be at least 1")
-        for option, methods in _ONLY_FOR.items():
-            value = getattr(self, option)
-            if value is not None and self.method not in methods:
-                raise ArgumentError(
-                    f"{option}={value!r}: is only for the method {_listed(methods)}, not for {self.method}"
-                )
-        for option, updates in _ONLY_WITH.items():
-            value = getattr(self, option)
-            if value is not None and self.update not in updates:
-                bases = _listed(tuple(update for update in updates if update in BASES))
-                raise ArgumentError(f"{option}={value!r}: is only for --base {bases}, not for {self.update}")
+        for name in KEYWORDS:
+            if getattr(self, name) is not None:
+                self._check_taken(name)
+        for name, other in _ONLY_BESIDE.items():
+            if getattr(self, name) is not None and getattr(self, other.split()[0].replace("-", "_")) is None:
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: is only for --{other}")
         if self.ema is not None:
             decay(ema=self.ema)
         if self.record_gradients is not None:
             integer(1, record_gradients=self.record_gradients)
-        if self.bands is not None and self.strategy is None:
-            raise ArgumentError(f"bands={self.bands!r}: is only for --strategy banded-inverse-square-root")
-        if self.warmup_steps is not None and self.schedule is None:
-            raise ArgumentError(f"warmup_steps={self.warmup_steps!r}: is only for --schedule cosine")
-        for option in ("clip_lr", "bit_noise"):
-            if getattr(self, option) is not None and self.clip_quantile is None:
-                raise ArgumentError(f"{option}={getattr(self, option)!r}: is only for --clip-quantile")
         if self.variant == "side_information":
             raise ArgumentError(
                 "variant='side_information': takes the second moment of public gradients, which the command line has "
@@ -172,32 +81,50 @@ class Settings:
                 f"epsilon={self.epsilon!r}: cannot be met by variant='noiseless_preconditioner', which guarantees "
                 "nothing; use --noise-multiplier and --allow-nonprivate, or another variant"
             )
-        self._choose_sampling()
+        self._choose_sampling(self.build_method())
 
-    def _choose_sampling(self) -> None:
-        reason, unfit = "", tuple[str, ...]()
-        if self.strategy is not None or (self.method in _CORRELATED and self.variant != "independent"):
+    def _check_taken(self, name: str) -> None:
+        """Refuse a setting that the method, or the update beneath it, does not take."""
+        keyword = _CALLED.get(name, name)
+        taken = keywords(self.method)
+        if keyword in (keywords(self.method, self.update) if "base" in taken else taken):
+            return
+        start = f"{name}={getattr(self, name)!r}: is only for"
+        if keyword in taken:
+            bases = [base for base in BASES if keyword in keywords(self.method, base)]
+            raise ArgumentError(f"{start} --base {_listed(bases)}, not for {self.update}")
+        methods = [method for method in METHODS if keyword in keywords(method)]
+        raise ArgumentError(f"{start} the method {_listed(methods)}, not for {self.method}")
+
+    def _choose_sampling(self, method: Method) -> None:
+        reason, unfit = "", ["poisson", "fixed-size"]
+        if method.noise.strategy is not None:
             reason = "correlated noise is accounted for by the steps at which an example takes part"
-            unfit = ("truncated-poisson",)
-        elif self.variant in _FIXED_BATCHES:
+            unfit.append("truncated-poisson")
+        elif method.update.second_moment in ("independent", "joint"):
             reason = f"the sensitivity of {self.variant} grows with the largest batch"
-        if reason and self.sampling in ("poisson", "fixed-size", *unfit):
+        if self.sampling is None:
+            object.__setattr__(self, "sampling", "fixed-order" if reason else "poisson")
+        elif reason and self.sampling in unfit:
             raise ArgumentError(
                 f"sampling={self.sampling!r}: {reason}, which must be fixed; use --sampling fixed-order"
             )
-        if self.sampling is None:
-            object.__setattr__(self, "sampling", "fixed-order" if reason else "poisson")
-        for option, sampling in (("max_batch_size", "truncated-poisson"), ("groups", "cyclic-poisson")):
-            value = getattr(self, option)
+        for name, sampling in _ONLY_SAMPLING.items():
+            value = getattr(self, name)
             if value is not None and self.sampling != sampling:
-                raise ArgumentError(f"{option}={value!r}: is only for --sampling {sampling}")
+                raise ArgumentError(f"{name}={value!r}: is only for --sampling {sampling}")
         if self.sampling == "cyclic-poisson" and self.groups is None:
             raise ArgumentError("groups=None: give --groups with --sampling cyclic-poisson, for example --groups 8")
 
     @property
     def update(self) -> str:
         """The update rule."""
-        return self.base or _UPDATES.get(self.method, "inner_outer" if self.method == "inner_outer" else "sgd")
+        return self.base or _own_update(self.method)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate given, or the default of the update rule."""
+        return DEFAULT_LR[self.update] if self.lr is None else self.lr
 
     def batch_size_for(self, examples: int) -> int:
         """The batch size given, or the power of two nearest to twice the square root of the number of examples."""
@@ -209,47 +136,53 @@ class Settings:
         """Return the same settings with the batch size and the learning rate filled in."""
         return replace(self, batch_size=self.batch_size_for(examples), lr=self.learning_rate)
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate given, or the default of the update rule."""
-        return DEFAULT_LR[self.update] if self.lr is None else self.lr
+    def build_method(self, examples: int | None = None) -> Method:
+        """Return the method.
 
-    def build_method(self, examples: int) -> Method:
-        """Return the method, for a public number of examples.
+        Parameters
+        ----------
+        examples : int, optional
+            A public number, from which the batch size follows where it was not given; without it that stays open.
 
         Raises
         ------
         ArgumentError
             Where a setting is out of range.
         """
-        options: dict[str, Any] = {name: getattr(self, name) for name in _KEYWORDS}
-        options |= {"lr": self.learning_rate, "batch_size": self.batch_size_for(examples)}
-        options |= {"b": self.filter_b, "a": self.filter_a}
+        given: dict[str, Any] = {_CALLED.get(name, name): getattr(self, name) for name in KEYWORDS}
+        given |= {"lr": self.learning_rate}
+        given |= {"batch_size": self.batch_size if examples is None else self.batch_size_for(examples)}
         if self.clip_quantile is not None:
             rate = 0.2 if self.clip_lr is None else self.clip_lr
-            options["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
+            given["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
         if self.strategy is not None:
-            options["strategy"] = NamedStrategy(self.strategy, self.bands)
+            given["strategy"] = NamedStrategy(self.strategy, self.bands)
         if self.schedule is not None:
-            options["schedule"] = WarmupCosine(self.warmup_steps or 0)
+            given["schedule"] = WarmupCosine(self.warmup_steps or 0)
         if self.ema is not None:
-            options["averaging"] = ExponentialAverage(self.ema)
-        return METHODS[self.method](**{name: value for name, value in options.items() if value is not None})
+            given["averaging"] = ExponentialAverage(self.ema)
+        return METHODS[self.method](**{name: value for name, value in given.items() if value is not None})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
         return asdict(self)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def settings_from(given: dict[str, Any]) -> Settings:
+    """Return the settings of the options that were given: those that are not None."""
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+@cache
+def _own_update(method: str) -> str:
+    """Return the update rule of a method whose base is not given."""
+    return type(METHODS[method](lr=1.0).update).__name__.lower()
+
+
+def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-SETTINGS = tuple(item.name for item in fields(Settings))
-# What a method is given by the same name; the others are translated.
-_KEYWORDS = (
-    *("max_grad_norm", "clipping", "clipping_groups", "noise_multiplier", "base", "momentum", "betas", "eps"),
-    *("weight_decay", "radius", "kappa", "gamma", "filter", "bias_corrected", "window", "beta", "outer_momentum"),
-    *("variant", "scale_eps", "max_scaled_norm", "unscaled_steps", "scaled_steps", "joint_scale", "allow_nonprivate"),
-    "decay",
-)
+SETTINGS = tuple(item.name for item in fields(TrainingOptions))
+# The settings that are keywords of methods.
+KEYWORDS = tuple(name for name in SETTINGS if any(_CALLED.get(name, name) in keywords(method) for method in METHODS))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("typer")
+pytest.importorskip("rich")
 from dpcore.cli.compare.comparison import FINAL, SEARCH, Comparison, Contestant, Run
-from dpcore.cli.compare.contestants import from_methods, from_tables, option_parsers
-from dpcore.cli.train.settings import SETTINGS
+from dpcore.cli.compare.contestants import from_methods, from_tables
+from dpcore.cli.compare.log import Record
+from dpcore.cli.compare.report import Row
+from dpcore.cli.compare.words import verdict
 from dpcore.errors import ArgumentError
 
 
 def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Comparison:
     return Comparison(
-        **{"contestants": from_methods(("dp_sgd", "disk"), {"epochs": 2}, lr), "epsilon": (1.0, 8.0), **settings}
+        **{
+            "contestants": from_methods(("dp_sgd", "disk"), lr),
+            "epsilon": (1.0, 8.0),
+            "common": {"epochs": 2},
+            **settings,
+        }
     )
 
 
@@ -53,16 +62,21 @@ def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones() -> Non
 
 def test_tables_are_read_as_the_options_are() -> None:
     tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "2%"], "batch-size": "1k"}, "b": {"method": "memf"}}
-    first, second = from_tables(tables, {"epochs": 3, "clipping": None}, (0.5,))
-    assert first == Contestant("a", {"epochs": 3, "method": "disk", "kappa": 0.5, "batch_size": 1000}, (1.0, 0.02))
-    assert second == Contestant("b", {"epochs": 3, "method": "memf"}, (0.5,))
-    asked = Comparison((first, second), (3.0,))
-    assert asked.words("a") == "batch size 1000, kappa 0.5, sampling poisson"
+    first, second = from_tables(tables, (0.5,))
+    assert first == Contestant("a", {"method": "disk", "kappa": 0.5, "batch_size": 1000}, (1.0, 0.02))
+    assert second == Contestant("b", {"method": "memf"}, (0.5,))
+    asked = Comparison((first, second), (3.0,), {"epochs": 3})
+    assert asked.settings_for(asked.final("a", 3.0, 1.0)[0]).epochs == 3
+    assert asked.words("a") == "sampling poisson, batch size 1000, kappa 0.5"
     assert asked.words("b") == "sampling fixed-order"
 
 
-def test_every_setting_has_a_parser() -> None:
-    assert set(SETTINGS) <= set(option_parsers())
+def test_a_flag_of_a_table_is_true_or_false() -> None:
+    """Not a text: "False" would be true."""
+    table = {"method": "doppler", "base": "adam", "bias-corrected": False}
+    assert from_tables({"a": table}, ())[0].settings["bias_corrected"] is False
+    with pytest.raises(ArgumentError, match="bias_corrected: 'no' must be true or false"):
+        from_tables({"a": {**table, "bias-corrected": "no"}}, ())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +94,7 @@ def test_every_setting_has_a_parser() -> None:
 )
 def test_wrong_tables_are_one_sentence(table: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, {}, ()), (1.0,))
+        Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, ()), (1.0,))
 
 
 @pytest.mark.parametrize(
@@ -100,3 +114,32 @@ def test_wrong_tables_are_one_sentence(table: Any, words: str) -> None:
 def test_nothing_to_compare_is_one_sentence(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         comparison(**settings)
+
+
+def row(name: str, accuracy: list[float]) -> Row:
+    records = tuple(Record(Run(name, 1.0, FINAL, 0.5, seed), Path()) for seed in range(len(accuracy)))
+    for record, value in zip(records, accuracy, strict=True):
+        record.evaluations = [{"test_accuracy": value}]
+    return Row(name, name, "", 1.0, 0.5, (0.5,), 1.0, records)
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "words"),
+    [
+        ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "dp_sgd is above disk by 9.00 ± 2.27 points"),
+        (
+            [0.80, 0.90, 0.70],
+            [0.81, 0.91, 0.71],
+            "no difference exceeds its interval; the first two are disk and dp_sgd",
+        ),
+        ([0.80], [0.90], "disk came out 10.00 points above dp_sgd, and one seed cannot tell luck from merit"),
+    ],
+)
+def test_the_verdict_claims_what_the_runs_show(base: list[float], other: list[float], words: str) -> None:
+    assert words in verdict([row("dp_sgd", base), row("disk", other)])
+
+
+def test_the_verdict_counts_what_luck_alone_would_show() -> None:
+    rows = [row(name, [0.5, 0.6]) for name in ("a", "b", "c")]
+    assert "about 0.15 of the 3 differences would still exceed theirs by luck" in verdict(rows)
+    assert "stands alone" in verdict(rows[:1])

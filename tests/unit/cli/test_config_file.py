@@ -12,7 +12,7 @@ pytest.importorskip("typer")
 import typer
 
 from dpcore.cli.train import config_file
-from dpcore.cli.values import groups, real, reals
+from dpcore.cli.values import group_norms, real, reals
 from dpcore.errors import ArgumentError, DataError
 
 
@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         lr: Annotated[float, typer.Option(parser=real)] = 0.1,
         batch_size: int = 256,
         betas: Annotated[Any, typer.Option(parser=reals)] = None,
-        clipping_groups: Annotated[Any, typer.Option(parser=groups)] = "flat",
+        clipping_groups: Annotated[Any, typer.Option(parser=group_norms)] = "flat",
         tensorboard: bool = False,
         as_json: Annotated[bool, typer.Option("--json")] = False,
     ) -> None:

@@ -103,13 +103,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lacks filtered, negative_share, dimension, noise_std"):
         load_gradients(tmp_path)
     np.savez(file, **content(white_noise=True, released=np.array([[1, "a"]], dtype=object)))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match="released holds Python objects"):
         load_gradients(tmp_path)
     np.savez(file, **content(white_noise=True, dimension=2))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="dimension=2: must be at least the 4 coordinates"):
         load_gradients(tmp_path)
     np.savez(file, **content(white_noise=True, noise_std=np.ones(2)))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match="size 1"):
         load_gradients(tmp_path)
 
 

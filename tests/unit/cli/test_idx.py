@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,20 @@ def test_a_header_that_promises_petabytes_reserves_no_memory(tmp_path: Path) -> 
     path.write_bytes(bytes([0, 0, 0x0E, 3]) + b"\xff" * 12 + b"few")
     with pytest.raises(DataError, match="truncated"):
         idx.read(path)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(encode(np.zeros(10_000_000, np.uint8))))
+    monkeypatch.setattr(idx, "MOST_BYTES", 1_000_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="bomb: unpacks to 10,000,000 bytes; must be at most 1,000,000"):
+        idx.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    # What is not compressed is as large on the disk, and is taken.
+    path.write_bytes(encode(np.zeros(2_000_000, np.uint8)))
+    assert idx.read(path).size == 2_000_000
 
 
 def test_messages_name_the_file_and_the_remedy(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcore.cli.datasets import npz
+from dpcore.cli.datasets import archive, npz
 from dpcore.errors import DataError
 
 FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -114,3 +115,27 @@ def test_messages_name_what_is_missing(tmp_path: Path) -> None:
     path.write_text("nonsense")
     with pytest.raises(DataError, match="is not a"):
         npz.read(path)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bomb.npz"
+    path.write_bytes(packed(x_train=np.zeros(10_000_000, np.uint8)))
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(archive, "MOST_BYTES", 1_000_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"bomb\.npz: unpacks to 10,000,\d+ bytes; must be at most 1,000,000"):
+        npz.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    # A directory that states less than there is: no more than it states is unpacked, and the checksum tells.
+    content = bytearray(path.read_bytes())
+    start = content.rindex(b"PK\x01\x02", 0, content.rindex(b"x_train.npy"))
+    content[start + 24 : start + 28] = (1000).to_bytes(4, "little")
+    path.write_bytes(content)
+    tracemalloc.reset_peak()
+    with pytest.raises(DataError, match="truncated or corrupt"):
+        npz.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    # What is not compressed is as large on the disk, and is taken.
+    path.write_bytes(packed(np.savez, x_train=np.zeros(2_000_000, np.uint8)))
+    assert npz.read(path)["x_train"].size == 2_000_000

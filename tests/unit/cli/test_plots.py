@@ -14,6 +14,7 @@ from dpcore.errors import ArgumentError
 
 pytest.importorskip("matplotlib")
 from dpcore.cli.plots import plots
+from dpcore.cli.plots.comparison_plots import Curves, _end, _way, by_epsilon
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -42,26 +43,40 @@ def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path: Path) -> None:
     assert (
         plots.learning_curve(tmp_path / "a.png", [1], [0.5], [math.inf], target_epsilon=math.inf).stat().st_size > 1000
     )
-    assert plots.comparison(tmp_path / "b.png", {"one": [[0.5]]}, [1], [math.inf]).stat().st_size > 1000
+    one = {"a": {"one": Curves((1.0,), [[0.5]], (math.inf,))}}
+    assert by_epsilon(tmp_path / "b.png", one).stat().st_size > 1000
+
+
+def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path: Path) -> None:
+    def draw(name: str, *epsilon: tuple[float, ...]) -> np.ndarray:
+        curves = {str(index): Curves((1.0, 2.0), [[0.3, 0.9]], item) for index, item in enumerate(epsilon)}
+        return pixels(by_epsilon(tmp_path / name, {"a": curves}))
+
+    shown = draw("shown.png", (1.0, 2.0), (1.0, 2.0))
+    assert not np.array_equal(shown, draw("other.png", (1.0, 3.0), (1.0, 3.0)))
+    without = draw("without.png", (), ())
+    assert np.array_equal(without, draw("differ.png", (1.0, 2.0), (1.0, 3.0)))
 
 
 def test_the_comparison_shows_every_seed(tmp_path: Path) -> None:
-    curves = {"DP-SGD": np.array([[0.2, 0.8], [0.3, 0.9], [0.3, 0.85]]), "DiSK": np.array([[0.3, 0.9]] * 3)}
-    one = plots.comparison(tmp_path / "one.png", curves, [1, 2], [1, 2], title="t")
-    moved = {**curves, "DP-SGD": np.array([[0.2, 0.81], [0.3, 0.89], [0.3, 0.85]])}
-    other = plots.comparison(tmp_path / "other.png", moved, [1, 2], [1, 2], title="t")
-    assert not np.array_equal(pixels(one), pixels(other))
+    def draw(name: str, first: list[list[float]]) -> np.ndarray:
+        curves = {"DP-SGD": Curves((1.0, 2.0), first), "DiSK": Curves((1.0, 2.0), [[0.3, 0.9]] * 3)}
+        return pixels(by_epsilon(tmp_path / name, {"a": curves}, title="t"))
+
+    one = draw("one.png", [[0.2, 0.8], [0.3, 0.9], [0.3, 0.85]])
+    assert np.array_equal(one, draw("same.png", [[0.2, 0.8], [0.3, 0.9], [0.3, 0.85]]))
+    assert not np.array_equal(one, draw("other.png", [[0.2, 0.81], [0.3, 0.89], [0.3, 0.85]]))
 
 
 def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="have 2, 1, 2 values"):
+    with pytest.raises(ArgumentError, match="epochs, accuracy, epsilon: have shapes"):
         plots.learning_curve(tmp_path / "a.png", [1, 2], [0.1], [1, 2])
-    with pytest.raises(ArgumentError, match="have 0, 0, 0 values"):
+    with pytest.raises(ArgumentError, match="at least one"):
         plots.learning_curve(tmp_path / "a.png", [], [], [])
-    with pytest.raises(ArgumentError, match=r"curves\['x'\]: has shape \(1, 3\)"):
-        plots.comparison(tmp_path / "a.png", {"x": [[1, 2, 3]]}, [1, 2], [1, 2])
-    with pytest.raises(ArgumentError, match="0 methods"):
-        plots.comparison(tmp_path / "a.png", {}, [1, 2], [1, 2])
+    with pytest.raises(ArgumentError, match=r"panels: 'x' has shape \(1, 3\)"):
+        by_epsilon(tmp_path / "a.png", {"a": {"x": Curves((1.0, 2.0), [[1, 2, 3]])}})
+    with pytest.raises(ArgumentError, match="panels: hold no contestant"):
+        by_epsilon(tmp_path / "a.png", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -76,8 +91,6 @@ def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -
 
 def test_intervals_stay_within_the_range_of_an_accuracy() -> None:
     from matplotlib.figure import Figure
-
-    from dpcore.cli.plots.comparison_plots import Curves, _end, _way
 
     way, end = Figure().subplots(2)
     curves = Curves([1], [[0.61], [0.82]])

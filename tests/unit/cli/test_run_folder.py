@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpcore.cli.train.callbacks import EpochReleased, JsonLines, StepReleased
-from dpcore.cli.train.run_folder import DEMO, RunFolder
+from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, read_run
 from dpcore.errors import DataError
 from dpcore.torch.state.safetensors import encode
 
@@ -40,8 +40,8 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
         with pytest.raises(DataError, match="the checkpoint of another run, "):
             RunFolder(tmp_path / "run", overwrite=overwrite)
     assert RunFolder.next(tmp_path, "run").path.name == "run-2"
-    (tmp_path / "other.checkpoint").write_text("not a demo's")
-    RunFolder(tmp_path / "other", kind=DEMO)
+    (tmp_path / "other.checkpoint").write_text("not a comparison's")
+    RunFolder(tmp_path / "other", kind=COMPARISON)
 
 
 def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path) -> None:
@@ -56,12 +56,32 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path) -> None:
         RunFolder(tmp_path / "statement.txt" / "deeper")
 
 
-def test_a_demo_never_replaces_a_training_run(tmp_path: Path) -> None:
+def test_a_comparison_never_replaces_a_training_run(tmp_path: Path) -> None:
     """A run's statement says what was spent, and its model cost it."""
     RunFolder(tmp_path).write_config({}, {})
-    with pytest.raises(DataError, match="holds no dpcore demo"):
-        RunFolder(tmp_path, overwrite=True, kind=DEMO)
+    with pytest.raises(DataError, match="holds no dpcore compare"):
+        RunFolder(tmp_path, overwrite=True, kind=COMPARISON)
     assert (tmp_path / "config.json").exists()
+
+
+def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "comparison"
+    RunFolder(out, kind=COMPARISON).write_config({})
+    for name in ("001-a", "002-b"):
+        RunFolder(out / "runs" / name).write_config({}, {})
+    (out / "runs" / "002-b" / "notes.md").write_text("mine")
+    (out / "runs" / "001-a.checkpoint").write_text("keys")
+    RunFolder(out, kind=COMPARISON, overwrite=True)
+    assert [str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()] == ["runs/002-b/notes.md"]
+
+
+def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_config({}, {})
+    assert holds(tmp_path, RUN)
+    assert read_run(tmp_path) == (None, [])
+    (tmp_path / "statement.json").write_text("{}")
+    with pytest.raises(DataError, match=f"run folder {tmp_path}: cannot be read"):
+        read_run(tmp_path)
 
 
 def test_an_empty_folder_is_taken_and_names_count_up(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_epsilon_is_named_as_it_was_typed() -> None:
         ("inner_outer", {"base": "sgd"}, "is only for the method dp_sgd, doppler, disk"),
         ("dp_sgd", {"eps": 0.1}, "is only for --base adam, adamw or adagrad, not for sgd"),
         ("accelerated_srgd", {"weight_decay": 0.1}, "not for accelerated"),
-        ("inner_outer", {"momentum": 0.1}, "is only for --base momentum or nesterov, not for inner_outer"),
+        ("inner_outer", {"momentum": 0.1}, "is only for the method dp_sgd, .* not for inner_outer"),
         ("dp_sgd", {"bands": 3}, "banded-inverse-square-root"),
         ("dp_sgd", {"clip_lr": 0.1}, "clip_lr=0.1: is only for --clip-quantile"),
         ("dp_sgd", {"bit_noise": 3.0}, "bit_noise=3.0: is only for --clip-quantile"),

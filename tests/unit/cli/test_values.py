@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 import typer
 
-from dpcore.cli.values import count, groups, one_of, real, reals, whole
+from dpcore.cli.values import count, group_norms, one_of, real, reals, whole
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_names_in_any_spelling_and_the_nearest_one() -> None:
 
 
 def test_clipping_groups() -> None:
-    assert groups("per-layer") == "per_layer"
-    assert groups("conv*=0.5, *=1") == groups({"conv*": "0.5", "*": 1}) == {"conv*": 0.5, "*": 1.0}
+    assert group_norms("per-layer") == "per_layer"
+    assert group_norms("conv*=0.5, *=1") == group_norms({"conv*": "0.5", "*": 1}) == {"conv*": 0.5, "*": 1.0}
     with pytest.raises(typer.BadParameter, match="did you mean flat"):
-        groups("flatt")
+        group_norms("flatt")
     with pytest.raises(typer.BadParameter, match="is not a number"):
-        groups("conv*=big")
+        group_norms("conv*=big")

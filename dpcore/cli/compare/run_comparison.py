@@ -1,0 +1,145 @@
+"""From a comparison to a finished folder, for ``dpcore compare`` and ``dpcore demo``."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from dpcore import accounting
+from dpcore.cli.compare import budget, report, words
+from dpcore.cli.compare.comparison import Comparison
+from dpcore.cli.compare.log import Log
+from dpcore.cli.compare.runs import Display, Previews, make_runs, preview
+from dpcore.cli.datasets import load
+from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
+from dpcore.cli.train.interrupt import Stopped, deferred
+from dpcore.cli.train.run_folder import RUNS, locked
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.statement.text import format_epsilon, format_number
+
+_WIDTH_OF_FILES = 120
+
+
+def run_comparison(
+    comparison: Comparison, out: Path, *, jobs: int, overwrite: bool, as_json: bool, ledger: Path | None = None
+) -> int:
+    """Make the runs of a comparison that are not made yet, and finish its folder; return the exit status."""
+    if jobs < 1:
+        raise ArgumentError(f"jobs={jobs}: must be at least 1")
+    shared = comparison.shared
+    dataset = load(shared.data, shared.data_dir)
+    console = remarks()
+    warning = accounting.delta_remark(shared.delta, len(dataset))
+    if warning:
+        console.print(f"[yellow]remark:[/] {warning}")
+    plans = preview(comparison, dataset)
+    paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
+    _announce(comparison, plans, console)
+    log = Log.open(out, comparison, overwrite=overwrite)
+    with locked(out), deferred() as interruption:
+        complete = len(log.complete())
+        if complete:
+            console.print(f"{complete} of {comparison.total} runs were made before and are kept.")
+        if paying is not None:
+            due = [plans[run.contestant, run.epsilon, run.role].event for run in comparison.ahead(log.accuracies())]
+            remark = budget.remark(paying, due)
+            if remark:
+                console.print(f"[yellow]remark:[/] {remark}")
+        try:
+            with Display(console, complete, comparison.total) as display:
+                make_runs(comparison, log, dataset, jobs, display, interruption, ledger)
+        except Stopped as stop:
+            raise Stopped(
+                f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
+            ) from stop
+        except BudgetError as end:
+            said = words.stopped(log, comparison, "the ledger's budget", goes_on=False)
+            _write_statements(log, [said], comparison, [])
+            raise BudgetError(f"{end}; {out / 'statement.txt'} states what was spent") from end
+        if comparison.due(log.accuracies()):
+            said = words.stopped(log, comparison, interruption.name)
+            _write_statements(log, [said], comparison, [])
+            if as_json:
+                write_json({"status": f"stopped by {interruption.name}", "words": said, "folder": str(out)})
+            else:
+                write_line(said)
+            return interruption.status
+        made = report.rows(comparison, log, plans)
+        _finish(log, comparison, made)
+    _tell(log, comparison, made, as_json)
+    return 0
+
+
+def _announce(comparison: Comparison, plans: Previews, console: Console) -> None:
+    """Say how many runs there will be and, where asked, what they cost together; refuse where nobody can say."""
+    console.print(f"{comparison.total} runs are planned.")
+    if not comparison.account_for_tuning:
+        return
+    events = []
+    for epsilon in comparison.epsilon:
+        for contestant in comparison.contestants:
+            name = contestant.name
+            runs = [*comparison.search(name, epsilon), *comparison.final(name, epsilon, comparison.grid(name)[0])]
+            events += [plans[name, epsilon, run.role].event for run in runs]
+    whole = report.together(events, comparison.shared.delta)
+    if not whole:
+        raise PrivacyError(
+            "account_for_tuning=True: no accountant covers all runs together (they have different neighbors, or plans "
+            "of different kinds); leave the option away, or compare methods with the same sampling"
+        )
+    stated = f"epsilon = {format_epsilon(min(whole.values()))} at delta = {format_number(comparison.shared.delta)}"
+    console.print(f"All of them together will spend {stated}.")
+
+
+def _finish(log: Log, comparison: Comparison, made: list[report.Row]) -> None:
+    tuned = report.tuning(comparison, log)
+    lines = words.footer(comparison, made, tuned)
+    log.summary = report.to_dict(made, tuned, words.verdict(made), lines)
+    log.write()
+    log.folder.write("table.txt", _text(comparison, made, lines).encode())
+    _write_statements(log, lines[-1:], comparison, made)
+    panels: dict[str, dict[str, Curves]] = {}
+    shared, seeds = comparison.shared, f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    for row in made:
+        panel = f"epsilon = {format_number(row.target_epsilon)}, delta = {format_number(shared.delta)}"
+        panels.setdefault(panel, {})[row.contestant] = row.curves
+    by_epsilon(log.folder.path / "comparison.png", panels, title=f"{shared.data}, {shared.model}, {seeds}")
+
+
+def _write_statements(log: Log, said: list[str], comparison: Comparison, made: list[report.Row]) -> None:
+    tuned = report.tuning(comparison, log)
+    once = dict.fromkeys([*said, tuned.words])
+    head = "Privacy statement of a comparison\n" + "=" * 33 + "\n\n" + "\n\n".join(once) + "\n"
+    parts = [f"\n\n{_heading(row)}\n\n{row.statement.text()}" for row in made]
+    log.folder.write("statement.txt", (head + "".join(parts)).encode())
+    folders = {_heading(row): str(row.first.path.relative_to(log.folder.path)) for row in made}
+    log.folder.write_json("statement.json", {"tuning": tuned.to_dict(), "run_folders": folders})
+
+
+def _heading(row: report.Row) -> str:
+    return f"{row.contestant}, each run at epsilon = {format_number(row.target_epsilon)}"
+
+
+def _text(comparison: Comparison, made: list[report.Row], lines: list[str]) -> str:
+    file = StringIO()
+    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(words.table(comparison, made, seconds=False))
+    return "\n".join([file.getvalue().rstrip(), "", words.verdict(made), "", *lines]) + "\n"
+
+
+def _tell(log: Log, comparison: Comparison, made: list[report.Row], as_json: bool) -> None:
+    folder, summary = log.folder.path, log.summary
+    assert summary is not None
+    if as_json:
+        content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **summary}
+        write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH_OF_FILES)
+    console.print(words.table(comparison, made, seconds=True))
+    for line in (summary["verdict"], "", *summary["remarks"]):
+        write_line(line)
+    write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
