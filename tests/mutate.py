@@ -1041,6 +1041,34 @@ MUTATIONS = [
         "0o644",
         "tests/unit/torch/test_checkpoint.py",
     ),
+    Mutation(
+        "let a model write to the batch",
+        "dpcore/torch/model/per_example.py",
+        "inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))",
+        "inputs, targets = batches.normalize(batch)",
+        "tests/unit/torch/test_state_probe.py",
+    ),
+    Mutation(
+        "exchange a module's places once for each of its names",
+        "dpcore/torch/model/functional.py",
+        "for path, module in model.named_modules():",
+        "for path, module in model.named_modules(remove_duplicate=False):",
+        "tests/unit/torch/test_per_example.py",
+    ),
+    Mutation(
+        "leave the generators of a data set alone",
+        "dpcore/torch/data/data.py",
+        "with seeded(self.device, seed, self._generators):",
+        "with seeded(self.device, seed):",
+        "tests/unit/torch/test_data.py",
+    ),
+    Mutation(
+        "look for state on made-up examples only",
+        "dpcore/torch/model/per_example.py",
+        "if self._calls & (self._calls - 1):",
+        "if True:",
+        "tests/unit/torch/test_state_probe.py",
+    ),
 ]
 
 

@@ -20,16 +20,15 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
-from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
-from dpcore.torch.model.microbatch import DEFAULT_MAX_MEMORY, activation_bytes
+from dpcore.torch.model.microbatch import DEFAULT_MAX_MEMORY, parse_memory, peak_bytes
 from dpcore.torch.model.microbatch import microbatch_size as fitting_microbatch_size
 from dpcore.torch.model.per_example import Loss, PerExampleGradient
-from dpcore.torch.model.probe import probe
+from dpcore.torch.model.trial import trial_batch, try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, check_place
 from dpcore.torch.randomness import CAVEAT
@@ -69,8 +68,8 @@ def make_private(
     ----------
     model : torch.nn.Module
         On its device already. Parameters with ``requires_grad`` are trained, the others left alone. Modules that mix
-        examples are refused.
-    data : Dataset, or tuple of torch.Tensor or numpy.ndarray
+        examples, or that keep anything between calls, are refused, and then the model is as it was.
+    data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
         A map-style dataset or ``(inputs, *targets)``; its number of examples is taken to be public.
     method : Method
         As ``dpcore.methods.disk(...)`` returns, with its `batch_size` (the expected one).
@@ -80,7 +79,7 @@ def make_private(
     epochs, steps : int, optional
         Length of the plan; give one. An epoch is dataset size / batch size steps, rounded up.
     loss : callable
-        ``loss(output, *targets)`` of a batch.
+        ``loss(output, *targets)`` of a batch; called with one example at a time. It may keep nothing between calls.
     sampling : str or Sampler
         What draws the batches, and what is accounted: a name of `dpcore.sampling.NAMES`, or an object. Correlated noise
         needs "fixed-order" or "shuffled", or, where the strategy is banded, "cyclic-poisson"; separately released
@@ -95,12 +94,12 @@ def make_private(
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
     max_memory : int or str
-        Cap on per-example gradients and activations, in bytes or as "1 GiB".
+        Cap on what the gradients of a micro-batch take, measured on synthetic examples, in bytes or as "1 GiB".
     microbatch_size : int, optional
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.
     vectorize : bool
-        False takes examples one by one, for modules that vmap cannot batch.
+        False takes examples one by one, for modules that vmap cannot batch (torch's RNN, GRU and recurrent cells).
     collate_fn : callable, optional
         For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
         the others.
@@ -145,48 +144,57 @@ def make_private(
     -----
     Only shapes and dtypes of the data are read here; the model is tried out on synthetic values.
     """
+    # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
     if not isinstance(method, Method):
         raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.disk(...) returns")
+    parse_memory(max_memory)
+    size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
+    if ledger is None and (data_id is not None or run_name is not None):
+        raise ArgumentError("data_id and run_name: must be given together with a ledger")
+    keys = RunKeys.new(key, exact_key=exact_key)
     backend = load_backend()
     frozen = check_module(model)
     device = check_place(backend, model)
-    source = Data(data, device, collate_fn, num_workers)
-    example = source.template()
-    inputs, _ = batches.normalize(example)
-    draws = probe(model, inputs, keep_mode=frozen)
     gradient = PerExampleGradient(model, loss, vectorize)
-    _try_out(gradient, example)
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
-
+    source = Data(data, device, collate_fn, num_workers)
     plan = _plan(method, source.length, sampling, epochs, steps, gradient.names, max_batch_size, groups)
     plan = _with_noise(plan, target_epsilon, target_delta, accountant)
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=2)
     layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
-    keys = RunKeys.new(key, exact_key=exact_key)
     mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)
-    size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
-    if size is None:
-        one = batches.synthetic(inputs, 1)
-        size = fitting_microbatch_size(
-            max_memory, layout.dimension, working.dtype.itemsize, _points(plan), activation_bytes(model, one), device
-        )
-    engine = Engine(gradient, mechanism, working, size)
-    engine.diagnostics = [] if private_diagnostics else None
     loader = PrivateLoader(source, mechanism)
+    engine = Engine(gradient, mechanism, working, size or 1)
+    engine.diagnostics = [] if private_diagnostics else None
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
     if ledger is not None:
         from dpcore.torch.ledger import attach, open_ledger
 
-        attach(open_ledger(ledger), engine, source, data_id=data_id, run_name=run_name)
-    elif data_id is not None or run_name is not None:
-        raise ArgumentError("data_id and run_name: must be given together with a ledger")
-    caveats = (CAVEAT,) if draws or source.tensors is None else ()
+        ledger = open_ledger(ledger)
+
+    example = source.template()
+    gradient.passed_over += [data, source]
+    try_out(gradient, example, frozen)
+    if size is None:
+        row = layout.dimension * working.dtype.itemsize
+        rows = row * (2 if _points(plan) > 1 else 1)
+        one, two = (_peak(gradient, example, examples) for examples in (1, 2))
+        engine.microbatch_size = fitting_microbatch_size(max_memory, one, two, rows)
+    if ledger is not None:
+        attach(ledger, engine, source, data_id=data_id, run_name=run_name)
+    caveats = (CAVEAT,) if gradient.draws or source.tensors is None else ()
     return PrivateRun(model, optimizer, loader, engine, frozen, target_delta, caveats)
+
+
+def _peak(gradient: PerExampleGradient, example: Tree, examples: int) -> int:
+    """Return the bytes that the gradients of so many made-up examples take at most."""
+    made = trial_batch(example, examples)
+    return peak_bytes(lambda: gradient(gradient.parameters(), made, synthetic=True))
 
 
 def _points(plan: Plan) -> int:
@@ -252,14 +260,3 @@ def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | 
     if target_delta is None:
         raise ArgumentError("target_delta=None: must be given with target_epsilon, for example 1e-5")
     return plan.calibrated(target_epsilon, target_delta, accountant=accountant)
-
-
-def _try_out(gradient: PerExampleGradient, example: Tree) -> None:
-    """Differentiate two synthetic examples, so that a model that cannot be is refused here and not in step 1.
-
-    Targets are zeros, which are valid class labels and numbers alike.
-    """
-    inputs, targets = batches.normalize(example)
-    zeros = batches.tree_map(lambda t: t.new_zeros((2, *t.shape[1:])), targets)
-    made = batches.synthetic(inputs, 2)
-    gradient(gradient.parameters(), (made, *zeros) if zeros else made, synthetic=True)

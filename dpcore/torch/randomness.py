@@ -1,4 +1,4 @@
-"""What models and data sets draw by torch (dropout masks, augmentation): from the run's secret key, and why.
+"""What models and data sets draw (dropout masks, augmentation): from the run's secret key, and why.
 
 torch gives the k-th example of a batch the k-th part of its generator's output. Under a seed that anybody may know,
 removing one example gives all later ones other masks, and the sums of two neighboring data sets can lie much farther
@@ -14,8 +14,10 @@ apart than the clip norm C. The seeds here are secret and new in every step, and
 3. Both laws are mixtures of these over m, with the same weights. The hockey-stick divergence is jointly convex, so the
    mixtures are dominated as well, step by step given all earlier releases, and therefore in composition.
 
-The argument needs one example's draw to reach that example only, as under vmap here. It is for true randomness; torch's
-generators (Mersenne Twister on a CPU, Philox on a GPU) are not cryptographic, and the statement says so.
+The argument needs one example's draw to reach that example only, or all of a step alike. So it covers what reading the
+data draws by torch, NumPy or Python, and what a model draws by torch. Under vmap a draw by NumPy or Python would serve
+one micro-batch, whose members depend on who else is in: such a model is refused. The argument is for true randomness;
+the generators (Mersenne Twister, PCG, Philox) are not cryptographic, and the statement says so.
 
 References
 ----------
@@ -23,10 +25,12 @@ Zhu, Dong and Wang, "Optimal Accounting of Differential Privacy via Characterist
 and their composition (Theorem 10).
 """
 
+# ruff: noqa: TID251 - generators of others are set from the run's key here, and put back
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,9 +44,11 @@ TRIAL = bytes(32)
 """For trials on synthetic values, which reach no release."""
 
 CAVEAT = (
-    "Dropout masks and augmentation that torch draws come from its generator, set from the run's secret key; that "
-    "generator is not cryptographic."
+    "Dropout masks and augmentation come from generators of torch, NumPy and Python, set from the run's secret key; "
+    "they are not cryptographic."
 )
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 _WORDS = 624  # of the Mersenne Twister's state
 
@@ -65,34 +71,88 @@ def step_seed(keys: RunKeys, use: str, step: int, place: int = 0) -> bytes:
 
 
 @contextmanager
-def seeded(device: torch.device, seed: bytes) -> Iterator[Callable[[], bool]]:
-    """Run the block with torch's default generators set from `seed`, and put the user's states back afterwards.
+def seeded(
+    device: torch.device, seed: bytes, generators: Sequence[Any] = (), others: bool = True
+) -> Iterator[Callable[[], list[Any]]]:
+    """Run the block with generators set from `seed`, and put the user's states back afterwards.
 
-    Those of the CPU and, for a CUDA device, of that device: ``torch.manual_seed`` would reseed every GPU of the
-    process. The user's own generators tell nothing of the block, not even how many numbers it took.
+    torch's default ones of the CPU and, for a CUDA device, of that device: ``torch.manual_seed`` would reseed every GPU
+    of the process. The user's own states tell nothing of the block, not even how many numbers it took.
+
+    Parameters
+    ----------
+    device : torch.device
+    seed : bytes
+    generators : sequence
+        Further ones, of the kinds in `GENERATORS`.
+    others : bool
+        The global ones of NumPy and Python, too.
 
     Yields
     ------
     callable
-        Returns whether anything was drawn so far.
+        Returns the generators that were drawn from so far.
     """
-    generators = [torch.default_generator]
+    every = [torch.default_generator]
     if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
-    states = [generator.get_state() for generator in generators]
+        every.append(torch.cuda.default_generators[device.index])
+    place = len(every)
+    every += [*((np.random.mtrand._rand, random._inst) if others else ()), *generators]
+    states = [generator_state(generator) for generator in every]
     try:
-        for generator in generators:
-            _set(generator, seed)
-        start = [generator.get_state() for generator in generators]
-        yield lambda: any(not torch.equal(g.get_state(), s) for g, s in zip(generators, start, strict=True))
+        for number, generator in enumerate(every):
+            # torch's default generators share one seed, all others have one each.
+            _set(generator, seed if number < place else hashlib.sha256(seed + bytes([number])).digest())
+        start = [generator_state(generator) for generator in every]
+        yield lambda: [g for g, s in zip(every, start, strict=True) if not same_state(generator_state(g), s)]
     finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        for generator, state in zip(every, states, strict=True):
+            set_generator_state(generator, state)
+
+
+def generator_state(generator: Any) -> Any:
+    """Return the state of one of `GENERATORS`; None for one of the operating system, which has none."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return None if isinstance(generator, random.SystemRandom) else generator.getstate()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Put a state back that `generator_state` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        if state is not None:
+            generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def same_state(left: Any, right: Any) -> bool:
+    """Whether two states of one generator are equal."""
+    if isinstance(left, dict):
+        return all(same_state(left[name], right[name]) for name in left)
+    if isinstance(left, (torch.Tensor, np.ndarray)):
+        return bool((left == right).all())
+    return bool(left == right)
 
 
 def _set(generator: Any, seed: bytes) -> None:
-    generator.manual_seed(int.from_bytes(hashlib.sha256(seed).digest()[:8], "little"))
-    if generator.device.type == "cpu":
+    number = int.from_bytes(hashlib.sha256(seed).digest(), "little")
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(number).state
+    elif isinstance(generator, np.random.RandomState):
+        fresh = np.random.RandomState(type(generator._bit_generator)(number))
+        generator.set_state(fresh.get_state(legacy=False))
+    elif isinstance(generator, random.Random):
+        set_generator_state(generator, generator_state(generator) and random.Random(number).getstate())
+    else:
+        generator.manual_seed(int.from_bytes(hashlib.sha256(seed).digest()[:8], "little"))
+    if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
         # A CPU generator keeps 32 bits of its seed, few enough to try them all: fill its whole state instead. The
         # state is three words of 64 bits (seed, position), then one for each 32-bit word of the Mersenne Twister.
         words = np.frombuffer(hashlib.shake_256(seed).digest(4 * _WORDS), "<u4").astype(np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,11 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.randomness import TRIAL, seeded
+from dpcore.torch.model.reachable import walk
+from dpcore.torch.randomness import GENERATORS, TRIAL, seeded
+
+_SEARCHED = 1000
+"""Items of each container of a data set that are searched for generators."""
 
 
 class Data:
@@ -23,9 +27,10 @@ class Data:
 
     Parameters
     ----------
-    data : Dataset, or tuple of torch.Tensor or numpy.ndarray
-        A map-style dataset (``len`` and ``[i]``), a TensorDataset, or arrays ``(inputs, *targets)`` of equal length.
-        Tensors and arrays are indexed directly, other datasets (subclasses of TensorDataset too) example by example.
+    data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
+        A map-style dataset (``len`` and ``[i]``; a list of examples is one), a TensorDataset, or arrays ``(inputs,
+        *targets)`` of equal length in the form of a batch (see `dpcore.torch.data.batches`). Tensors and arrays are indexed
+        directly, other datasets (subclasses of TensorDataset too) example by example.
     device : torch.device
         Where the batches go.
     collate_fn : callable, optional
@@ -58,29 +63,33 @@ class Data:
                 "data=DataLoader: pass its dataset (loader.dataset); dpcore draws the batches itself, so that the "
                 "sampling is the one that is accounted"
             )
+        self.device = device
+        tree = _arrays(data)
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-        if isinstance(data, (IterableDataset, Mapping)) or not sized:
+        if tree is None and (isinstance(data, IterableDataset) or not sized):
             raise ArgumentTypeError(
                 f"data={type(data).__name__}: must be a map-style dataset (with len and indexing) or a tuple of tensors"
             )
-        self.device = device
-        tensors = _tensors(data)
-        if collate_fn is not None and tensors is not None:
+        if collate_fn is not None and tree is not None:
             if not isinstance(data, Dataset):
                 raise ArgumentError(
                     "collate_fn with tensors as data: rows of tensors need no joining; pass a dataset, for example "
                     "torch.utils.data.TensorDataset(*data)"
                 )
-            tensors = None
-        self.tensors = tensors
+            tree = None
+        self._tree = tree
+        self.tensors = None if tree is None else tuple(batches.leaves(tree))
         self.dataset = data
-        self.length = self.tensors[0].shape[0] if self.tensors is not None else _length(data)
+        self.length = _length(data) if tree is None else batches.size(tree)
+        self._collate = collate_fn or default_collate
         if self.length == 0:
             raise ArgumentError("data with 0 examples: must have at least one")
-        self._collate = collate_fn or default_collate
+        if isinstance(data, list) and tree is None and collate_fn is None:
+            _check_example(data[0])
         workers = validate.integer(minimum=0, num_workers=num_workers)
         self._pool = ThreadPoolExecutor(workers, "dpcore-data") if workers and self.tensors is None else None
         self._one: Tree | None = None
+        self._generators: list[Any] = []
 
     def batch(self, indices: np.ndarray[Any, np.dtype[np.int64]], seed: bytes) -> Tree:
         """Return the examples at `indices`, in that order, on the device; with none, tensors of 0 rows.
@@ -89,7 +98,7 @@ class Data:
         ----------
         indices : (m,) int64
         seed : bytes
-            Of what reading and joining the examples draws by torch; secret (see `dpcore.torch.randomness`).
+            Of what reading and joining the examples draws; secret (see `dpcore.torch.randomness`).
 
         Raises
         ------
@@ -99,7 +108,7 @@ class Data:
         """
         if self.tensors is not None:
             index = torch.from_numpy(np.array(indices, dtype=np.int64))
-            return tuple(tensor[index.to(tensor.device)].to(self.device) for tensor in self.tensors)
+            return batches.tree_map(lambda tensor: tensor[index.to(tensor.device)].to(self.device), self._tree)
         one = self.template()
         if len(indices) == 0:
             return batches.tree_map(lambda tensor: tensor[:0].clone(), one)
@@ -114,13 +123,24 @@ class Data:
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
         if self._one is None:
-            one = tuple(t[:1].to(self.device) for t in self.tensors) if self.tensors else self._read([0], TRIAL)
+            if self._tree is not None:
+                one = batches.tree_map(lambda tensor: tensor[:1].to(self.device), self._tree)
+            else:
+                self._generators = self._found()
+                one = self._read([0], TRIAL)
+                self._generators = self._found()  # some are made by the first reading
             self._one = batches.tree_map(torch.zeros_like, one)
         return self._one
 
+    def _found(self) -> list[Any]:
+        """Return the generators that data set, transforms and collate function have of their own."""
+        roots = {"data": self.dataset, "collate_fn": self._collate}
+        found = walk(roots, most=_SEARCHED)
+        return [value for _, value, first in found if isinstance(value, GENERATORS) and not first]
+
     def _read(self, places: list[int], seed: bytes) -> Tree:
         read = self._pool.map if self._pool else map
-        with seeded(self.device, seed):
+        with seeded(self.device, seed, self._generators):
             try:
                 examples = list(read(self.dataset.__getitem__, places))
             except Exception as cause:
@@ -129,6 +149,8 @@ class Data:
                     "index below its len() as it was at first (the reason is this exception's __cause__, not quoted "
                     "because it may tell which examples were drawn)"
                 ) from cause
+            if self._collate is default_collate:
+                _check_example(examples[0])
             try:
                 joined = self._collate(examples)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
@@ -151,20 +173,51 @@ def _length(data: Any) -> int:
         ) from None
 
 
-def _tensors(data: Any) -> tuple[torch.Tensor, ...] | None:
-    """The data as tensors, if it is tensors or arrays."""
+def _arrays(data: Any) -> Tree | None:
+    """Return the data as a tree of tensors in the form of a batch, if they are tensors or arrays."""
     if type(data) is TensorDataset:  # a subclass may have a __getitem__ of its own
         return tuple(data.tensors)
-    items: Sequence[Any] = (data,) if isinstance(data, (torch.Tensor, np.ndarray)) else data
-    if not isinstance(items, (tuple, list)) or isinstance(data, Dataset):
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        data = (data,)
+    of_arrays = isinstance(data, list) and data and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in data)
+    if isinstance(data, Dataset) or not (isinstance(data, (tuple, Mapping)) or of_arrays):
         return None
-    if not items or not all(isinstance(item, (torch.Tensor, np.ndarray)) for item in items):
-        return None
+    tree = _tensors(data, "data")
+    counts = [tensor.shape[0] if tensor.dim() else None for tensor in batches.leaves(tree)]
+    if not counts or None in counts or len(set(counts)) != 1:
+        raise ArgumentError(f"data with first dimensions {counts}: every tensor has one row per example")
+    return tree
+
+
+def _tensors(data: Any, path: str) -> Tree:
+    if isinstance(data, Mapping):
+        return {key: _tensors(value, f"{path}[{key!r}]") for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        return tuple(_tensors(value, f"{path}[{place}]") for place, value in enumerate(data))
+    if not isinstance(data, (torch.Tensor, np.ndarray)):
+        raise ArgumentTypeError(
+            f"{path}={type(data).__name__}: must be a tensor or an array with a row for each example; examples one by "
+            "one go into a list or a dataset"
+        )
     with warnings.catch_warnings():
         # Read-only arrays (memory maps, built-in data) are only ever read: rows are copied out by indexing.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-        tensors = tuple(torch.as_tensor(item) for item in items)
-    counts = [tensor.shape[0] if tensor.dim() else None for tensor in tensors]
-    if None in counts or len(set(counts)) != 1:
-        raise ArgumentError(f"data with first dimensions {counts}: every tensor has one row per example")
-    return tensors
+        try:
+            return torch.as_tensor(data)
+        except TypeError as cause:
+            raise ArgumentTypeError(f"{path} of dtype {data.dtype}: must be numbers ({cause})") from None
+
+
+def _check_example(example: Any, inside: bool = False) -> None:
+    """Refuse lists of numbers, which default_collate would turn round: one tensor for each place in the list."""
+    parts = list(example.values()) if isinstance(example, Mapping) else example
+    if not isinstance(parts, (list, tuple)):
+        return
+    numbers = all(isinstance(part, (bool, int, float)) for part in parts)
+    if parts and numbers and (inside or isinstance(example, list)):
+        raise ArgumentTypeError(
+            "data with lists of numbers in its examples: must be tensors or arrays, as by torch.tensor(...), or give a "
+            "collate_fn that makes them"
+        )
+    for part in parts:
+        _check_example(part, inside=True)

@@ -4,7 +4,7 @@ Per-example gradients are taken from batches of one (see `per_example`), so a mi
 guarantee here. It is refused all the same: it would be trained on batches of one and evaluated on larger ones, which
 is another function; and running statistics of private examples would be part of the model without noise.
 
-Two passes: known modules by their class and settings (this file), then a probe of the whole model (`probe`).
+Here known modules are told by their class and settings; `trial` runs the whole model.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.probe import probe, refusal
+from dpcore.torch.model.functional import refusal
 
 
-def check_module(model: nn.Module, example: Tree | None = None) -> tuple[nn.Module, ...]:
+def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
     """Refuse a model that cannot be trained example by example.
 
     Parameters
     ----------
     model : torch.nn.Module
-    example : tree of torch.Tensor, optional
-        The model's inputs for one or more examples; only shapes, dtypes and devices are read. With None the probe is
-        left out.
 
     Returns
     -------
@@ -50,8 +46,6 @@ def check_module(model: nn.Module, example: Tree | None = None) -> tuple[nn.Modu
         complaint = _complaint(module)
         if complaint is not None:
             raise ArgumentError(refusal(name, module, *complaint))
-    if example is not None:
-        probe(model, example, keep_mode=tuple(frozen))
     return tuple(frozen)
 
 
@@ -68,6 +62,8 @@ def check_still_frozen(model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:
 
 def _complaint(module: nn.Module) -> tuple[str, str] | None:
     """Return (fault, remedy) for a module known to be unfit, by its class and settings."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is compiled by torch.jit, and torch.func cannot look into it", "pass the Python module it was made of"
     if isinstance(module, _BatchNorm):
         channels = module.num_features
         remedy = (

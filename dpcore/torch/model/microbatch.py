@@ -1,28 +1,24 @@
 """How many examples to differentiate at once under a stated memory cap: speed and memory, never the mechanism.
 
-Estimate for one example: its gradient rows at every point of the query, the combination of the points, and one row of
-working space for the clip and the sum; and twice what autograd saves for its backward pass (the saved values and the
-gradients that replace them), measured on synthetic input.
+Measured by differentiating one and two synthetic examples as training does, model and loss, and counting the bytes of
+the tensors that live at one time.
 """
 
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
-from dpcore.torch.data import batches
-from dpcore.torch.data.batches import Tree
-from dpcore.torch.randomness import TRIAL, seeded
 
 DEFAULT_MAX_MEMORY = "1 GiB"
-
-CPU_GRADIENT_BYTES = 32 * 2**20
-"""On a CPU the gradients of a micro-batch at one point stay below this: beyond it glibc maps and unmaps each tensor
-anew, and page faults cost more than larger micro-batches save."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -40,54 +36,54 @@ def parse_memory(max_memory: int | str) -> int:
     return validate.integer(minimum=1, max_memory=max_memory)
 
 
-def activation_bytes(model: torch.nn.Module, example: Tree) -> int:
-    """Return the bytes that autograd saves for the backward pass of one example.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Run once in evaluation of `example`, with gradients; its parameters are not counted.
-    example : tree of torch.Tensor
-        Inputs of a batch of one (synthetic).
-    """
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    device = next(model.parameters()).device
-    with saved_tensors_hooks(pack, lambda tensor: tensor), seeded(device, TRIAL):
-        batches.call(lambda *a, **k: torch.func.functional_call(model, buffers, a, k), example)
-    return sum(saved.values())
+def peak_bytes(function: Callable[[], Any]) -> int:
+    """Return the most bytes that tensors made by a call take at one time; what kernels use inside is not seen."""
+    with _Peak() as count:
+        function()
+    return int(count.peak)
 
 
-def microbatch_size(
-    max_memory: int | str, parameters: int, itemsize: int, points: int, activations: int, device: torch.device
-) -> int:
+def microbatch_size(max_memory: int | str, one: int, two: int, rows: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
     Parameters
     ----------
     max_memory : int or str
-        Bytes, or a text such as ``"1 GiB"``; the cap on what the per-example gradients and activations take.
-    parameters : int
-        Entries of one gradient row.
-    itemsize : int
-        Bytes of an entry of a row.
-    points : int
-        Parameter points of the query.
-    activations : int
-        Bytes that autograd saves for one example.
-    device : torch.device
+        Bytes, or a text such as ``"1 GiB"``.
+    one, two : int
+        Peak bytes of the gradient of one example, and of two.
+    rows : int
+        Bytes that the step holds for each example besides: the combination of points, and working space of the clip.
     """
-    row = parameters * itemsize
-    rows = points + (1 if points > 1 else 0) + 1
-    size = parse_memory(max_memory) // max(rows * row + 2 * activations, 1)
-    if device.type == "cpu":
-        size = min(size, CPU_GRADIENT_BYTES // max(row, 1))
-    return max(size, 1)
+    each = max(two - one, 1) + rows
+    return max((parse_memory(max_memory) - max(2 * one - two, 0)) // each, 1)
+
+
+class _Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages from the operation that makes them to their end."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        # What is given is the caller's or counted already, and a result may be a view of it.
+        known = self._alive | {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in known:
+                self._alive.add(storage._cdata)
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _freed(self, number: int, size: int) -> None:
+        self._alive.discard(number)
+        self._now -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]

@@ -3,7 +3,8 @@
 For one example i and a point x the gradient is that of ``loss(model(inputs_i[None]), *targets_i[None])``: the model
 sees a batch of one, so no module can mix examples here, whatever it does to a batch. vmap then runs a micro-batch of
 such examples at once. Points are separate parameter values handed to ``functional_call``; the model's own parameters
-are never changed and nothing is stored on them (adding a displacement in place and subtracting it again drifts).
+are never changed and nothing is stored on them (adding a displacement in place and subtracting it again drifts). Model
+and loss get copies of the buffers and of the batch: what they write there is gone after the call.
 
 Convolutions rewritten by unfold and bmm, and weight gradients of our own, were tried for cnn-5 on a CPU (torch 2.13):
 neither was reliably faster than vmap's own grouped convolution, so there is no such special case. What a step costs
@@ -16,12 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.func import functional_call, grad, vmap
+import torch.nn.functional as F
+from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.functional import FAILURES, call_with, check_versions, first_line, slots
+from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
 
 Loss = Callable[..., torch.Tensor]
@@ -39,12 +43,18 @@ class PerExampleGradient:
         are the same.
     vectorize : bool
         Run a micro-batch through vmap. False takes the examples one by one: slow, for modules that vmap cannot batch
-        (torch's GRU on a CPU).
+        (torch's RNN and GRU, and all recurrent cells).
 
     Attributes
     ----------
     names : tuple of str
         The parameters' names in `named_parameters` order; tied parameters stand once, under their first name.
+    draws : bool
+        Whether model or loss drew random numbers in a call on synthetic examples.
+    roots : dict
+        What is looked at for state that model and loss keep.
+    passed_over : list
+        Objects that are not: large ones that a loss may hold, such as the data.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, vectorize: bool = True) -> None:
@@ -55,6 +65,10 @@ class PerExampleGradient:
         self.model = model
         self.loss = loss
         self.vectorize = vectorize
+        self.draws = False
+        self.roots = {"model": model, "loss": loss, **GLOBAL_HOOKS}
+        self.passed_over: list[Any] = []
+        self._calls = 0
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         if not self.names:
             raise ArgumentError(
@@ -93,60 +107,120 @@ class PerExampleGradient:
         ArgumentError
             If torch.func cannot differentiate the model, or the loss does not return one number for one example.
         """
-        inputs, targets = batches.normalize(batch)
-        rest = self._constants()
+        if synthetic:
+            return self._gradients(point, batch, seed, synthetic)
+        self._calls += 1
+        if self._calls & (self._calls - 1):
+            return self._gradients(point, batch, seed, synthetic)
+        # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
+        before = self.held()
+        result = self._gradients(point, batch, seed, synthetic)
+        after = self.held()
+        if before.changed(after) is not None:
+            # What follows from the parameters and the shapes alone is left by made-up examples as well.
+            before.restore()
+            self._gradients(point, batches.tree_map(torch.zeros_like, batch), seed, synthetic=True)
+            path = after.changed(self.held())
+            if path is not None:
+                before.restore()
+                raise ArgumentError(keeps(path))
+        return result
+
+    def held(self) -> Snapshot:
+        """Return what model and loss hold at this moment, beside parameters."""
+        return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
+
+    def _gradients(
+        self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes, synthetic: bool
+    ) -> list[torch.Tensor]:
+        # Whatever model or loss write to the batch, another point and the caller see it as it was.
+        inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
+        point = tuple(value.detach() for value in point)
+        trained = {id(p): place for p, place in zip(self._trained(), range(len(point)), strict=True)}
+        places, rest = {}, {}
+        for name, tensor in slots(self.model):
+            if id(tensor) in trained:
+                places[name] = trained[id(tensor)]
+            else:
+                rest[name] = tensor.detach() if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
 
         def example_loss(values: tuple[torch.Tensor, ...], one: Tree, its_targets: tuple[Tree, ...]) -> torch.Tensor:
-            state = {**rest, **dict(zip(self.names, values, strict=True))}
+            state = {**rest, **{name: values[place] for name, place in places.items()}}
             arguments = batches.tree_map(lambda t: t.unsqueeze(0), (one, *its_targets))
-            output = batches.call(lambda *a, **k: functional_call(self.model, state, a, k), arguments[0])
-            return _scalar(self.loss(output, *arguments[1:]))
+            return self._loss_of(call_with(self.model, state, arguments[0]), arguments[1:], synthetic)
 
         gradient = grad(example_loss)
-        point = tuple(value.detach() for value in point)
+        given = {**dict(zip(self.names, point, strict=True)), **rest}
+        versions = {name: tensor._version for name, tensor in given.items()}
+        others = synthetic or not self.vectorize
         try:
             # Fused attention kernels have no batching rule; vmap would run them example by example.
-            with seeded(point[0].device, seed), sdpa_kernel(SDPBackend.MATH):
+            with seeded(point[0].device, seed, others=others) as drew, sdpa_kernel(SDPBackend.MATH):
                 if self.vectorize:
                     mapped = vmap(gradient, in_dims=(None, 0, 0), randomness="different")
-                    return list(mapped(point, inputs, targets))
-                rows = [
-                    gradient(point, *batches.tree_map(lambda t: t[i], (inputs, targets)))  # noqa: B023
-                    for i in range(batches.size(batch))
-                ]
-                return [torch.stack(column) for column in zip(*rows, strict=True)]
+                    result = list(mapped(point, inputs, targets))
+                else:
+                    rows = [
+                        gradient(point, *batches.tree_map(lambda t: t[i], (inputs, targets)))  # noqa: B023
+                        for i in range(batches.size(batch))
+                    ]
+                    result = [torch.stack(column) for column in zip(*rows, strict=True)]
+                if synthetic:
+                    self._note(drew())
         except (torch.OutOfMemoryError, DpcoreError):
             raise
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError) as cause:
-            if not synthetic:
-                raise ArgumentError(
-                    f"model={type(self.model).__name__}: failed on a drawn batch, though not on synthetic inputs; "
-                    "check labels and inputs for values out of range (the reason is this exception's __cause__, not "
-                    "quoted because it may show private values)"
-                ) from cause
+        except FAILURES as cause:
+            raise ArgumentError(self._failure(cause, synthetic)) from cause
+        check_versions(self.model, given, versions)
+        if any(row.requires_grad for row in result):
             raise ArgumentError(
-                f"model={type(self.model).__name__}: torch.func cannot differentiate it example by example "
-                f"({first_line(cause)}); rewrite the operation without .item(), data-dependent Python control flow or "
-                "in-place changes, or set vectorize=False to take the examples one by one"
+                "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in "
+                "the model, so that it is trained, or call its requires_grad_(False)"
+            )
+        return result
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        named = dict(self.model.named_parameters())
+        return [named[name] for name in self.names]
+
+    def _loss_of(self, output: Any, targets: tuple[Tree, ...], synthetic: bool) -> torch.Tensor:
+        try:
+            value: Any = self.loss(output, *targets)
+        except FAILURES as cause:
+            if not synthetic or isinstance(cause, (DpcoreError, torch.OutOfMemoryError)):
+                raise
+            name = getattr(self.loss, "__name__", type(self.loss).__name__)
+            raise ArgumentError(
+                f"loss={name}{' (the default)' if self.loss is F.cross_entropy else ''}: failed on the model's output "
+                f"and {len(targets)} targets ({first_line(cause)}); give loss= a function of (output, *targets) that "
+                "fits the data and that torch.func can differentiate, or set vectorize=False to take the examples one "
+                "by one"
             ) from cause
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ArgumentError(
+                f"loss returned {shape} for a batch of one example: it must return one number (reduction='mean' or "
+                "'sum'); give the loss as loss= to make_private if it is another than the default cross_entropy"
+            )
+        return value.reshape(())
 
-    def _constants(self) -> dict[str, torch.Tensor]:
-        """The parameters that stay as they are, and the buffers."""
-        mine = set(self.names)
-        held = {name: p.detach() for name, p in self.model.named_parameters() if name not in mine}
-        return {**held, **dict(self.model.named_buffers())}
+    def _note(self, drawn: list[Any]) -> None:
+        self.draws = self.draws or bool(drawn)
+        if self.vectorize and not all(isinstance(generator, torch.Generator) for generator in drawn):  # noqa: TID251
+            raise ArgumentError(
+                "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch, whose members "
+                "depend on who else was drawn: draw by torch, or set vectorize=False to take the examples one by one"
+            )
 
-
-def _scalar(value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ArgumentError(
-            f"loss returned {shape} for a batch of one example: it must return one number (reduction='mean' or 'sum')"
+    def _failure(self, cause: Exception, synthetic: bool) -> str:
+        where = f"model={type(self.model).__name__}"
+        if not synthetic:
+            return (
+                f"{where}: failed on a drawn batch, though not on synthetic inputs; check labels and inputs for values "
+                "out of range (the reason is this exception's __cause__, not quoted because it may show private values)"
+            )
+        return (
+            f"{where}: torch.func cannot differentiate it example by example ({first_line(cause)}); rewrite the "
+            "operation without .item(), data-dependent Python control flow or in-place changes, or set vectorize=False "
+            "to take the examples one by one (torch's RNN, GRU and recurrent cells need it)"
         )
-    return value.reshape(())
-
-
-def first_line(cause: BaseException) -> str:
-    """Return the first line of an exception's text, for a sentence of our own."""
-    text = str(cause).strip()
-    return text.splitlines()[0][:200] if text else type(cause).__name__

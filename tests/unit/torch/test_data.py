@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import UserDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +24,7 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
+from dpcore.torch.model.state_probe import Snapshot
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, sgd, start
 
 
@@ -100,6 +104,62 @@ def test_augmentation_follows_from_the_secret_key_alone() -> None:
     assert not torch.equal(batches[0], drawn(1, fork=True)[0])
 
 
+OWN = {
+    "torch": (lambda: torch.Generator().manual_seed(7), lambda own: torch.rand(5, generator=own)),
+    "numpy": (lambda: np.random.default_rng(7), lambda own: torch.from_numpy(own.random(5))),
+    "numpy, old": (lambda: np.random.RandomState(7), lambda own: torch.from_numpy(own.random_sample(5))),
+    "python": (lambda: random.Random(7), lambda own: torch.tensor([own.random() for _ in range(5)])),
+    "numpy's global": (lambda: None, lambda own: torch.from_numpy(np.random.rand(5))),  # noqa: NPY002
+    "python's global": (lambda: None, lambda own: torch.tensor([random.random() for _ in range(5)])),
+}
+
+
+class Noisy(Rows):
+    """Augmented by a transform with a generator of its own, or by the collate function."""
+
+    def __init__(self, kind: str, collates: bool, lazily: bool) -> None:
+        self.make, self.draw = OWN[kind]
+        self.own = None if lazily else self.make()
+        self.transforms = [lambda x: x if collates else x + self.drawn()]
+
+    def drawn(self) -> torch.Tensor:
+        if self.own is None:
+            self.own = self.make()
+        return self.draw(self.own).to(torch.float32)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        inputs, target = super().__getitem__(index)
+        return self.transforms[0](inputs), target
+
+    def join(self, rows: list[Any]) -> Any:
+        inputs, targets = default_collate(rows)
+        return torch.stack([row + self.drawn() for row in inputs]), targets
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("collates", [True, False])
+@pytest.mark.parametrize("lazily", [True, False])
+def test_draws_of_the_data_sets_own_generators_follow_from_the_key(kind: str, collates: bool, lazily: bool) -> None:
+    """Of a known seed, an example less would give all later ones other draws: the sum moved by 7.95 C."""
+
+    def batch(key: bytes, used: int) -> torch.Tensor:
+        data = Noisy(kind, collates, lazily)
+        for _ in range(used):
+            data.drawn()
+        before = Snapshot({"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand})  # type: ignore[attr-defined]
+        run = start(model(), data=data, collate_fn=data.join if collates else None, key=key, sampling="fixed_order")
+        inputs, _ = next(iter(run.loader))
+        assert used == 0 or not before.changed(
+            Snapshot({"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand})  # type: ignore[attr-defined]
+        )
+        return inputs
+
+    drawn = batch(KEY, 0)
+    assert not torch.equal(drawn, DATA[0][: len(drawn)])
+    assert torch.equal(drawn, batch(KEY, 3))
+    assert not torch.equal(drawn, batch(bytes(32), 0))
+
+
 class Shifted(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         inputs, target = super().__getitem__(index)
@@ -146,7 +206,19 @@ class Lengthless(Rows):
 
 
 ARGUMENTS_REFUSED = {
-    "a mapping of tensors": (lambda: {"data": {"inputs": DATA[0]}}, "map-style"),
+    "a mapping of names": (lambda: {"data": {"train": Rows()}}, r"data\['train'\]=Rows: must be a tensor or an array"),
+    "a tuple of lists": (
+        lambda: {"data": (DATA[0].tolist(), [0] * 30)},
+        r"data\[0\]\[0\]\[0\]=float: must be a tensor",
+    ),
+    "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
+    "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers in its examples"),
+    "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers in its examples"),
+    "token lists": (
+        lambda: {"data": [{"input_ids": [1, 2, 3], "labels": 0}] * 30},
+        "lists of numbers in its examples: must be tensors or arrays",
+    ),
+    "texts": (lambda: {"data": [{"text": "a", "labels": 0}] * 30}, "batch='str': a batch holds tensors"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
     "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
     "weighted": (lambda: {"sampling": WeightedRandomSampler([1.0] * 30, 30)}, "is not accounted"),
@@ -235,6 +307,28 @@ def test_arguments_refused(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("delta", "no noise", "no batch size", "batch too large", "sampling", "correlated noise", "epochs", "memory"),
+        *("microbatch", "unknown accountant", "no groups", "no ledger", "params"),
+    ],
+)
+def test_arguments_are_refused_before_the_data_are_read_or_the_model_is_tried(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def never(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("too early")
+
+    more = {"no ledger": {"ledger": tmp_path / "none"}, "params": {"params": [{"params": [], "strategy": 1}]}}
+    options = more[name] if name in more else ARGUMENTS_REFUSED[name][0]()
+    data, net = Rows(), model()
+    monkeypatch.setattr(Rows, "__getitem__", never)
+    monkeypatch.setattr(net, "forward", never)
+    with pytest.raises(DpcoreError):
+        start(net, data=data, **options)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> None:
     class Shrinking(Rows):
@@ -312,12 +406,19 @@ def test_mappings_of_inputs_reach_the_model_by_keyword() -> None:
             x, label = super().__getitem__(index)
             return {"labels": label, "x": x}
 
+    columns = {"x": DATA[0], "labels": DATA[1].numpy()}
+    rows = [{"x": x, "labels": int(label)} for x, label in zip(*DATA, strict=True)]
     torch.manual_seed(0)
-    net = Two()
-    torch.manual_seed(0)
-    twin = nn.Sequential(nn.Linear(5, 3))
-    run = start(net, data=Dicts(), loss=lambda loss: loss)
-    assert torch.equal(finish(run), finish(start(twin)))
+    end = finish(start(nn.Sequential(nn.Linear(5, 3))))
+    for data in (Dicts(), columns, UserDict(columns), rows, (columns,)):
+        torch.manual_seed(0)
+        run = start(Two(), data=data, loss=lambda loss: loss)
+        assert torch.equal(finish(run), end)
+
+
+@pytest.mark.parametrize("data", [({"input": DATA[0]}, DATA[1]), list(zip(*DATA, strict=True))])
+def test_inputs_by_name_and_lists_of_examples(data: Any) -> None:
+    assert torch.equal(finish(start(model(), data=data)), finish(start(model())))
 
 
 def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
-from dpcore.torch.model.microbatch import activation_bytes, microbatch_size, parse_memory
+from dpcore.torch.model.microbatch import microbatch_size, parse_memory, peak_bytes
 from dpcore.torch.model.models import build
 from dpcore.torch.model.per_example import PerExampleGradient
 
@@ -40,6 +40,14 @@ class Tied(nn.Module):
         return self.out(self.embed(tokens)).mean(1)
 
 
+def repeated() -> nn.Module:
+    """One layer under two names, and a weight of it tied to another layer."""
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 3), nn.Linear(3, 2))
+    model[3].weight = layer.weight
+    return model
+
+
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -50,12 +58,21 @@ class TwoInputs(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    """A kind that vmap cannot batch."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
-        self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+        self.cell, self.head = kind(3, 4), nn.Linear(4, 2)
+        self.cell.batch_first = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.gru(x)[0][:, -1])
+        if isinstance(self.cell, nn.RNNBase):
+            return self.head(self.cell(x)[0][:, -1])
+        state = self.cell(x[:, 0])
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+RECURRENT = (nn.RNN, nn.GRU, nn.RNNCell, nn.GRUCell, nn.LSTMCell)
 
 
 def labels(n: int, classes: int) -> torch.Tensor:
@@ -70,13 +87,17 @@ CASES = {
         (torch.randn(5, 6, dtype=torch.float64), labels(5, 3)),
     ),
     "tied": lambda: (Tied(), F.cross_entropy, (torch.randint(0, 9, (4, 3)), labels(4, 9))),
+    "a layer twice": lambda: (repeated(), F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
     "two inputs": lambda: (TwoInputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
     "keywords": lambda: (
         TwoInputs(),
         lambda out: out.square().sum(),
         {"right": torch.randn(4, 5), "left": torch.randn(4, 3)},
     ),
-    "gru": lambda: (Recurrent(), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
+    **{
+        kind.__name__: lambda kind=kind: (Recurrent(kind), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2)))
+        for kind in RECURRENT
+    },
     "groupnorm": lambda: (
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)),
         F.cross_entropy,
@@ -104,7 +125,9 @@ def test_equals_the_loop_over_examples(make: Callable) -> None:
     if isinstance(model, nn.ModuleDict):
         model.forward = model["used"].forward  # type: ignore[method-assign]
     gradient = PerExampleGradient(model, loss, vectorize=not isinstance(model, Recurrent))
-    got = gradient(gradient.parameters(), batch)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    got = gradient([value.clone() for value in gradient.parameters()], batch)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     want = loop(model, loss, batch)
     assert len(got) == len(want) == len(gradient.names)
     for ours, theirs in zip(got, want, strict=True):
@@ -176,8 +199,9 @@ def test_data_dependent_control_flow_is_one_sentence() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_vmap_cannot_batch_names_vectorize() -> None:
-    gradient = PerExampleGradient(Recurrent(), F.cross_entropy)
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_what_vmap_cannot_batch_names_vectorize(kind: type[nn.Module]) -> None:
+    gradient = PerExampleGradient(Recurrent(kind), F.cross_entropy)
     with pytest.raises(ArgumentError, match="vectorize=False"):
         gradient(gradient.parameters(), (torch.randn(4, 5, 3), labels(4, 2)), synthetic=True)
 
@@ -218,16 +242,41 @@ def test_memory_refused(bad: object) -> None:
 
 
 def test_microbatch_follows_the_cap() -> None:
-    cuda = torch.device("cuda")
-    arguments = {"parameters": 1000, "itemsize": 4, "points": 1, "activations": 1000}
-    assert microbatch_size(100_000, device=cuda, **arguments) == 100_000 // (2 * 4000 + 2000)
-    assert microbatch_size(1, device=cuda, **arguments) == 1
-    two = microbatch_size(100_000, device=cuda, **{**arguments, "points": 2})
-    assert two == 100_000 // (4 * 4000 + 2000)
-    assert microbatch_size("64 GiB", device=torch.device("cpu"), **arguments) == 32 * 2**20 // 4000
+    # Whatever the number of examples 400 bytes, for each 100 and 50 more.
+    assert microbatch_size(2000, one=500, two=600, rows=50) == (2000 - 400) // 150
+    assert microbatch_size(1, one=500, two=600, rows=50) == 1
 
 
-def test_activation_bytes_counts_what_autograd_saves() -> None:
-    model = nn.Sequential(nn.Linear(10, 1000), nn.Tanh(), nn.Linear(1000, 2))
-    # Saved: the input (10 floats) and tanh's output (1000 floats); weights are not activations.
-    assert activation_bytes(model, torch.zeros(1, 10)) == 4 * 1010
+class Language(nn.Module):
+    """Its loss takes far more memory than all that is before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(2000, 8), nn.Linear(8, 2000)
+        self.mix = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
+
+
+def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples() -> None:
+    gradient = PerExampleGradient(Language(), F.cross_entropy)
+
+    def peak(examples: int) -> int:
+        batch = tuple(torch.randint(2000, (examples, 64)) for _ in range(2))
+        return peak_bytes(lambda: gradient(gradient.parameters(), batch, synthetic=True))
+
+    one, two, ten = peak(1), peak(2), peak(10)
+    logits = 4 * 64 * 2000
+    assert two - one > 2 * logits  # at least the logits and their softmax
+    assert ten == pytest.approx(one + 9 * (two - one), rel=0.1)
+
+
+def test_the_peak_counts_what_lives_at_one_time() -> None:
+    def function() -> None:
+        for _ in range(3):
+            torch.empty(1000).add(1)  # two tensors, freed before the next ones
+
+    assert peak_bytes(function) == 2 * 4000
+    given = torch.zeros(1000)
+    assert peak_bytes(lambda: given.reshape(10, 100).t()) == 0

@@ -1,0 +1,63 @@
+"""A call of a model with other values in the places of its parameters and buffers, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from dpcore.errors import ArgumentError
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+
+FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+"""What models and losses raise where something does not fit."""
+
+
+def slots(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every place of a parameter or buffer once, by a name that leads to it.
+
+    A module that is registered under two names has its places named once: ``functional_call`` exchanges what it is
+    given name by name, and would exchange one place twice. A tied parameter has several places.
+    """
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
+
+
+def call_with(model: nn.Module, state: dict[str, torch.Tensor], inputs: Tree) -> Any:
+    """Return the model's output with `state` in the places of its parameters and buffers, which must stay there."""
+    given = dict(state)
+    output = batches.call(lambda *a, **k: functional_call(model, state, a, k, tie_weights=False), inputs)
+    _refuse_first(model, (name for name, value in given.items() if state[name] is not value))
+    return output
+
+
+def check_versions(model: nn.Module, state: dict[str, torch.Tensor], versions: dict[str, int]) -> None:
+    """Refuse a model that wrote to one of its parameters or buffers since they had these versions."""
+    _refuse_first(model, (name for name, value in state.items() if value._version != versions[name]))
+
+
+def _refuse_first(model: nn.Module, names: Iterator[str]) -> None:
+    for name in names:
+        owner, _, key = name.rpartition(".")
+        module = model.get_submodule(owner)
+        fault = f"changes its {'parameter' if key in module._parameters else 'buffer'} {key!r} in forward"
+        remedy = "keep statistics of private examples out of the model, or put the module in eval() and freeze it"
+        raise ArgumentError(refusal(owner, module, fault, remedy))
+
+
+def refusal(name: str, module: nn.Module, fault: str, remedy: str) -> str:
+    """Return the one sentence of a refusal: the module's qualified name, its class, the fault and the remedy."""
+    where = f"module {name!r}" if name else "the model itself"
+    return f"{where} ({type(module).__name__}) {fault}: {remedy}"
+
+
+def first_line(cause: BaseException) -> str:
+    """Return the first line of an exception's text, for a sentence of our own."""
+    text = str(cause).strip()
+    return text.splitlines()[0][:200] if text else type(cause).__name__

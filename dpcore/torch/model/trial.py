@@ -1,0 +1,131 @@
+"""Tries a model and its loss out on synthetic examples, the way they will be called, and leaves both as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dpcore.errors import ArgumentError
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.per_example import PerExampleGradient
+from dpcore.torch.model.probe import probe, unlike
+from dpcore.torch.model.reachable import walk
+from dpcore.torch.model.state_probe import Snapshot, keeps
+
+
+def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
+    """Refuse a model that mixes examples, and a model or loss that cannot be differentiated or that keeps anything.
+
+    Parameters
+    ----------
+    gradient : PerExampleGradient
+        Its model runs in training mode and in the mode it is in.
+    example : tree of torch.Tensor
+        A batch, of which only shapes, dtypes and devices are read.
+    frozen : tuple of torch.nn.Module
+        Modules that stay in the mode they are in.
+
+    Raises
+    ------
+    ArgumentError
+        Names the first module that mixes, or what is kept and where.
+    """
+    model = gradient.model
+    _check_registered(model)
+    start = Snapshot(gradient.roots, gradient.passed_over)
+    try:
+        for training in sorted({model.training, True}):
+            for check in (_try_forward, _try_gradient):
+                start.restore()
+                for module in model.modules():
+                    if module not in frozen:
+                        module.training = training  # not train(): a model may override it to keep parts frozen
+                check(gradient, example)
+    finally:
+        start.restore()
+
+
+def _check_registered(model: nn.Module) -> None:
+    """Refuse trained tensors that the model holds, say in a list of layers, and does not know as its parameters."""
+    for path, value, first in walk({"model": model}, list(model.parameters())):
+        if isinstance(value, torch.Tensor) and not first and value.requires_grad and value.is_leaf:
+            raise ArgumentError(
+                f"{path} requires gradients and is not registered as a parameter of the model, so that it would not be "
+                "trained: hold modules in torch.nn.ModuleList or ModuleDict and tensors as torch.nn.Parameter, or call "
+                "requires_grad_(False)"
+            )
+
+
+def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
+    """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
+
+    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike.
+    """
+    inputs, targets = batches.normalize(example)
+    made = batches.synthetic(inputs, examples)
+    made = batches.tree_map(unlike, made) if other else made
+    filled = batches.tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
+    return (made, *filled) if filled else made
+
+
+def _try_forward(gradient: PerExampleGradient, example: Tree) -> None:
+    probe(gradient.model, batches.normalize(example)[0])
+
+
+def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
+    """Differentiate unlike examples, from the same start and one after the other: all must leave the same.
+
+    What is filled once, from shapes alone, does. It must not tell the first example from later ones, either.
+    """
+    point = [parameter.clone() for parameter in gradient.parameters()]
+    one = trial_batch(example, 1)
+    start = gradient.held()
+    with _Calls():
+        first = gradient(point, one, synthetic=True)
+    left = gradient.held()
+    start.restore()
+    try:
+        gradient(point, trial_batch(example, 3, other=True, label=1), synthetic=True)
+    except ArgumentError:  # 1 may be no label of this loss; all else comes up again
+        gradient(point, trial_batch(example, 3, other=True), synthetic=True)
+    by_others = gradient.held()
+    later = gradient(point, one, synthetic=True)
+    path = left.changed(by_others) or by_others.changed(gradient.held())
+    if path is not None:
+        raise ArgumentError(keeps(path))
+    for name, now, once in zip(gradient.names, later, first, strict=True):
+        if not torch.allclose(now, once, rtol=1e-3, atol=1e-3 * once.abs().max().item(), equal_nan=True):
+            raise ArgumentError(
+                f"gradient of {name!r} of one example: depends on whether others came before it; model and loss must "
+                "not tell the first example from later ones"
+            )
+
+
+class _Calls(TorchFunctionMode):
+    """Refuses losses that are another function for a batch of one, and what torch.func cannot survive."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # A tensor of torch.func's in the place of the data would crash Python.
+        if function == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise ArgumentError("model or loss assigns a tensor's .data: keep nothing between calls")
+        if function in (F.cross_entropy, F.nll_loss):
+            known = {**dict(zip(("input", "target", "weight"), args, strict=False)), **kwargs}
+            target, mean = known["target"], known.get("reduction", "mean") == "mean"
+            if known.get("weight") is not None and mean and target.numel() == 1:
+                raise ArgumentError(
+                    "loss with weight=: the mean over one example divides by the weight of its own class, so that "
+                    "weights would change nothing; give the loss reduction='sum', which for one example is its "
+                    "weighted loss"
+                )
+            if known["input"].dim() > 1 and known["input"].shape[1] == 1:
+                raise ArgumentError(
+                    "loss=cross_entropy for a model with one output, of which it is constant: give loss= the function "
+                    "to train by, for example torch.nn.functional.mse_loss or binary_cross_entropy_with_logits"
+                )
+        return function(*args, **kwargs)
