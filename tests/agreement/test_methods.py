@@ -170,7 +170,8 @@ def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple
     with dpcore.use_backend(backend):
         result = dpcore.minimize(
             gradient, start, sampler, method, steps=STEPS, key=seed.to_bytes(4, "little") * 8, exact_key=True,
-            record=True, public_gradient=np.cos if moment == "public" else None,
+            # Away from 0, where a quotient by the second moment would magnify the rounding of the cosine without bound.
+            record=True, public_gradient=(lambda x: 2 + np.cos(x)) if moment == "public" else None,
         )  # fmt: skip
     assert result.path is not None
     assert result.backend == backend
@@ -179,7 +180,7 @@ def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple
 
 @pytest.mark.parametrize("name", METHODS)
 def test_whole_runs_agree(name: str) -> None:
-    @settings(max_examples=max(2, settings().max_examples // 10), deadline=None)
+    @settings(max_examples=max(2, settings().max_examples // 15), deadline=None)
     @given(METHODS[name], pick([1, 5, 4097]), st.integers(0, 2**32 - 1))
     def check(method: dpcore.Method, dimension: int, seed: int) -> None:
         expected, batches = run("numpy", method, dimension, seed)
@@ -215,7 +216,7 @@ subspaces = build(
 )  # fmt: skip
 
 
-@settings(max_examples=max(2, settings().max_examples // 10), deadline=None)
+@settings(max_examples=max(2, settings().max_examples // 15), deadline=None)
 @given(subspaces, st.integers(0, 2**32 - 1))
 def test_runs_in_subspaces_agree(method: dpcore.Method, seed: int) -> None:
     for got, expected in zip(in_subspaces("triton", method, seed), in_subspaces("numpy", method, seed), strict=True):
