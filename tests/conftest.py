@@ -41,7 +41,7 @@ settings.register_profile(
     "ci", deadline=None, max_examples=30, derandomize=True, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
 )
 settings.register_profile(
-    "nightly", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
+    "nightly", deadline=None, max_examples=300, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
 )
 # For tests/mutate.py, which wants to know that a test fails and not the smallest reason.
 settings.register_profile(

@@ -180,7 +180,7 @@ def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple
 
 @pytest.mark.parametrize("name", METHODS)
 def test_whole_runs_agree(name: str) -> None:
-    @settings(max_examples=max(2, settings().max_examples // 10), deadline=None)
+    @settings(max_examples=max(2, settings().max_examples // 15), deadline=None)
     @given(METHODS[name], pick([1, 5, 4097]), st.integers(0, 2**32 - 1))
     def check(method: dpcore.Method, dimension: int, seed: int) -> None:
         expected, batches = run("numpy", method, dimension, seed)
@@ -216,7 +216,7 @@ subspaces = build(
 )  # fmt: skip
 
 
-@settings(max_examples=max(2, settings().max_examples // 10), deadline=None)
+@settings(max_examples=max(2, settings().max_examples // 15), deadline=None)
 @given(subspaces, st.integers(0, 2**32 - 1))
 def test_runs_in_subspaces_agree(method: dpcore.Method, seed: int) -> None:
     for got, expected in zip(in_subspaces("triton", method, seed), in_subspaces("numpy", method, seed), strict=True):

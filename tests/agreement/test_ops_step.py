@@ -15,6 +15,7 @@ from strategies import (
     chains,
     correlations,
     few,
+    fewer,
     filters,
     floats,
     keys,
@@ -318,7 +319,7 @@ def test_steps_agree(
 
 
 @pytest.mark.parametrize("square", SQUARES)
-@few
+@fewer
 @given(st.data(), seeds, noise_rows)
 def test_a_step_is_the_composition_of_the_plain_operations(
     square: str, data: st.DataObject, seed: int, row: int

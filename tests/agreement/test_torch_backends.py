@@ -55,7 +55,7 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
     model.to(device)
     with dpcore.use_backend(backend):
         run = dpcore.torch.make_private(
-            model, data, method, sampling=sampling(method), steps=3, microbatch_size=3, key=KEY, exact_key=True,
+            model, data, method, sampling=sampling(method), steps=3, microbatch_size=5, key=KEY, exact_key=True,
             target_delta=1e-5,
         )  # fmt: skip
     for batch in run.loader:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("typer")
 pytest.importorskip("dp_accounting")
@@ -31,43 +31,18 @@ ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 
 
 def ask(*arguments: object) -> dict[str, object]:
-    import contextlib
-    import io
-
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert main([*map(str, arguments), "--json"]) == 0
     return dict(json.loads(out.getvalue()))
 
 
-@given(
-    rate=st.floats(1e-4, 1),
-    multiplier=st.floats(0.5, 20),
-    steps=st.integers(1, 5000),
-    delta=st.floats(1e-10, 1e-2),
-)
-@settings(max_examples=15, deadline=None)
-def test_epsilon_agrees_with_dp_accounting_at_its_orders(
-    rate: float, multiplier: float, steps: int, delta: float
-) -> None:
-    told = ask(
-        *("epsilon", "--sample-rate", rate, "--noise-multiplier", multiplier, "--steps", steps, "--delta", delta),
-        *("--accountant", "rdp", "--orders", ",".join(map(str, ORDERS))),
-    )
-    accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
-    gaussian = dp_accounting.GaussianDpEvent(multiplier)
-    accountant.compose(dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps))
-    assert told["epsilon"] == pytest.approx(accountant.get_epsilon(delta), rel=1e-6)
-
-
-def test_the_command_of_the_readme() -> None:
-    line = "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --accountant rdp"
-    told = ask(*line.split())
-    accountant = dp_accounting.rdp.RdpAccountant()
+def test_epsilon_agrees_with_dp_accounting_at_its_orders() -> None:
+    line = "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --accountant rdp --orders"
+    told = ask(*line.split(), ",".join(map(str, ORDERS)))
     event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.1))
-    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 1000))
-    assert told["epsilon"] <= accountant.get_epsilon(1e-6) * (1 + 1e-9)
-    assert told["epsilon"] == pytest.approx(accountant.get_epsilon(1e-6), rel=0.01)
+    accountant = dp_accounting.rdp.RdpAccountant(ORDERS).compose(dp_accounting.SelfComposedDpEvent(event, 1000))
+    assert told["epsilon"] == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-6)
     assert told["adjacency"] == "add-remove"
 
 
@@ -207,17 +182,8 @@ def test_what_a_ledger_leaves(tmp_path: Path) -> None:
 def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     errors = pytest.importorskip("dpcore.errors")
     ledger = pytest.importorskip("dpcore.ledger").Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
-    given = ["--steps", "500"] if unknown == "noise_multiplier" else ["--noise-multiplier", "1.5"]
-    line = [
-        "calibrate",
-        "--dataset-size",
-        "1000",
-        "--batch-size",
-        "10",
-        *given,
-        "--ledger",
-        str(tmp_path / "data.ledger"),
-    ]
+    given = "--steps 500" if unknown == "noise_multiplier" else "--noise-multiplier 1.5"
+    line = f"calibrate --dataset-size 1000 --batch-size 10 {given} --ledger {tmp_path / 'data.ledger'}".split()
     # As the first run of all it is fixed beforehand, and granted whole.
     told: Any = ask(*line)
     assert told["ledger"]["pays_for"] == told[unknown]
@@ -249,19 +215,8 @@ def test_what_an_exhausted_ledger_and_one_without_a_budget_say(
     whole = accounting.PoissonSampledGaussian(0.01, 1.5, ask("calibrate", *plan)["steps"])  # type: ignore[arg-type]
     ledgers.create(tmp_path / "spent", budget=(3.0, 1e-5)).charge(whole, name="all")
     ledgers.create(tmp_path / "open")
-    told = ask(
-        "calibrate",
-        "--sample-rate",
-        "1%",
-        "--steps",
-        "9",
-        "--epsilon",
-        4,
-        "--delta",
-        1e-5,
-        "--ledger",
-        tmp_path / "spent",
-    )
+    line = f"calibrate --sample-rate 1% --steps 9 --epsilon 4 --delta 1e-5 --ledger {tmp_path / 'spent'}"
+    told = ask(*line.split())
     assert told["ledger"]["pays_for"] is None  # type: ignore[index]
     assert main(["calibrate", *plan, "--ledger", str(tmp_path / "open")]) == 0
     assert "it has no budget and stops nothing" in capsys.readouterr().out

@@ -124,14 +124,17 @@ def test_help_shows_brackets(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "[contestants.NAME]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["train"], ["epsilon"], ["calibrate"], ["demo"], ["delta"], ["curve"], ["statement"], ["verify"]]
-)
-def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--help"]) == 0
+COMMANDS = ["", "train", "epsilon", "calibrate", "demo", "delta", "curve", "statement", "verify"]
+COMMANDS += ["inspect", "inspect filter", "inspect gradients"]
+COMMANDS += ["ledger", "ledger create", "ledger show", "ledger verify", "ledger export"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Example: dpcore {' '.join(command)}".strip() in printed
-    assert main([*command, "-h"]) == 0
+    assert f"Example: dpcore {command}".strip() in printed
+    assert main([*command.split(), "-h"]) == 0
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,9 +146,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: dpcore" in capsys.readouterr().out
 
 
-def test_epsilon_and_help_need_no_torch() -> None:
+def test_epsilon_inspect_and_help_need_no_torch() -> None:
     code = (
-        "import sys; from dpcore.cli import main;"
+        "import sys; from dpcore.cli import main; main(['inspect', 'filter', 'momentum']);"
         f"main('epsilon {PLAN} --noise-multiplier 1 --delta 1e-5'.split()); main(['train', '--help']);"
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )

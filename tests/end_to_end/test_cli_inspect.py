@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,22 +220,6 @@ def test_nonsense_is_one_sentence(
     assert json.loads(capsys.readouterr().out)["status"] == 2
 
 
-@pytest.mark.parametrize("command", [[], ["filter"], ["gradients"]])
-def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", *command, "--help"]) == 0
-    assert f"Example: dpcore inspect {' '.join(command)}".strip() in " ".join(capsys.readouterr().out.split())
-
-
-def test_inspect_needs_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from dpcore.cli import main; status = main(['inspect', 'filter', 'momentum']);"
-        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules; sys.exit(status)"
-    )
-    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
-    assert "0.05263" in done.stdout
-
-
 def page() -> str:
     return (Path(__file__).resolve().parents[2] / "docs" / "inspect.md").read_text()
 
@@ -248,17 +229,3 @@ def test_the_page_shows_what_the_command_prints(words: str, capsys: pytest.Captu
     main(["inspect", *words.split()])
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert f"$ dpcore inspect {words}\n{printed}\n```" in page()
-
-
-def test_the_pages_example_runs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```python\n(.*?)^```$", page(), flags=re.DOTALL | re.MULTILINE)
-    exec(compile(block, "docs/inspect.md", "exec"), {"__name__": "example"})  # noqa: S102 - our own documentation
-    told = ask(capsys, "gradients", "digits-doppler")
-    assert (told["steps"], told["dimension"], told["noise_std"]) == (500, 640, 1 / 128)
-    # first-order v1 leaves 1/11 of the noise; the blue line of the picture lies on or above the floor.
-    assert told["signal_to_noise"]["noise_factor"] == pytest.approx(1 / 11, rel=1e-3)
-    assert told["power_per_coordinate"]["before"] > 0.98 * told["noise_floor_per_coordinate"]
-    assert 0 < told["negative_share"]["last_tenth"] < 0.7

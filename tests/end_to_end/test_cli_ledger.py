@@ -171,13 +171,6 @@ def test_nonsense(line: str, sentence: str, capsys: Capture, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["text"]
 
 
-@pytest.mark.parametrize("command", [[], ["create"], ["show"], ["verify"], ["export"]])
-def test_help_has_an_example(command: list[str], capsys: Capture) -> None:
-    assert main(["ledger", *command, "--help"]) == 0
-    assert f"Example: dpcore ledger {' '.join(command)}".strip() in " ".join(capsys.readouterr().out.split())
-    assert main(["ledger"]) == 0
-
-
 def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys: Capture) -> None:
     pytest.importorskip("torch")
     Ledger.create("people.ledger", budget=(3, 1e-5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,6 @@ def test_a_torch_sampler_is_no_sampler_of_ours() -> None:
         make(sampling=WeightedRandomSampler(torch.ones(N).tolist(), N))
 
 
-def test_a_list_that_prefers_some_examples_pays_for_the_most_frequent() -> None:
-    batches = [np.arange(BATCH) for _ in range(7)] + [np.arange(BATCH, 2 * BATCH)]
-    sampler = sampling.FixedBatches(batches)
-    assert sampler.event(SIGMA, 8) == accounting.Gaussian(SIGMA, 7, "zero-out")
-
-
 @dataclass(frozen=True, init=False)
 class Claims(sampling.PoissonSampler):
     """Poisson by its event, weighted by its indices."""
@@ -119,50 +113,6 @@ def test_a_batch_is_stepped_whole_and_once() -> None:
     private.step(batch)
     with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
         private.step(batch)
-
-
-def test_a_short_last_batch_keeps_its_place_or_is_never_used() -> None:
-    kept = sampling.FixedOrderSampler(dataset_size=N + 1, batch_size=BATCH)
-    dropped = replace(kept, drop_last=True)
-    assert kept.steps_per_epoch == dropped.steps_per_epoch + 1
-    seen = {i for step in range(3 * dropped.steps_per_epoch) for i in dropped.indices(bytes(32), step)}
-    assert len(seen) == N, "the same example is left out of every epoch"
-    assert dropped.event(SIGMA, 30) == accounting.Gaussian(SIGMA, 3, "zero-out")
-
-
-def test_a_cut_batch_is_not_plain_poisson() -> None:
-    cut = sampling.TruncatedPoissonSampler(dataset_size=N, batch_size=BATCH, max_batch_size=BATCH)
-    plain = sampling.PoissonSampler(dataset_size=N, batch_size=BATCH)
-    assert epsilon(cut, 200) > 1.02 * epsilon(plain, 200)
-
-
-# ---------------------------------------------------------------------------------------------- a resumed sampler
-
-
-@pytest.mark.parametrize("name", ["fixed_order", "shuffled"])
-def test_a_resumed_order_goes_on_where_it_was(name: str) -> None:
-    private = make(sampling=name, key=bytes(32), exact_key=True)
-    for batch in private.loader:
-        private.step(batch)
-        if private.steps_taken == 4:
-            break
-    state = private.optimizer.state_dict()
-    resumed = make(sampling=name)
-    resumed.optimizer.load_state_dict(state)
-    mine, theirs = (run._engine.mechanism for run in (private, resumed))
-    for step in range(4, 10):
-        expected = mine.plan.sampler.indices(mine.keys.sampling, step)
-        assert np.array_equal(theirs.plan.sampler.indices(theirs.keys.sampling, step), expected)
-
-
-def test_a_resumed_poisson_sampler_draws_new_batches() -> None:
-    private = make()
-    for batch in private.loader:
-        private.step(batch)
-        break
-    resumed = make()
-    resumed.optimizer.load_state_dict(private.optimizer.state_dict())
-    assert resumed._engine.mechanism.keys.sampling != private._engine.mechanism.keys.sampling
 
 
 def test_a_checkpoint_of_another_sampler_is_refused() -> None:
@@ -238,20 +188,6 @@ def test_a_budget_stops_the_second_run_before_it_is_crossed(tmp_path: Path) -> N
     assert ledger.total(DELTA).filter <= 1.2 * first.plan.epsilon(DELTA) * (1 + 1e-9)
 
 
-def test_a_first_run_calibrated_to_the_budget_runs_to_its_end_and_keeps_all_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    Ledger.create(path, budget=(make().plan.epsilon(DELTA), DELTA))
-    private = make(ledger=path)
-    for _ in range(2):
-        for batch in private.loader:
-            private.step(batch)
-    private.close()
-    assert private.steps_taken == 20
-    with pytest.raises(dpcore.errors.BudgetError, match="kept whole by the runs that were fixed before"):
-        next(iter(make(ledger=path).loader))
-    assert Ledger.open(path).verify().valid
-
-
 def test_two_runs_under_one_key_have_different_noise() -> None:
     keys = [make(key=bytes(32))._engine.mechanism.keys.noise for _ in range(2)]
     assert keys[0] != keys[1]
@@ -266,12 +202,6 @@ def test_noise_of_zero_is_said_to_be_no_privacy() -> None:
     assert math.isinf(private.plan.epsilon(DELTA))
     private.step(next(iter(private.loader)))
     assert "NOT PRIVATE" in private.statement().text()
-
-
-def test_groups_cannot_change_what_privacy_rests_on() -> None:
-    model = nn.Linear(4, 3)
-    with pytest.raises(PrivacyError, match="noise_multiplier"):
-        make(model=model, params=[{"params": list(model.parameters()), "noise_multiplier": 9.0}])
 
 
 def test_a_delta_that_allows_one_example_to_be_published_is_warned_of() -> None:

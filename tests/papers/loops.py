@@ -27,6 +27,8 @@ FULL = [np.arange(N)] * T
 SIZE = 12
 
 Array = np.ndarray
+Query = Callable[[int, Sequence[Array], int], Array]
+Smooth = Callable[[int, Array], Array]
 
 
 def gradient(x: Array, indices: Array) -> Array:
@@ -71,6 +73,66 @@ def plain(t: int, points: Sequence[Array], i: int) -> Array:
     return of(points[-1], i)
 
 
+def window(k: int, beta: float, inner: Query = plain, *, normalized: bool = True) -> Query:
+    """DP-PMLF's window over the last k parameters."""
+
+    def query(t: int, points: Sequence[Array], i: int) -> Array:
+        count = min(k, t + 1)
+        c = sum(beta**j for j in range(count)) if normalized else 1.0
+        return sum(beta**j / c * inner(t - j, points[: t - j + 1], i) for j in range(count))
+
+    return query
+
+
+def two_points(gain: Callable[[int], float], gamma: float) -> Query:
+    """DiSK: v = w grad(x + gamma d) + (1 - w) grad(x), w = (1 - k) / (k gamma), the plain gradient at first."""
+
+    def query(t: int, points: Sequence[Array], i: int) -> Array:
+        k, x = gain(t), points[-1]
+        d = points[-1] - points[-2] if t else np.zeros(D)
+        w = (1 - k) / (k * gamma) if t else 0.0
+        return w * of(x + gamma * d, i) + (1 - w) * of(x, i)
+
+    return query
+
+
+def difference(c: Callable[[int], float], inner: Query = plain) -> Query:
+    """DP-SRG-MEMF's query: what changed since the last step, with c_t of it taken off."""
+
+    def query(t: int, points: Sequence[Array], i: int) -> Array:
+        return inner(t, points, i) - (c(t) * inner(t - 1, points[:-1], i) if t else 0.0)
+
+    return query
+
+
+def averaging(gain: Callable[[int], float], then: Smooth | None = None) -> Smooth:
+    """DiSK's average, which begins with the first gradient."""
+    kept: list[Array] = []
+
+    def smooth(t: int, g: Array) -> Array:
+        k = gain(t)
+        kept.append(g if t == 0 else (1 - k) * kept[-1] + k * g)
+        return kept[-1] if then is None else then(t, kept[-1])
+
+    return smooth
+
+
+def accumulation(c: Callable[[int], float]) -> Smooth:
+    """The sum of differences, which undoes `difference`."""
+    kept = np.zeros(D)
+
+    def smooth(t: int, g: Array) -> Array:
+        nonlocal kept
+        kept = (c(t) if t else 0.0) * kept + g
+        return kept
+
+    return smooth
+
+
+def always(value: float) -> Callable[[int], float]:
+    return lambda t: value
+
+
 def as_it_is(t: int, g: Array) -> Array:
     return g
 
@@ -79,7 +141,18 @@ def sgd(lr: float) -> Callable[..., Array]:
     return lambda t, x, g, y, clean: x - lr * y
 
 
-def low_pass(b: Sequence[float], a: Sequence[float]) -> Callable[[int, Array], Array]:
+def heavy_ball(lr: float, momentum: float) -> Callable[..., Array]:
+    m = np.zeros(D)
+
+    def move(t: int, x: Array, g: Array, y: Array, clean: Array) -> Array:
+        nonlocal m
+        m = momentum * m + y
+        return x - lr * m
+
+    return move
+
+
+def low_pass(b: Sequence[float], a: Sequence[float]) -> Smooth:
     """DOPPLER's recurrence and its normalizer, as algorithms.md 3 prints them."""
     g_all: list[Array] = []
     m_all: list[Array] = []

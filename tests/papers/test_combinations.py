@@ -14,14 +14,20 @@ from loops import (
     STRATEGIES,
     D,
     T,
+    accumulation,
+    always,
     assert_same,
+    averaging,
+    difference,
     given,
     gradient,
     loop,
     low_pass,
-    of,
     run,
     seed_noise,
+    sgd,
+    two_points,
+    window,
 )  # fmt: skip
 
 import dpcore
@@ -44,56 +50,6 @@ def composed(query, filter, update, strategy=None) -> dpcore.Method:  # noqa: A0
     )
 
 
-def window_of(inner, k: int, beta: float):
-    def query(t, points, i):
-        count = min(k, t + 1)
-        c = sum(beta**j for j in range(count))
-        return sum(beta**j / c * inner(t - j, points[: t - j + 1], i) for j in range(count))
-
-    return query
-
-
-def disk_points(kappa: float, gamma: float):
-    def query(t, points, i):
-        w = (1 - kappa) / (kappa * gamma) if t else 0.0
-        d = points[t] - points[t - 1] if t else 0.0
-        return w * of(points[t] + gamma * d, i) + (1 - w) * of(points[t], i)
-
-    return query
-
-
-def difference_of(inner, c: float):
-    def query(t, points, i):
-        return inner(t, points, i) - (c * inner(t - 1, points[:t], i) if t else 0.0)
-
-    return query
-
-
-def plain(t, points, i):
-    return of(points[t], i)
-
-
-def averaging(kappa: float):
-    kept: list[np.ndarray] = []
-
-    def smooth(t, g):
-        kept.append(g if t == 0 else (1 - kappa) * kept[-1] + kappa * g)
-        return kept[-1]
-
-    return smooth
-
-
-def accumulation(c: float):
-    kept = np.zeros(D)
-
-    def smooth(t, g):
-        nonlocal kept
-        kept = c * kept + g if t else g
-        return kept
-
-    return smooth
-
-
 class AdamLoop:
     def __init__(self, lr: float, eps: float) -> None:
         self.m, self.v, self.nuhat, self.lr, self.eps = np.zeros(D), np.zeros(D), np.zeros(D), lr, eps
@@ -113,7 +69,7 @@ def test_a_window_of_preconditioned_gradients() -> None:
         queries.Preconditioned(queries.ParameterWindow(3, 0.4), scale_eps=0.1), named_filter("pmlf-cifar"), ADAM
     )
     move = AdamLoop(0.1, 1e-3)
-    expected = loop(window_of(plain, 3, 0.4), low_pass(b, a), move, scale=lambda t: 1 / (np.sqrt(move.nuhat) + 0.1))
+    expected = loop(window(3, 0.4), low_pass(b, a), move, scale=lambda t: 1 / (np.sqrt(move.nuhat) + 0.1))
     assert_same(run(method), expected)
 
 
@@ -121,7 +77,7 @@ def test_a_window_of_preconditioned_gradients() -> None:
 @pytest.mark.parametrize("k", [2, 4])
 def test_pmlf_over_disk_points(gamma: float, k: int) -> None:
     method = composed(queries.ParameterWindow(k, 0.6, query=queries.TwoPoint(0.7, gamma)), Averaging(0.7), SGD(0.2))
-    expected = loop(window_of(disk_points(0.7, gamma), k, 0.6), averaging(0.7), lambda t, x, g, y, clean: x - 0.2 * y)
+    expected = loop(window(k, 0.6, two_points(always(0.7), gamma)), averaging(always(0.7)), sgd(0.2))
     assert_same(run(method), expected)
 
 
@@ -130,7 +86,7 @@ def test_srg_with_adam_under_correlated_noise(name: str) -> None:
     method = methods.srg_memf(
         lr=0.1, decay=0.6, base="adam", betas=(0.8, 0.9), eps=1e-3, strategy=given(name), **COMMON
     )
-    expected = loop(difference_of(plain, 0.6), accumulation(0.6), AdamLoop(0.1, 1e-3), strategy=STRATEGIES[name])
+    expected = loop(difference(always(0.6)), accumulation(always(0.6)), AdamLoop(0.1, 1e-3), strategy=STRATEGIES[name])
     assert_same(run(method), expected)
 
 
@@ -142,11 +98,11 @@ def test_srg_over_disk_points_through_a_chain_of_filters() -> None:
         SGD(0.2),
         STRATEGIES["banded"],
     )
-    first, second, third = accumulation(0.6), averaging(0.7), low_pass(b, a)
+    first, second, third = accumulation(always(0.6)), averaging(always(0.7)), low_pass(b, a)
     expected = loop(
-        difference_of(disk_points(0.7, 0.5), 0.6),
+        difference(always(0.6), two_points(always(0.7), 0.5)),
         lambda t, g: third(t, second(t, first(t, g))),
-        lambda t, x, g, y, clean: x - 0.2 * y,
+        sgd(0.2),
         strategy=STRATEGIES["banded"],
     )
     assert_same(run(method), expected)
@@ -154,9 +110,7 @@ def test_srg_over_disk_points_through_a_chain_of_filters() -> None:
 
 def test_srg_over_a_window() -> None:
     method = composed(queries.RecursiveDifference(0.5, queries.ParameterWindow(2, 0.3)), Accumulation(0.5), SGD(0.2))
-    expected = loop(
-        difference_of(window_of(plain, 2, 0.3), 0.5), accumulation(0.5), lambda t, x, g, y, clean: x - 0.2 * y
-    )
+    expected = loop(difference(always(0.5), window(2, 0.3)), accumulation(always(0.5)), sgd(0.2))
     assert_same(run(method), expected)
 
 
@@ -173,7 +127,7 @@ def test_disk_over_scaled_gradients_under_correlated_noise() -> None:
         return np.ones(D) if t % 5 < 2 else frozen
 
     expected = loop(
-        disk_points(0.7, 0.5), averaging(0.7), move, scale=scale,
+        two_points(always(0.7), 0.5), averaging(always(0.7)), move, scale=scale,
         clip=lambda t: 0.7 if t % 5 < 2 else 1.5, strategy=STRATEGIES["dense"],
     )  # fmt: skip
     assert_same(run(method), expected)
@@ -263,7 +217,7 @@ def test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became(n
         method, expected = methods.dp_sgd(lr=0.3, radius=radius, **COMMON), loop(move=move)
     else:
         method = methods.disk(lr=0.3, radius=radius, clipping="standard", **COMMON)
-        expected = loop(disk_points(0.7, 0.5), averaging(0.7), move)
+        expected = loop(two_points(always(0.7), 0.5), averaging(always(0.7)), move)
     assert np.linalg.norm(expected[1:], axis=1).max() > 0.999 * radius
     assert_same(run(method), expected)
 

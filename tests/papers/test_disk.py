@@ -13,13 +13,17 @@ from loops import (
     D,
     N,
     T,
+    always,
     assert_same,
+    averaging,
     gradient,
+    heavy_ball,
     loop,
     low_pass,
-    of,
     quadratic_gradient,
     run,
+    sgd,
+    two_points,
 )  # fmt: skip
 
 import dpcore
@@ -29,40 +33,14 @@ from dpcore.stages.filters import NAMED_FILTERS, ScalarKalman
 COMMON = {"noise_multiplier": 0.5, "batch_size": SIZE}
 
 
-def two_points(gains, gamma: float):
-    """v = w grad(x + gamma d) + (1 - w) grad(x), w = (1 - k) / (k gamma), the plain gradient at first."""
-
-    def query(t, points, i):
-        k, x = gains(t), points[t]
-        d = points[t] - points[t - 1] if t else np.zeros(D)
-        w = (1 - k) / (k * gamma) if t else 0.0
-        return w * of(x + gamma * d, i) + (1 - w) * of(x, i)
-
-    return query
-
-
-def average(gains, then=lambda t, y: y):
-    kept: list[np.ndarray] = []
-
-    def smooth(t, g):
-        k = gains(t)
-        kept.append(g if t == 0 else (1 - k) * kept[-1] + k * g)
-        return then(t, kept[-1])
-
-    return smooth
-
-
 def bases(name: str, lr: float):
     """The base optimizers on the filtered gradient, as their papers print them."""
+    if name in ("sgd", "momentum"):
+        return sgd(lr) if name == "sgd" else heavy_ball(lr, 0.9)
     m, v = np.zeros(D), np.zeros(D)
 
     def move(t, x, g, y, clean):
         nonlocal m, v
-        if name == "sgd":
-            return x - lr * y
-        if name == "momentum":
-            m = 0.9 * m + y
-            return x - lr * m
         m, v = 0.8 * m + 0.2 * y, 0.95 * v + 0.05 * y**2
         step = m / (1 - 0.8 ** (t + 1)) / (np.sqrt(v / (1 - 0.95 ** (t + 1))) + 1e-3)
         return x - lr * step - (lr * 0.2 * x if name == "adamw" else 0.0)
@@ -83,7 +61,7 @@ SETTINGS = {
 def test_disk_is_its_loop(kappa: float, gamma: float, base: str) -> None:
     method = methods.disk(lr=0.1, kappa=kappa, gamma=gamma, base=base, **SETTINGS[base], **COMMON)
     expected = loop(
-        two_points(lambda t: kappa, gamma), average(lambda t: kappa), bases(base, 0.1), clip=1.0, rule="automatic"
+        two_points(always(kappa), gamma), averaging(always(kappa)), bases(base, 0.1), clip=1.0, rule="automatic"
     )
     assert_same(run(method), expected)
 
@@ -93,7 +71,7 @@ def test_disk_under_doppler_is_its_loop(name: str) -> None:
     b, a = NAMED_FILTERS[name]
     method = methods.disk(lr=0.1, filter=name, base="adam", **SETTINGS["adam"], **COMMON)
     expected = loop(
-        two_points(lambda t: 0.7, 0.5), average(lambda t: 0.7, low_pass(b, a)), bases("adam", 0.1),
+        two_points(always(0.7), 0.5), averaging(always(0.7), low_pass(b, a)), bases("adam", 0.1),
         clip=1.0, rule="automatic",
     )  # fmt: skip
     assert_same(run(method), expected)
@@ -112,7 +90,7 @@ def test_disk_with_the_scalar_kalman_gain_is_its_loop(base: str) -> None:
     kalman = ScalarKalman(sigma_H=0.1, sigma_v=0.2, sigma_w=0.7)
     method = methods.disk(lr=0.1, kappa=kalman, gamma=0.5, base=base, **SETTINGS[base], **COMMON)
     expected = loop(
-        two_points(gains.__getitem__, 0.5), average(gains.__getitem__), bases(base, 0.1), clip=1.0, rule="automatic"
+        two_points(gains.__getitem__, 0.5), averaging(gains.__getitem__), bases(base, 0.1), clip=1.0, rule="automatic"
     )
     assert_same(run(method), expected)
 
@@ -153,22 +131,3 @@ def test_disk_at_kappa_one_is_its_base(base: str) -> None:
     common = {**chosen, "clipping": "automatic", **COMMON}
     disk, plain = methods.disk(kappa=1.0, gamma=0.3, **common), methods.dp_sgd(**common)
     assert run(disk).tobytes() == run(plain).tobytes()
-
-
-@pytest.mark.parametrize("name", ["f6", "p3"])
-def test_disk_at_kappa_one_under_a_filter_is_doppler(name: str) -> None:
-    common = {"lr": 0.1, "filter": name, "clipping": "automatic", **COMMON}
-    np.testing.assert_allclose(run(methods.disk(kappa=1.0, **common)), run(methods.doppler(**common)), rtol=1e-13)
-
-
-def test_one_point_disk_is_doppler_apart_from_the_start() -> None:
-    """Averaging differs from the low-pass filter a = -(1-kappa), b = kappa in how it starts, and in nothing else."""
-    kappa = 0.7
-    signal = gradient(START, np.arange(N))
-    smooth, low_pass_sum, weight = average(lambda t: kappa), np.zeros(D), 0.0
-    for t, g in enumerate(signal):
-        kept, low_pass_sum = smooth(t, g), (1 - kappa) * low_pass_sum + kappa * g
-        weight = (1 - kappa) * weight + kappa
-    np.testing.assert_allclose(kept - low_pass_sum, (1 - weight) * signal[0], atol=1e-12)
-    (low_pass_coefficients,) = dpcore.stages.filters.LowPass(b=[kappa], a=[kappa - 1]).coefficients(5)
-    assert dpcore.stages.filters.Averaging(kappa).coefficients(5) == (low_pass_coefficients._replace(normalizer=1.0),)

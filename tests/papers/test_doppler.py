@@ -14,7 +14,6 @@ from loops import (
     D,
     N,
     T,
-    as_it_is,
     assert_same,
     clip_one,
     gradient,
@@ -88,12 +87,6 @@ def test_doppler_with_adam_is_its_loop(base: str, corrected: bool) -> None:
     )  # fmt: skip
     move = adam_on_released(0.1, 0.9, 0.02, S**2 if corrected else 0.0, 0.1, base == "adamw")
     assert_same(run(method), loop(smooth=low_pass(b, a), move=move))
-
-
-def test_with_the_trivial_filter_and_no_bias_it_is_adam_without_first_moment() -> None:
-    ours = methods.doppler(lr=0.1, filter="none", base="adam", betas=(0.0, 0.9), eps=1e-12, **COMMON)
-    adam = methods.dp_adam(lr=0.1, betas=(0.0, 0.9), eps=1e-12, **COMMON)
-    np.testing.assert_allclose(run(ours), run(adam), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("weighting", ["optimal", "paper"])
@@ -213,7 +206,3 @@ def test_galore_is_its_loop(base: str) -> None:
 def test_galore_without_a_matrix_to_project_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"galore=GaLore\(rank=2, every=200\): projects no tensor"):
         run(methods.doppler(lr=0.1, base="adam", galore=GaLore(2), **COMMON))
-
-
-def test_without_filter_it_is_dp_sgd() -> None:
-    assert_same(run(methods.doppler(lr=0.3, filter="none", **COMMON)), loop(smooth=as_it_is))

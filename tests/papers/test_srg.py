@@ -15,9 +15,12 @@ from loops import (
     D,
     N,
     T,
+    accumulation,
     assert_same,
+    difference,
     given,
     gradient,
+    heavy_ball,
     loop,
     of,
     run,
@@ -27,36 +30,6 @@ import dpcore
 from dpcore import methods, sampling
 
 COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
-
-
-def heavy_ball(lr: float, momentum: float):
-    m = np.zeros(D)
-
-    def move(t, x, g, y, clean):
-        nonlocal m
-        m = momentum * m + y
-        return x - lr * m
-
-    return move
-
-
-def difference(c_of):
-    def query(t, points, i):
-        c = c_of(t) if t else 0.0
-        return of(points[t], i) - (c * of(points[t - 1], i) if c else 0.0)
-
-    return query
-
-
-def accumulate(c_of):
-    kept = np.zeros(D)
-
-    def smooth(t, g):
-        nonlocal kept
-        kept = (c_of(t) if t else 0.0) * kept + g
-        return kept
-
-    return smooth
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -74,7 +47,7 @@ def test_srg_memf_is_its_loop(name: str, decay) -> None:
         return decay[t] if isinstance(decay, list) else decay
 
     method = methods.srg_memf(lr=0.05, decay=decay, strategy=given(name), **COMMON)
-    expected = loop(difference(c_of), accumulate(c_of), heavy_ball(0.05, 0.9), strategy=STRATEGIES[name])
+    expected = loop(difference(c_of), accumulation(c_of), heavy_ball(0.05, 0.9), strategy=STRATEGIES[name])
     assert_same(run(method), expected)
 
 

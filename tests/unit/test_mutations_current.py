@@ -1,23 +1,30 @@
-"""Every mutation of tests/mutate.py still finds the line that it breaks."""
+"""Every mutation of tests/mutations.py still finds the line that it breaks, and the tests that notice it exist."""
 
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+TESTS = next(folder for folder in Path(__file__).parents if folder.name == "tests")
 
 
 def test_every_mutation_finds_its_line_once() -> None:
-    spec = importlib.util.spec_from_file_location("mutate", TESTS / "mutate.py")
+    spec = importlib.util.spec_from_file_location("mutations", TESTS / "mutations.py")
     assert spec is not None
     assert spec.loader is not None
-    mutate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mutate)
-    assert len(mutate.MUTATIONS) > 20
-    for mutation in mutate.MUTATIONS:
+    mutations = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutations)
+    assert len(mutations.MUTATIONS) > 20
+    names = [mutation.name for mutation in mutations.MUTATIONS]
+    assert len(names) == len(set(names))
+    for mutation in mutations.MUTATIONS:
         found = (TESTS.parent / mutation.path).read_text().count(mutation.old)
         assert found == 1, f"{mutation.name}: {mutation.old!r} stands {found} times in {mutation.path}"
         assert mutation.new != mutation.old
-        for name in mutation.tests.split():
-            assert (TESTS.parent / name.partition("::")[0]).exists(), f"{mutation.name}: no {name}"
+        assert mutation.tests
+        for name in shlex.split(mutation.tests):
+            path, *functions = name.partition("[")[0].split("::")
+            assert (TESTS.parent / path).exists(), f"{mutation.name}: no {path}"
+            for function in functions:
+                assert f"def {function}(" in (TESTS.parent / path).read_text(), f"{mutation.name}: no {name}"

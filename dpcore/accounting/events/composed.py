@@ -12,12 +12,12 @@ from dpcore.spec import validate
 _DEEPEST = 100  # events within events; far below what Python's own recursion allows
 
 
-def _nest(event: Event, parts: tuple[Event, ...]) -> None:
-    """Note how deep the parts lie within each other, and refuse too many levels."""
+def _depth(parts: tuple[Event, ...]) -> int:
+    """How deep the parts lie within each other; too many levels are refused."""
     depth = 1 + max((getattr(part, "_depth", 0) for part in parts), default=0)
     if depth > _DEEPEST:
         raise ArgumentError(f"events: nested more than {_DEEPEST} deep; put them into one Composed side by side")
-    object.__setattr__(event, "_depth", depth)
+    return depth
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Composed(Event):
         for event in self.events:
             if not isinstance(event, Event):
                 raise ArgumentTypeError(f"events: {event!r} must be an event of dpcore.accounting")
-        _nest(self, self.events)
+        object.__setattr__(self, "_depth", _depth(self.events))
         kinds = {event.adjacency for event in self.events} - {None}
         if Adjacency.REPLACE_ONE in kinds and len(kinds) > 1:
             raise ArgumentError("events: replace-one cannot be composed with another adjacency in one event")
@@ -95,7 +95,7 @@ class SelfComposed(Event):
     def __post_init__(self) -> None:
         if not isinstance(self.repeated, Event):
             raise ArgumentTypeError(f"repeated={self.repeated!r}: must be an event of dpcore.accounting")
-        _nest(self, (self.repeated,))
+        object.__setattr__(self, "_depth", _depth((self.repeated,)))
         object.__setattr__(self, "count", validate.integer(count=self.count, minimum=0))
 
     @property

@@ -27,8 +27,7 @@ from dpcore.accounting import (
 from dpcore.accounting.estimate import estimated_epsilon
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
-
-QUICK, ALL = 40, 500
+from tests.depth import chosen
 
 
 def random_settings(count: int) -> Iterator[tuple[Event, float]]:
@@ -73,8 +72,8 @@ def their_epsilon(event: Event, delta: float, *, pessimistic: bool, resolution: 
     return float(whole.get_epsilon_for_delta(delta))
 
 
-def agrees_with_dp_accounting(count: int, resolution: float) -> None:
-    wide = 0
+def test_random_settings_agree_with_dp_accounting() -> None:
+    count, resolution, wide = chosen(40, 500), chosen(0.05, 0.02), 0
     for event, delta in random_settings(count):
         interval = accounting.epsilon_interval(event, delta)
         assert 0.0 <= interval.lower <= interval.upper < math.inf
@@ -84,15 +83,6 @@ def agrees_with_dp_accounting(count: int, resolution: float) -> None:
         assert interval.upper >= their_epsilon(event, delta, pessimistic=False, resolution=resolution), (event, delta)
         assert interval.lower <= accounting.epsilon(event, delta, "rdp"), (event, delta)
     assert wide <= count // 50  # where rounding or the largest grid does not allow the gap asked for
-
-
-def test_random_settings_agree_with_dp_accounting() -> None:
-    agrees_with_dp_accounting(QUICK, 0.05)
-
-
-@pytest.mark.slow
-def test_500_random_settings_agree_with_dp_accounting() -> None:
-    agrees_with_dp_accounting(ALL, 0.02)
 
 
 def sampled_delta(q: float, mu: float, epsilon: float) -> float:
@@ -187,14 +177,3 @@ def test_calibration_with_the_default_meets_its_target(
     sigma = accounting.calibrate_noise_multiplier(target, delta, lambda sigma: make(10.0**log_rate, sigma, 500))
     reached = accounting.epsilon(make(10.0**log_rate, sigma, 500), delta)
     assert target - max(1e-3 * target, 1e-4) <= reached <= target
-
-
-def test_calibration_of_what_is_left_with_the_default() -> None:
-    spent = PoissonSampledGaussian(0.01, 1.0, 500)
-    steps = accounting.calibrate_steps(3.0, 1e-5, lambda n: PoissonSampledGaussian(0.02, 1.5, n), spent=spent)
-    for more, within in ((0, True), (1, False)):
-        both = Composed((spent, PoissonSampledGaussian(0.02, 1.5, steps + more)))
-        assert (accounting.epsilon(both, 1e-5) <= 3.0) == within
-    rate = accounting.calibrate_sample_rate(3.0, 1e-5, lambda q: PoissonSampledGaussian(q, 1.5, 800), spent=spent)
-    both = Composed((spent, PoissonSampledGaussian(rate, 1.5, 800)))
-    assert 3.0 * (1 - 1e-3) <= accounting.epsilon(both, 1e-5) <= 3.0

@@ -9,7 +9,6 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant as reference
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from dpcore.accounting.renyi.moments import _trapezoid, _window, log_moments_exa
 from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
 from dpcore.accounting.renyi.series import log_moments_series
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from tests.depth import chosen
 
 
 def epsilon_of(event: Event, delta: float) -> float:
@@ -56,8 +56,8 @@ def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
     return settings
 
 
-def test_200_random_settings_agree_with_dp_accounting() -> None:
-    for event, delta in random_settings(200):
+def test_random_settings_agree_with_dp_accounting() -> None:
+    for event, delta in random_settings(chosen(100, 2000)):
         theirs = reference_epsilon(event, delta)
         ours = accounting.epsilon(event, delta, "rdp", orders=REFERENCE_ORDERS)
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
@@ -149,23 +149,6 @@ def test_chord_above_order_32_is_an_upper_bound_and_close(q: float, sigma: float
         assert chord >= exact * (1 - 1e-10)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.01, 1.0, 500), (0.1, 2.0, 100), (0.3, 0.8, 20)])
-def test_never_below_what_the_privacy_loss_distribution_certifies(q: float, sigma: float, steps: int) -> None:
-    event, delta = PoissonSampledGaussian(q, sigma, steps), 1e-5
-    # Pessimistic itself, so that lying above it means lying above the truth.
-    distribution = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=q)
-    tight = distribution.self_compose(steps).get_epsilon_for_delta(delta)
-    ours = epsilon_of(event, delta)
-    assert tight <= ours <= 1.25 * tight
-
-
-@given(st.floats(0.1, 50), st.integers(1, 1000), DELTAS)
-def test_never_below_the_exact_gaussian(sigma: float, count: int, delta: float) -> None:
-    event = Gaussian(sigma, count, Adjacency.ZERO_OUT)
-    exact = accounting.epsilon(event, delta, "gaussian")
-    assert exact <= accounting.epsilon(event, delta, "rdp") * (1 + 1e-12)
-
-
 @given(RATES, SIGMAS, STEPS, DELTAS, st.floats(1.0001, 3))
 def test_epsilon_moves_the_right_way(q: float, sigma: float, steps: int, delta: float, more: float) -> None:
     def epsilon(q: float = q, sigma: float = sigma, steps: int = steps, delta: float = delta) -> float:
@@ -193,7 +176,7 @@ def test_delta_undoes_epsilon(q: float, sigma: float, steps: int, delta: float) 
 
 
 def test_delta_agrees_with_dp_accounting() -> None:
-    for event, _ in random_settings(30):
+    for event, _ in random_settings(chosen(12, 300)):
         theirs = reference.RdpAccountant(REFERENCE_ORDERS)
         step = dp_event.PoissonSampledDpEvent(event.sample_rate, dp_event.GaussianDpEvent(event.noise_multiplier))
         theirs.compose(step, event.steps)
@@ -229,12 +212,6 @@ def test_composition_adds_divergences() -> None:
     np.testing.assert_allclose(
         accountant.rdp(mixed), accountant.rdp(first) + 3 * np.array(DEFAULT_ORDERS) / 8, rtol=1e-14
     )
-
-
-def test_without_noise_or_without_steps() -> None:
-    assert epsilon_of(PoissonSampledGaussian(0.01, 0.0, 1), 1e-5) == math.inf
-    assert delta_of(PoissonSampledGaussian(0.01, 0.0, 1), 5.0) == 1.0
-    assert epsilon_of(PoissonSampledGaussian(0.01, 0.0, 0), 1e-5) == 0.0
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 1e-2, 0.03, 1e3, 1e7])

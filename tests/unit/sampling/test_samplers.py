@@ -167,16 +167,6 @@ def test_batch_sizes_are_binomial_and_steps_and_examples_independent() -> None:
         assert abs(both - 0.01) < 5 * math.sqrt(0.01 * 0.99 / left.size)
 
 
-def test_shards_join_to_the_whole_step() -> None:
-    sampler = PoissonSampler(dataset_size=10_000, batch_size=700)
-    whole = sampler.indices(KEY, 4)
-    cuts = [0, 1, 4095, 4097, 8000, 10_000]
-    pieces = [sampler.indices(KEY, 4, start=a, stop=b) for a, b in itertools.pairwise(cuts)]
-    assert np.concatenate(pieces).tolist() == whole.tolist()
-    with pytest.raises(ArgumentError, match="stop=10001"):
-        sampler.indices(KEY, 4, start=0, stop=10_001)
-
-
 def test_a_shard_is_one_of_them_and_nothing_that_is_accounted() -> None:
     sampler = PoissonSampler(dataset_size=10, batch_size=3)
     assert not hasattr(shard(sampler, 0, 2), "event")

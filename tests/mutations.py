@@ -1,26 +1,11 @@
-"""Break the mechanism on purpose, in a copy, and name the tests that notice: `make mutations`.
+"""The list of mutations that tests/run_mutations.py makes, each with the fewest tests that notice it.
 
-Each mutation replaces one piece of one file. One that no test notices is a failure of the tests, and of this script.
-Arguments choose mutations by a part of their name; by default all are made.
+Add one for each new way to be wrong. tests/unit/test_mutations_current.py checks that each still finds its line.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-import tarfile
-import tempfile
-from io import BytesIO
-from pathlib import Path
 from typing import NamedTuple
-
-ROOT = Path(__file__).resolve().parents[1]
-TESTS = ["tests/papers", "tests/spec", *(f"tests/unit/test_{name}.py" for name in (
-    "clip", "filters_stages", "step", "updates", "mechanism", "minimize", "plan", "accounting_rdp",
-    "accounting_gaussian", "torch_training",
-))]  # fmt: skip
 
 
 class Mutation(NamedTuple):
@@ -30,8 +15,8 @@ class Mutation(NamedTuple):
     path: str
     old: str
     new: str
-    tests: str = ""
-    """Run these instead of all of `TESTS`: for kernels, and for mutations with a test of their own."""
+    tests: str
+    """Files or ids of tests, as a shell would split them. They run until one fails; for slow files, name the test."""
 
 
 NUMPY = "backends/dpcore_numpy"
@@ -41,8 +26,15 @@ MUTATIONS = [
         "dpcore/plan/scales.py",
         "return share * sigma * contribution",
         "return 0.5 * share * sigma * contribution",
+        "tests/unit/plan/test_plan.py::test_the_noise_scale_comes_from_the_clip",
     ),
-    Mutation("drop the clip", "dpcore/mechanism/mechanism.py", "weights[i] = factor", "weights[i] = 0 * factor + 1"),
+    Mutation(
+        "drop the clip",
+        "dpcore/mechanism/mechanism.py",
+        "weights[i] = factor",
+        "weights[i] = 0 * factor + 1",
+        "tests/papers/test_methods.py",
+    ),
     Mutation(
         "swap two coefficients of a named filter",
         "dpcore/stages/filters/named.py",
@@ -55,30 +47,35 @@ MUTATIONS = [
         "dpcore/stages/filters/low_pass.py",
         "FilterCoefficients(self.b, self.a,",
         "FilterCoefficients(self.b[::-1], self.a,",
+        "tests/unit/stages/test_filters_stages.py",
     ),
     Mutation(
         "divide by one example less",
         "dpcore/mechanism/mechanism.py",
         "                plan.batch_size,\n",
         "                plan.batch_size - 1,\n",
+        "tests/papers/test_methods.py::test_the_average_divides_by_the_expected_batch_size",
     ),
     Mutation(
         "draw the same row of noise at every step",
         "dpcore/mechanism/mechanism.py",
         "NoiseRow(self.keys.noise, row, Stream.GRADIENT,",
         "NoiseRow(self.keys.noise, 0, Stream.GRADIENT,",
+        "tests/papers/test_noise.py",
     ),
     Mutation(
         "sensitivity of the groups' mean instead of their root sum of squares",
         "dpcore/stages/clipping/clip.py",
         "math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))",
         "math.fsum(grouping.bounds) / len(grouping.bounds)",
+        "tests/unit/stages/test_clip.py::test_groups_and_what_they_are_worth",
     ),
     Mutation(
         "account for half of the steps",
         "dpcore/plan/plan.py",
         "event = self.sampler.event(sigma, steps)\n",
         "event = self.sampler.event(sigma, (steps + 1) // 2)\n",
+        "tests/unit/plan/test_plan.py::test_the_sampler_and_the_event_are_one",
     ),
     Mutation(
         "sum in float32",
@@ -183,7 +180,7 @@ MUTATIONS = [
         "dpcore/accounting/pld/compose.py",
         "slack = noise + 2.0 * outside * math.exp(log_peak) * decay",
         "slack = noise",
-        "tests/unit/accounting/test_pld_rounding.py",
+        "tests/unit/accounting/test_pld_rounding.py::test_a_window_that_is_far_too_small_loosens_the_bounds_and_never_breaks_them",
     ),
     Mutation(
         "raise losses to the wrong end of a cell",
@@ -274,7 +271,7 @@ MUTATIONS = [
         "dpcore/audit/bounds.py",
         "betaincinv(inside + 1.0,",
         "betaincinv(inside + 0.5,",
-        "tests/unit/audit/test_audit.py",
+        "tests/unit/audit/test_audit.py::test_clopper_pearson_is_scipys",
     ),
     Mutation(
         "count a branch of a kept order once, however long",
@@ -359,7 +356,7 @@ MUTATIONS = [
         "dpcore/plan/step_scales.py",
         "self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution",
         "self.gradient_noise_multiplier, self.sensitivity_at(0 * step, norm).contribution",
-        "tests/papers/test_noise.py",
+        "tests/papers/test_noise.py::test_scaled_steps_have_noise_of_the_norm_in_force_on_the_scaled_sum",
     ),
     Mutation(
         "halve the noise of the square",
@@ -394,7 +391,7 @@ MUTATIONS = [
         "dpcore/mechanism/mechanism.py",
         "NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT,",
         "NoiseRow(self.keys.noise, row, Stream.GRADIENT,",
-        "tests/papers/test_noise.py",
+        "tests/papers/test_noise.py::test_independent_moments_release_two_streams_that_know_nothing_of_each_other",
     ),
     Mutation(
         "allow a larger joint scale",
@@ -415,7 +412,7 @@ MUTATIONS = [
         "dpcore/plan/plan.py",
         "noise_multiplier=event.noise_multiplier / 2,",
         "noise_multiplier=event.noise_multiplier,",
-        "tests/unit/plan/test_plan.py",
+        "tests/unit/plan/test_plan.py::test_joint_moments_are_half_the_noise_relative_to_a_replacement",
     ),
     Mutation(
         "let independent moments meet Poisson sampling",
@@ -429,21 +426,21 @@ MUTATIONS = [
         "dpcore/plan/plan.py",
         "single = self.sampler.max_batch_size == 1 and self.batch_size == 1 and",
         "single = True or",
-        "tests/unit/plan/test_plan.py",
+        "tests/unit/plan/test_plan.py::test_what_the_analysis_does_not_cover_is_refused",
     ),
     Mutation(
         "forget the coins that two branches share",
         "dpcore/sampling/cyclic_poisson.py",
         "return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * branches, Adjacency.ZERO_OUT)))",
         "return Composed((own, others))",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_branches_of_a_cyclic_run_share_a_coin[389]'",
     ),
     Mutation(
         "give an epoch the order of the first",
         "dpcore/sampling/shuffled.py",
         "draw.permutation(key, self.dataset_size, epoch)",
         "draw.permutation(key, self.dataset_size, 0)",
-        "tests/unit/sampling/test_shuffled.py",
+        "tests/unit/sampling/test_shuffled.py::test_orders_are_uniform_and_fresh_in_every_epoch",
     ),
     Mutation(
         "let more bands than groups be amplified",
@@ -485,7 +482,7 @@ MUTATIONS = [
         "dpcore/plan/plan.py",
         'if moment == "noiseless":',
         'if moment == "none":',
-        "tests/papers/test_adaptive.py",
+        "tests/papers/test_adaptive.py::test_the_noiseless_preconditioner_is_its_loop_and_not_private",
     ),
     Mutation(
         "leave out the abandoned branches of correlated noise",
@@ -555,28 +552,28 @@ MUTATIONS = [
         "dpcore/mechanism/vectors.py",
         "past.insert(0, past.pop())\n                past[0]",
         "past.append(past.pop(0))\n                past[0]",
-        "tests/papers/test_pmlf.py",
+        "tests/papers/test_pmlf.py::test_pmlf_is_its_loop",
     ),
     Mutation(
         "take the parameters of one step earlier",
         "dpcore/mechanism/mechanism.py",
         "base = [past[point.lag - 1].reshape(shape)",
         "base = [past[min(point.lag, len(past) - 1)].reshape(shape)",
-        "tests/papers/test_pmlf.py",
+        "tests/papers/test_pmlf.py::test_pmlf_is_its_loop",
     ),
     Mutation(
         "end an earlier displacement one step later",
         "dpcore/mechanism/mechanism.py",
         "[past[point.lag - 1] - past[point.lag] for past in history]",
         "[past[point.lag] - past[(point.lag + 1) % len(past)] for past in history]",
-        "tests/papers/test_combinations.py",
+        "tests/papers/test_combinations.py::test_pmlf_over_disk_points",
     ),
     Mutation(
         "forget that a ball shortens the displacement",
         "dpcore/mechanism/after_update.py",
         "slot.displacement[...] = slot.displacement + (slot.parameter - earlier)",
         "pass",
-        "tests/papers/test_combinations.py",
+        "tests/papers/test_combinations.py::test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became",
     ),
     Mutation(
         "shrink the first windows by the whole normalizer",
@@ -744,49 +741,49 @@ MUTATIONS = [
         "dpcore/spec/keys.py",
         "            if first < min(end, row):",
         "            if end == row and key == self.noise:",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'",
     ),
     Mutation(
         "take both shares of independent moments for one and a bit",
         "dpcore/plan/scales.py",
         "share = math.sqrt(2)",
         "share = math.sqrt(1.9)",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[dp_adam independent]'",
     ),
     Mutation(
         "count half an example less in the sensitivity of the square",
         "dpcore/plan/scales.py",
         "sigma * (2 * max_batch_size - 1) *",
         "sigma * (2 * max_batch_size - 1.5) *",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[dp_adam independent]'",
     ),
     Mutation(
         "allow joint moments a scale too large",
         "dpcore/plan/scales.py",
         "JOINT_BOUND = 1 / math.sqrt(2)",
         "JOINT_BOUND = 0.85",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[dp_adam joint]'",
     ),
     Mutation(
         "let negative products of columns cancel in the sensitivity",
         "dpcore/stages/strategies/sensitivity.py",
         "return float(np.abs(block.T @ block).sum())",
         "return float((block.T @ block).sum())",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[doppler]'",
     ),
     Mutation(
         "count the first round of fixed batches only",
         "dpcore/sampling/fixed_batches.py",
         "return [pattern[pattern < steps] for",
         "return [pattern[pattern < min(steps, cycle)] for",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'",
     ),
     Mutation(
         "add the noise of the first step's norm to all sums",
         "dpcore/mechanism/mechanism.py",
         "scale, square_scale = plan.noise_standard_deviation(row,",
         "scale, square_scale = plan.noise_standard_deviation(0,",
-        "tests/end_to_end/test_measured_sensitivity.py",
+        "'tests/end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[dp_adam delayed]'",
     ),
     Mutation(
         "release the bits of the adaptive clip without raising the noise on the sum",
@@ -1070,74 +1067,3 @@ MUTATIONS = [
         "tests/unit/torch/test_state_probe.py",
     ),
 ]
-
-
-def copy_to(folder: Path) -> None:
-    """Copy the working tree as git sees it: tracked files and new ones, without what is ignored."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
-    ).stdout.decode()
-    packed = BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file():
-                archive.add(ROOT / name, arcname=name)
-    packed.seek(0)
-    with tarfile.open(fileobj=packed) as archive:
-        archive.extractall(folder, filter="data")
-
-
-def red(folder: Path, arguments: list[str]) -> list[str]:
-    """Run the tests and return those that fail."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--hypothesis-profile=mutation",
-            "-n",
-            "2",
-            *arguments,
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode not in (0, 1):
-        raise SystemExit(done.stdout + done.stderr)
-    return sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", done.stdout, flags=re.MULTILINE)))
-
-
-def main() -> int:
-    """Run every mutation; the exit status is the number of those that nothing noticed."""
-    chosen = [one for one in MUTATIONS if any(part in one.name for part in sys.argv[1:] or [""])]
-    unnoticed = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        copy_to(folder)
-        before = red(folder, sorted({name for one in chosen for name in one.tests.split() or TESTS}))
-        if before:
-            raise SystemExit(f"these tests fail without any mutation: {', '.join(before)}")
-        for mutation in chosen:
-            path = folder / mutation.path
-            text = path.read_text()
-            if text.count(mutation.old) != 1:
-                raise SystemExit(
-                    f"{mutation.path}: {mutation.old!r} must stand there once; the mutation is out of date"
-                )
-            path.write_text(text.replace(mutation.old, mutation.new))
-            noticed = red(folder, mutation.tests.split() or TESTS)
-            path.write_text(text)
-            unnoticed += not noticed
-            print(f"\n{mutation.name} ({mutation.path}): {len(noticed) or 'NO'} tests notice")
-            print("\n".join(f"  {name}" for name in noticed), flush=True)
-    return unnoticed
-
-
-if __name__ == "__main__":
-    sys.exit(main())
