@@ -29,7 +29,7 @@ STATE_FORMAT = 3
 
 
 class MechanismState:
-    """The state of a run; its steps are `dpcore.mechanism.mechanism.Mechanism`'s, whose arguments and attributes these are."""
+    """The state of a run; its steps are those of `Mechanism`, whose arguments and attributes these are."""
 
     def __init__(
         self,

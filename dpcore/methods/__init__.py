@@ -3,28 +3,26 @@
 Every method takes the keywords of `Common` (or of `Shared` or `Adaptive`, where its update is its own) beside its own.
 """
 
-from collections.abc import Callable
-from typing import Final
-
 from dpcore.methods.adaptive import VARIANTS, Adaptive, dp_adagrad, dp_adam
-from dpcore.methods.common import BASES, Common, Shared, keywords
+from dpcore.methods.common import BASES, METHODS, Common, Shared, keywords
 from dpcore.methods.filtered import disk, doppler, dp_sgd
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
 from dpcore.methods.windows import inner_outer, pmlf
-from dpcore.stages.method import Method
 
-METHODS: Final[dict[str, Callable[..., Method]]] = {
-    "dp_sgd": dp_sgd,
-    "doppler": doppler,
-    "disk": disk,
-    "pmlf": pmlf,
-    "inner_outer": inner_outer,
-    "memf": memf,
-    "srg_memf": srg_memf,
-    "accelerated_srgd": accelerated_srgd,
-    "dp_adam": dp_adam,
-    "dp_adagrad": dp_adagrad,
-}
+METHODS.update(
+    {
+        "dp_sgd": dp_sgd,
+        "doppler": doppler,
+        "disk": disk,
+        "pmlf": pmlf,
+        "inner_outer": inner_outer,
+        "memf": memf,
+        "srg_memf": srg_memf,
+        "accelerated_srgd": accelerated_srgd,
+        "dp_adam": dp_adam,
+        "dp_adagrad": dp_adagrad,
+    }
+)
 
 __all__ = [
     "BASES",

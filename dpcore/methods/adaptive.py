@@ -13,7 +13,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.queries import Plain, Preconditioned, Query
 from dpcore.stages.updates import AdaGrad, Adam, Update
 
-# What the second moment is made of, by variant; see `dpcore.stages.updates.SecondMoment`.
+# What the second moment is made of, by variant; see `dpcore.updates.SecondMoment`.
 _SOURCES: Final = {
     "post_processing": "filtered",
     "independent_moments": "independent",
@@ -49,7 +49,7 @@ class Adaptive(Shared, total=False):
     weight_decay : float
         L2 penalty.
     scale_eps, max_scaled_norm, unscaled_steps, scaled_steps
-        Of the scaled variants: see `dpcore.stages.queries.Preconditioned`.
+        Of the scaled variants: see `dpcore.queries.Preconditioned`.
     joint_scale : float or None
         Of "joint_moments".
     allow_nonprivate : bool

@@ -32,6 +32,10 @@ BASES: Final[dict[str, Callable[..., Update]]] = {
 }
 
 
+METHODS: Final[dict[str, Callable[..., Method]]] = {}
+"""The methods by name; `dpcore.methods` fills it."""
+
+
 class Shared(TypedDict, total=False):
     """Keywords of every method.
 
@@ -42,23 +46,23 @@ class Shared(TypedDict, total=False):
     max_grad_norm : float
         Clip norm C, 1 by default.
     clipping : str
-        Clip rule, see `dpcore.stages.clipping.Clip`.
+        Clip rule, see `dpcore.clipping.Clip`.
     clipping_groups : str or mapping of str to float
         "flat", "per_layer", "per_tensor", or clip norms by name pattern.
     adaptive_clip : AdaptiveClip or None
-        Lets the clip norm follow a private quantile, from `max_grad_norm` on: `dpcore.stages.clipping.AdaptiveClip`.
+        Lets the clip norm follow a private quantile, from `max_grad_norm` on: `dpcore.clipping.AdaptiveClip`.
     noise_multiplier : float or None
         sigma; None to have it calibrated.
     batch_size : float or None
         Expected batch size; None takes the sampler's.
     strategy : str, array, NamedStrategy, Strategy or None
-        Correlates the noise (`dpcore.stages.strategies`); needs a fixed order of batches. None is independent noise.
+        Correlates the noise (`dpcore.strategies`); needs a fixed order of batches. None is independent noise.
     schedule : Schedule
-        Of the learning rate, `dpcore.stages.updates.schedules`.
+        Of the learning rate, `dpcore.schedules`.
     averaging : Averaging
-        Of the parameters over time, `dpcore.stages.updates.averaging`.
+        Of the parameters over time, `dpcore.averaging`.
     galore : GaLore
-        Filter and update in subspaces, `dpcore.stages.updates.galore`.
+        Filter and update in subspaces, `dpcore.galore`.
     radius : float
         Of the ball around 0 that the parameters are projected onto.
     """
@@ -83,7 +87,7 @@ class Common(Shared, total=False):
     Attributes
     ----------
     base : str or Update
-        "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", or an update from `dpcore.stages.updates`.
+        "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", or an update from `dpcore.updates`.
     weight_decay, momentum, betas, eps
         Settings of a base that is given by name.
     """
@@ -149,14 +153,12 @@ def keywords(method: str, base: str | None = None) -> tuple[str, ...]:
     base : str, optional
         A name of `dpcore.methods.BASES`; of the settings of updates only those of this one are then named.
     """
-    from dpcore.methods import METHODS
-
     function = METHODS[method]
     parameters = inspect.signature(function).parameters.values()
     own = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     (rest,) = (p.name for p in parameters if p.kind is p.VAR_KEYWORD)
     (known,) = get_args(get_type_hints(function)[rest])
-    others = set() if base is None else set(_UPDATE_SETTINGS).difference(_BASE_SETTINGS[base], ("weight_decay",))
+    others = set() if base is None else set(_UPDATE_SETTINGS).difference(inspect.signature(BASES[base]).parameters)
     return (*own, *(name for name in known.__annotations__ if name not in others))
 
 

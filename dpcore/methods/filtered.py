@@ -42,7 +42,7 @@ def doppler(
     Parameters
     ----------
     filter : str or Filter, optional
-        A name of `dpcore.stages.filters.NAMED_FILTERS`, or a filter such as `dpcore.stages.filters.OptimalFIR`; "first-order v1"
+        A name of `dpcore.filters.NAMED_FILTERS`, or a filter such as `dpcore.filters.OptimalFIR`; "first-order v1"
         where neither it nor coefficients are given.
     b, a : sequences of float, optional
         The coefficients themselves, ``b_0..b_nb`` and ``a_1..a_na``: stable and of unit gain.
@@ -52,7 +52,7 @@ def doppler(
     **common
         See `dpcore.methods.Common`. With base "adam" or "adamw" the filter replaces the first moment, and the second
         one is that of the gradient before the filter: ``mhat / max(sqrt(vhat), eps)``. For Adam on the filtered
-        gradient, with both moments its own, give ``base=dpcore.stages.updates.Adam(...)``. With `galore` it is LP-DPGaLore.
+        gradient, with both moments its own, give ``base=dpcore.updates.Adam(...)``. With `galore` it is LP-DPGaLore.
 
     References
     ----------
@@ -69,7 +69,7 @@ def doppler(
     if tuple(sequence(betas=betas)[:1]) != (0,):
         raise ArgumentError(
             f"betas={betas!r}: the first must be 0, for the filter replaces the first moment; for both give "
-            f"base=dpcore.stages.updates.Adam(lr=..., betas={betas!r})"
+            f"base=dpcore.updates.Adam(lr=..., betas={betas!r})"
         )
     own = {name: common[name] for name in ("eps", "weight_decay") if name in common}
     make: Any = Adam if base == "adam" else AdamW
@@ -98,7 +98,7 @@ def disk(
     ----------
     kappa : float or ScalarKalman
         Weight of the new gradient in the average, in (0, 1]; at 1 DiSK is its base method. A
-        `dpcore.stages.filters.ScalarKalman` gives the time-varying gain of the scalar Kalman filter.
+        `dpcore.filters.ScalarKalman` gives the time-varying gain of the scalar Kalman filter.
     gamma : float
         Where along the last displacement the second gradient is taken.
     filter : str or Filter, optional

@@ -136,7 +136,7 @@ class CyclicPoissonSampler(BaseSampler):
             raise PrivacyError(
                 f"sampler={type(self).__name__}: its amplification holds for strategies of at most as many bands as "
                 f"groups, {self.groups}, and {strategy.describe()['kind']} has {found} (a banded inverse makes no "
-                "banded matrix); use dpcore.stages.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
+                "banded matrix); use dpcore.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
                 "dpcore.sampling.FixedOrderSampler"
             )
 

@@ -1,4 +1,4 @@
-"""Public names of rooms that lie deeper: ``dpcore.filters`` is `dpcore.stages.filters`, one module with two names."""
+"""Public names of rooms that lie deeper: ``dpcore.filters`` is `dpcore.filters`, one module with two names."""
 
 from __future__ import annotations
 

@@ -28,16 +28,16 @@ class Method:
     Parameters
     ----------
     update : Update
-        `dpcore.stages.updates.SGD`, `Momentum`, `Nesterov`, `Adam`, `AdamW`, `AdaGrad` or `Accelerated`.
+        `dpcore.updates.SGD`, `Momentum`, `Nesterov`, `Adam`, `AdamW`, `AdaGrad` or `Accelerated`.
     query : Query
-        `dpcore.stages.queries.Plain`, `TwoPoint`, `ParameterWindow`, `RecursiveDifference`, `AcceleratedDifference`, or one
+        `dpcore.queries.Plain`, `TwoPoint`, `ParameterWindow`, `RecursiveDifference`, `AcceleratedDifference`, or one
         of them `Preconditioned`.
     clip : Clip
         Rule, norm and groups.
     noise : Noise
-        `dpcore.stages.noise.IndependentGaussian` or `CorrelatedGaussian`.
+        `dpcore.noise.IndependentGaussian` or `CorrelatedGaussian`.
     filter : Filter
-        `dpcore.stages.filters.Identity`, `LowPass`, `Averaging`, `Accumulation`, `ScalarKalman`, `OptimalFIR`, or several in
+        `dpcore.filters.Identity`, `LowPass`, `Averaging`, `Accumulation`, `ScalarKalman`, `OptimalFIR`, or several in
         a `Chain`.
     batch_size : float or None
         The *expected* batch size B, the one fixed denominator of every average, never the realized size of a batch.

@@ -30,9 +30,6 @@ class Engine(Loop):
     working : Working
     microbatch_size : int
         Examples differentiated at once. Changes the order of summation, and which example gets which dropout mask.
-
-    Attributes
-    ----------
     """
 
     def __init__(

@@ -73,7 +73,7 @@ def free(query, update, strategy, lr, max_grad_norm, clipping, noise_multiplier,
         if not hasattr(strategy, "describe"):
             strategy = NamedStrategy(strategy) if isinstance(strategy, str) else from_matrix(strategy)
         noise = CorrelatedGaussian(noise_multiplier, strategy)
-    clip = dpcore.stages.clipping.Clip(max_grad_norm, clipping)
+    clip = dpcore.clipping.Clip(max_grad_norm, clipping)
     return dpcore.Method(query=query, update=update(lr), clip=clip, noise=noise, **rest)
 
 
@@ -98,7 +98,7 @@ METHODS = {
     "dp_sgd, adaptive clip": st.builds(
         lambda rest, **own: methods.dp_sgd(**{**rest, **own}),
         shared, clipping=pick(["standard", "normalized"]), base=bases,
-        adaptive_clip=st.builds(dpcore.stages.clipping.AdaptiveClip, pick([0.2, 0.7]), pick([0.2, 3.0]), pick([1.1, 6.0])),
+        adaptive_clip=st.builds(dpcore.clipping.AdaptiveClip, pick([0.2, 0.7]), pick([0.2, 3.0]), pick([1.1, 6.0])),
     ),
     "doppler": build(methods.doppler, filter=pick(sorted(NAMED_FILTERS)), base=pick(["sgd", "momentum", "adagrad"])),
     "doppler with adam": build(
@@ -143,7 +143,7 @@ METHODS = {
     ),
     "differences of a window": build(
         partial(free, queries.RecursiveDifference(0.5, queries.ParameterWindow(2, 0.5)),
-                filter=dpcore.stages.filters.Accumulation(0.5)),
+                filter=dpcore.filters.Accumulation(0.5)),
         update=st.just(Momentum), strategy=st.one_of(st.none(), correlations),
     ),
 }  # fmt: skip

@@ -241,7 +241,7 @@ def test_bias_correction_behind_a_filter_takes_off_the_filtered_noise(name: str,
     c = np.eye(T) if noise is None else STRATEGIES[noise]
     c = c / np.sqrt((c**2).sum(axis=0).max())
     variances = ((filter_matrix @ np.linalg.inv(c)) ** 2).sum(axis=1)
-    update = dpcore.stages.updates.Adam(LR, (B1, B2), 0.02, denominator="floored", bias_corrected=True)
+    update = dpcore.updates.Adam(LR, (B1, B2), 0.02, denominator="floored", bias_corrected=True)
     method = methods.doppler(
         filter=name, base=update, max_grad_norm=C, noise_multiplier=SIGMA, batch_size=SIZE,
         strategy=None if noise is None else given(noise),

@@ -46,7 +46,7 @@ COMMON = {"max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
 def composed(query, filter, update, strategy=None) -> dpcore.Method:  # noqa: A002
     noise = IndependentGaussian(0.5) if strategy is None else CorrelatedGaussian(0.5, from_matrix(strategy))
     return dpcore.Method(
-        query=query, filter=filter, update=update, noise=noise, clip=dpcore.stages.clipping.Clip(0.7), batch_size=SIZE
+        query=query, filter=filter, update=update, noise=noise, clip=dpcore.clipping.Clip(0.7), batch_size=SIZE
     )
 
 

@@ -127,7 +127,7 @@ def test_disk_on_a_full_batch_quadratic_is_gradient_descent(kappa: float, gamma:
 
 @pytest.mark.parametrize("base", ["sgd", "momentum", "adam", "adamw", "adagrad", "accelerated"])
 def test_disk_at_kappa_one_is_its_base(base: str) -> None:
-    chosen = {"base": dpcore.stages.updates.Accelerated(0.1)} if base == "accelerated" else {"base": base, "lr": 0.1}
+    chosen = {"base": dpcore.updates.Accelerated(0.1)} if base == "accelerated" else {"base": base, "lr": 0.1}
     common = {**chosen, "clipping": "automatic", **COMMON}
     disk, plain = methods.disk(kappa=1.0, gamma=0.3, **common), methods.dp_sgd(**common)
     assert run(disk).tobytes() == run(plain).tobytes()

@@ -55,7 +55,7 @@ def test_the_papers_decay_and_momentum_are_the_defaults() -> None:
     """Section 5.1 takes momentum 0.9 for both methods: what differs between them by default is the query alone."""
     method, plain = methods.srg_memf(lr=0.1), methods.memf(lr=0.1)
     assert method.query.decay == method.filter.decay == math.exp(-2.5)
-    assert method.update == plain.update == dpcore.stages.updates.Momentum(0.1, 0.9)
+    assert method.update == plain.update == dpcore.updates.Momentum(0.1, 0.9)
     assert method.noise == plain.noise
 
 
@@ -119,7 +119,7 @@ def test_accelerated_srgd_is_its_loop(variant: str, radius: float | None, name: 
     if name == "none":
         method = dpcore.Method(
             query=method.query, clip=method.clip, filter=method.filter, update=method.update, radius=radius,
-            noise=dpcore.stages.noise.IndependentGaussian(0.3), batch_size=SIZE,
+            noise=dpcore.noise.IndependentGaussian(0.3), batch_size=SIZE,
         )  # fmt: skip
     expected = accelerated_loop(variant, radius, 0.05, None if name == "none" else STRATEGIES[name], 3.0, 0.3)
     result = dpcore.minimize(gradient, START, BATCHES, method, key=bytes(range(32)), exact_key=True, record=True)

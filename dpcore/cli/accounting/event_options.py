@@ -175,6 +175,16 @@ class EventOptions:
         return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
 
 
+_A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
+_WORDS = {
+    "poisson": "Poisson sampling",
+    "truncated-poisson": "Poisson sampling",
+    "fixed-size": "uniform subsets",
+    "fixed-order": "a fixed order of batches",
+    "shuffled": "a fresh order every epoch (no amplification)",
+    "cyclic-poisson": "cyclic Poisson sampling",
+    "full-batch": "the full batch",
+}
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",

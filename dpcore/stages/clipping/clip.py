@@ -57,7 +57,7 @@ class Clip:
         if self.adaptive is not None:
             if not isinstance(self.adaptive, AdaptiveClip):
                 raise ArgumentTypeError(
-                    f"adaptive_clip={self.adaptive!r}: must be None or a dpcore.stages.clipping.AdaptiveClip, such as "
+                    f"adaptive_clip={self.adaptive!r}: must be None or a dpcore.clipping.AdaptiveClip, such as "
                     "AdaptiveClip(target_quantile=0.5)"
                 )
             check_fits(self.adaptive, self.rule, self.groups)

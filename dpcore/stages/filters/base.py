@@ -15,7 +15,7 @@ _ROUNDING = 1e-6  # of a double pole on the circle, in `numpy.roots`
 class Filter(Protocol):
     """A causal linear filter, public in all its coefficients, which may change from step to step.
 
-    One recurrence, or several in a row. An adaptive filter (`dpcore.stages.filters.OptimalFIR`) has none: it weighs the
+    One recurrence, or several in a row. An adaptive filter (`dpcore.filters.OptimalFIR`) has none: it weighs the
     released averages themselves by numbers that are computed from them.
     """
 

@@ -31,7 +31,7 @@ class ScalarKalman:
 
     Notes
     -----
-    The predicted part, ``H d``, enters through the query: give this filter to `dpcore.stages.queries.TwoPoint` as its kappa.
+    The predicted part, ``H d``, enters through the query: give this filter to `dpcore.queries.TwoPoint` as its kappa.
     k_0 moves p on but weighs nothing, since ``g~_{-1} := g_0``.
 
     References

@@ -14,7 +14,7 @@ class Noise(Protocol):
 
     @property
     def strategy(self) -> Any:
-        """The `dpcore.stages.strategies.Strategy` that correlates the noise of the steps, or None."""
+        """The `dpcore.strategies.Strategy` that correlates the noise of the steps, or None."""
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Noise:
         """Return the same noise at another multiplier."""

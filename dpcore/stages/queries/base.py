@@ -52,7 +52,7 @@ def check_points(query: Query, step: int) -> None:
         raise ArgumentError(f"{name}: has no point at step {step}; a query of nothing is (Point(0.0),)")
     for point in points:
         if not isinstance(point, Point):
-            raise ArgumentTypeError(f"{name}: points({step}) must hold dpcore.stages.queries.Point, not {point!r}")
+            raise ArgumentTypeError(f"{name}: points({step}) must hold dpcore.queries.Point, not {point!r}")
         if not math.isfinite(point.weight) or not math.isfinite(point.displacement):
             raise ArgumentError(f"{name}: the numbers of {point} at step {step} must be finite")
         needed = point.lag + bool(point.displacement and 0 < point.lag < step)

@@ -65,7 +65,6 @@ class Preconditioned(Checked, Outer):
     }
 
     def __post_init__(self) -> None:
-        plain(self)
         if isinstance(self.query, Preconditioned):
             raise ArgumentError("query: is preconditioned already; scale once")
         super().__post_init__()

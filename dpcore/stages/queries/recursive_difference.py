@@ -20,7 +20,7 @@ class RecursiveDifference(Checked, Outer):
     ----------
     decay : float or sequence of float
         c, or c_0, c_1, ... of every step (c_0 is taken as 0), each in [0, 1]. It must be that of the accumulation that
-        follows (`dpcore.stages.filters.Accumulation`).
+        follows (`dpcore.filters.Accumulation`).
     query : Query
         What is asked at both points; the plain gradient by default.
 

@@ -12,7 +12,7 @@ from dpcore.stages.queries.base import Point
 
 @runtime_checkable
 class Gain(Protocol):
-    """A weight that changes from step to step, as `dpcore.stages.filters.ScalarKalman`'s."""
+    """A weight that changes from step to step, as `dpcore.filters.ScalarKalman`'s."""
 
     def gain(self, step: int) -> float:
         """Return the weight of step `step` (from 0), in (0, 1]."""

@@ -22,7 +22,7 @@ NAMES: Final = ("identity", "tree", "tree-optimal", "square-root", BANDED)
 
 @dataclass(frozen=True)
 class NamedStrategy:
-    """A name of `dpcore.stages.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
+    """A name of `dpcore.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
 
     Parameters
     ----------

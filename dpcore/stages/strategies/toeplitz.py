@@ -93,7 +93,7 @@ class BandedToeplitz(Toeplitz):
 
     def first_column(self, steps: int) -> Matrix:
         """Return c, continued by zeros, (steps,)."""
-        return quotient(self.series, (1.0,), steps)
+        return response(self.series, (1.0,), steps)
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return 1/c(x), (steps,)."""
@@ -177,7 +177,7 @@ class BandedInverseToeplitz(Toeplitz):
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return p, continued by zeros, (steps,)."""
-        return quotient(self.series, (1.0,), steps)
+        return response(self.series, (1.0,), steps)
 
 
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:

@@ -22,7 +22,7 @@ _HALF_POWER = np.sqrt(0.5)
 
 
 class Coefficients(Protocol):
-    """The part of `dpcore.stages.filters.Filter` that is needed here."""
+    """The part of `dpcore.filters.Filter` that is needed here."""
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Return the coefficients of each recurrence at step `step`."""
@@ -39,7 +39,7 @@ class Transfer(NamedTuple):
 class Recurrence:
     """DOPPLER's recurrence, divided by c_t, taken as it is: also unstable, of any gain, or with a c_t of zero.
 
-    `dpcore.stages.filters.LowPass` refuses such filters; this class shows what they would do.
+    `dpcore.filters.LowPass` refuses such filters; this class shows what they would do.
 
     Parameters
     ----------

@@ -29,8 +29,8 @@ class Data:
     ----------
     data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
         A map-style dataset (``len`` and ``[i]``; a list of examples is one), a TensorDataset, or arrays ``(inputs,
-        *targets)`` of equal length in the form of a batch (see `dpcore.torch.data.batches`). Tensors and arrays are indexed
-        directly, other datasets (subclasses of TensorDataset too) example by example.
+        *targets)`` of equal length in the form of a batch (see `dpcore.torch.data.batches`). Tensors and arrays are
+        indexed directly, other datasets (subclasses of TensorDataset too) example by example.
     device : torch.device
         Where the batches go.
     collate_fn : callable, optional

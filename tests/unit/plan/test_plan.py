@@ -93,7 +93,7 @@ def test_what_does_not_fit(make, error, words: str) -> None:
         (lambda: methods.dp_sgd(lr=-1), "lr=-1"),
         (lambda: methods.dp_sgd(lr=0.1, base="adan"), "did you mean 'adam'"),
         (lambda: methods.dp_sgd(lr=0.1, momentun=0.9, base="momentum"), "did you mean 'momentum'"),
-        (lambda: methods.dp_sgd(lr=0.1, base=dpcore.stages.updates.SGD(0.1)), "base"),
+        (lambda: methods.dp_sgd(lr=0.1, base=dpcore.updates.SGD(0.1)), "base"),
         (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=-1), "noise_multiplier=-1"),
         (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=math.nan), "noise_multiplier=nan"),
         (lambda: methods.dp_sgd(lr=0.1, batch_size=0), "batch_size=0"),
@@ -126,7 +126,7 @@ def test_what_does_not_fit(make, error, words: str) -> None:
         (lambda: methods.dp_sgd(lr=0.1, galore=4), "galore=4"),
         (lambda: dpcore.Method(update="sgd"), "update='sgd'"),
         (
-            lambda: dpcore.Method(update=dpcore.stages.updates.SGD(0.1), filter=dpcore.stages.filters.Identity),
+            lambda: dpcore.Method(update=dpcore.updates.SGD(0.1), filter=dpcore.filters.Identity),
             "dpcore.stages.filters",
         ),
     ],
@@ -191,7 +191,7 @@ def adam(**settings) -> updates.Adam:
         ({"query": queries.ParameterWindow(2, query=SCALED), "update": ADAM}, "put it outermost"),
         ({"query": queries.RecursiveDifference(0.5, SCALED), "update": ADAM}, "put it outermost"),
         (
-            {"update": ADAM, "filter": FIR, "noise": dpcore.stages.noise.CorrelatedGaussian(1.0, Identity())},
+            {"update": ADAM, "filter": FIR, "noise": dpcore.noise.CorrelatedGaussian(1.0, Identity())},
             "give strategy=None, or another filter",
         ),
         (
@@ -543,7 +543,7 @@ class Own:
         ("filter", (FilterCoefficients((1.0,), (-0.5,), 0.0),), "the normalizer not 0"),
         ("filter", (FilterCoefficients((1.0,), ()),), "order=1: must be 0"),
         ("query", (), "has no point at step 1"),
-        ("query", ((1.0, 0.0, 0),), "must hold dpcore.stages.queries.Point"),
+        ("query", ((1.0, 0.0, 0),), "must hold dpcore.queries.Point"),
         ("query", (Point(math.nan),), "must be finite"),
         ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
         ("query", (Point(1.0, lag=-1),), "needs -1 earlier"),
