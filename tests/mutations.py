@@ -892,14 +892,14 @@ MUTATIONS = [
     ),
     Mutation(
         "give back a row that is on its way out",
-        "dpcore/mechanism/account.py",
+        "dpcore/mechanism/ledger_account.py",
         "self.run.close(max(self.mechanism.step, self._granted))",
         "self.run.close(self.mechanism.step)",
         "tests/unit/ledger/test_attacks.py",
     ),
     Mutation(
         "forget what the ledger did not know",
-        "dpcore/mechanism/account.py",
+        "dpcore/mechanism/ledger_account.py",
         'tuple(saved.get("caveats", ()))',
         "()",
         "tests/end_to_end/test_kill.py",
@@ -990,7 +990,7 @@ MUTATIONS = [
     ),
     Mutation(
         "grant a row only after it was reserved",
-        "dpcore/mechanism/account.py",
+        "dpcore/mechanism/ledger_account.py",
         "            self._granted = step + 1  # first: a close at any moment from here on leaves the row\n"
         "            run.reserve(step)\n",
         "            run.reserve(step)\n            self._granted = step + 1\n",

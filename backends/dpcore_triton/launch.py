@@ -1,4 +1,4 @@
-"""Where kernels run and how they are started: device or interpreter, tables of addresses, programs.
+"""Kernel launches: device or interpreter, tables of addresses, programs.
 
 Every kernel takes its tensors through a *table* in device memory, a row of integers (addresses, sizes) for each tensor,
 so that one launch covers a whole list of tensors, whatever their number. A second table says which row each program

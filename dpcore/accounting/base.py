@@ -1,4 +1,4 @@
-"""What an accountant is, and the table of those that exist."""
+"""The protocol of an accountant, and the table of all accountants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a target (epsilon, delta) to the one setting of a plan that is not known yet.
+"""Calibration: a target (epsilon, delta) gives the one unknown setting of a plan.
 
 Each function takes `make_event`, a function from the unknown to the event, with all other settings fixed in it, and
 assumes that epsilon moves one way with the unknown: down with the noise multiplier; up with the steps, the rate and the

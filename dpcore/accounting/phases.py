@@ -1,4 +1,4 @@
-"""What an event comes down to: one Gaussian mechanism, and sampled steps with how often each occurs.
+"""The parts of an event: one Gaussian mechanism, and sampled steps with their counts.
 
 Every accountant starts here, so that all of them account for the same thing. Equal steps are counted together, whatever
 order and nesting an event gives them: composition does not depend on the order.

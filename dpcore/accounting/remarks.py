@@ -1,4 +1,4 @@
-"""What to say of a delta that is too large for the data set."""
+"""Remarks on a delta that is too large for the data set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an epsilon crosses its target: the searches behind calibration.
+"""Searches for the setting at which epsilon meets its target.
 
 An accountant's epsilon costs milliseconds, and is nearly a power of the noise, the rate and the number of steps. So
 both searches draw straight lines in the logarithms, keep the answer between a value that meets the target and one that

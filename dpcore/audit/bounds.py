@@ -1,4 +1,4 @@
-"""From counts of right and wrong guesses to a lower bound on epsilon.
+"""A lower bound on epsilon from counts of right and wrong guesses.
 
 An adversary guesses "in" where a canary's score exceeds a threshold. Let FPR be the probability of that for a canary
 that is out, FNR the probability of "out" for one that is in. A mechanism that is (epsilon, delta)-private allows

@@ -1,4 +1,4 @@
-"""Which checks a plan's runs are put to, and what a failed one says."""
+"""The direct checks of a plan's runs, and the sentences of those that fail."""
 
 from __future__ import annotations
 

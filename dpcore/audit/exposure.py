@@ -1,4 +1,4 @@
-"""Which examples a plan exposes the most, and along which vector."""
+"""The examples that a plan exposes most, and the vector along which it does."""
 
 from __future__ import annotations
 

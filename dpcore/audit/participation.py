@@ -1,4 +1,4 @@
-"""Who took part in which step of a run with canaries, and what no run of the plan can show."""
+"""The examples of each step of a run with canaries, and checks of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs with canaries showed."""
+"""The records of runs with canaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an adversary of the method sees of a run with canaries, in units of the planned noise.
+"""The releases of a run with canaries, in units of the planned noise.
 
 Recorded are every released average, and the separately released second moment where there is one. In the units used,
 the *planned* mechanism has independent standard normal noise: the average times B, over the planned standard deviation,

@@ -1,4 +1,4 @@
-"""How many rows to reserve at once: few enough to lose, many enough that writing costs next to nothing."""
+"""The size of a block of reserved rows: small enough to lose, large enough that writing is cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's rows release, as its plan says it."""
+"""The event of a run's rows, as its plan describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process holds a branch, and whether it still lives."""
+"""The process that holds a branch, and whether it is alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places where a ledger may lie: file systems of this machine whose locks and flushes are known to hold."""
+"""The file systems on which a ledger is safe: locks and flushes work there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs add up whose settings were chosen after seeing earlier results: privacy filters.
+"""Privacy filters: the composition of runs whose settings follow from earlier results.
 
 Ordinary composition theorems fix every mechanism beforehand. Here a user looks at run 1, then chooses the noise and
 the number of steps of run 2. A **privacy filter** covers that: fix a limit beforehand, and refuse whatever would carry

@@ -1,4 +1,4 @@
-"""What a ledger answers: immutable, and plain enough for JSON."""
+"""The answers of a ledger: immutable, and plain enough for JSON."""
 
 from __future__ import annotations
 

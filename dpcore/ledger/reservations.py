@@ -1,4 +1,4 @@
-"""What the runs of a ledger ask of it: rows and branches; each in one transaction, within one budget."""
+"""The requests of runs to a ledger: rows and forks, each in one transaction, within one budget."""
 
 from __future__ import annotations
 

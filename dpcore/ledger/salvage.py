@@ -1,4 +1,4 @@
-"""What can still be read of a ledger, whole or damaged; nothing is ever written to it."""
+"""The readable part of a ledger, whole or damaged; nothing is ever written to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the entries of a ledger add up to: runs, their branches, and the rows of each that may have left the process.
+"""The state that a ledger's entries add up to: runs, branches, and the rows that may have left the process.
 
 The state is nothing but the fold of the entries, so there is no second account that could disagree with them. `apply`
 refuses an entry that does not follow from those before it; reading a ledger therefore checks it.

@@ -1,4 +1,4 @@
-"""What all runs of a ledger cost together, and what its budget leaves."""
+"""The total of a ledger's runs, and the rest of its budget."""
 
 from __future__ import annotations
 

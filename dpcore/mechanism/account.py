@@ -1,205 +1,48 @@
-"""A run that pays from a ledger: every row is reserved before its batch is drawn.
-
-A row that is on its way out is never given back: it is *granted* before it is reserved for its release, and `close`
-gives back rows behind the granted ones only. A close that a signal's handler asks for in the middle of a reservation
-waits for its end.
-"""
+"""The protocol of an account: it pays for a run's releases."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from dpcore.accounting.branches import Branch
-from dpcore.errors import BudgetError
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.spec.canonical import plain
-
-if TYPE_CHECKING:
-    from dpcore.ledger import Ledger, LedgerRun
-
-NO_LEDGER = (
-    "The run goes on from a checkpoint that this ledger does not know: it counts as a run of its own, the steps before "
-    "the checkpoint included."
-)
 
 
-class LedgerAccount:
-    """Implements `dpcore.mechanism.mechanism.Account` by a ledger.
-
-    Parameters
-    ----------
-    ledger : Ledger
-    mechanism : Mechanism
-    name : str
-        What the ledger calls the run.
-    dataset : str
-        Fingerprint of the data, or empty.
-
-    Attributes
-    ----------
-    run : LedgerRun or None
-        None until the run has begun in the ledger.
-    caveats : tuple of str
-        For the statement.
-    """
-
-    def __init__(self, ledger: Ledger, mechanism: Mechanism, *, name: str, dataset: str = "") -> None:
-        self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
-        self.run: LedgerRun | None = None
-        self.caveats: tuple[str, ...] = ()
-        self._granted = 0
-        self._charged = False
-        self._lock, self._inside, self._close_due = threading.RLock(), False, False
+class Account(Protocol):
+    """Pays for a run's releases: a ledger's run."""
 
     def before_draw(self, step: int) -> None:
-        """Reserve the row."""
-        with self._at_work():
-            self.begin().reserve(step)
-
-    def before_release(self, step: int) -> None:
-        """Reserve the row, if it was given back since the draw, and never give it back again."""
-        with self._at_work():
-            run = self.begin()
-            self._granted = step + 1  # first: a close at any moment from here on leaves the row
-            run.reserve(step)
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        with self._lock:
-            outer, self._inside = self._inside, True
-            try:
-                yield
-            finally:
-                self._inside = outer
-                if self._close_due:
-                    self.close()
-
-    def begin(self) -> LedgerRun:
-        """Return the ledger's run, begun if it was not."""
-        with self._at_work():
-            if self.run is None:
-                self.run = self._begun()
-            return self.run
-
-    def _begun(self) -> LedgerRun:
-        mechanism, plan, taken = self.mechanism, self.mechanism.plan, self.mechanism.step
-        abandoned = mechanism.abandoned
-        if abandoned and not self._charged:
-            name = f"{self.name}: steps abandoned before this ledger knew the run"
-            self.ledger.charge(plan.event_after(0, abandoned), name=name, left=True)
-            self._charged = True
-        run = self.ledger.begin(
-            name=self.name,
-            adjacency=plan.event.adjacency,
-            steps=plan.steps,
-            event_after=plan.event_after,
-            description={"method": plan.method.describe(), "sampler": plan.sampler.describe()},
-            key_digest=mechanism.keys.digest,
-            dataset=self.dataset,
-            left=taken > 0,
-        )
-        if taken:  # before the ledger knew the run, and so before any other is granted a row
-            run.reserve(taken - 1)
-        mechanism.branches = mechanism.branches.renamed(run.branch_id)
-        return run
-
-    @property
-    def saved(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold so that the ledger knows it again: nothing secret.
-
-        A run that has not begun begins now, so that a checkpoint from before the first step is known, too.
-        """
-        try:
-            run = self.begin()
-        except BudgetError:  # nothing is left to spend, which is no reason not to save
-            return None
-        return {
-            "ledger": self.ledger.ledger_id,
-            "run": run.run_id,
-            "branch": run.branch_id,
-            "caveats": list(self.caveats),
-        }
-
-    @property
-    def tree(self) -> Mapping[str, Branch]:
-        """The branches of the run that the ledger knows; empty before it began."""
-        return {} if self.run is None else self.run.tree
-
-    def describe(self, delta: float) -> dict[str, Any]:
-        """Return the ledger's and the run's names, and what the ledger as a whole comes to."""
-        if self.run is None:
-            return {}
-        with self._at_work():
-            total, seal = self.ledger.total(delta), self.ledger.seal
-        return {
-            "ledger": self.ledger.ledger_id,
-            "run": self.run.run_id,
-            "seal": seal,
-            "total": {
-                "epsilon": plain(total.filter),
-                "epsilon_if_fixed_beforehand": plain(total.fixed),
-                "delta": delta,
-            },
-            **self.ledger.stated_place,
-        }
-
-    def resume(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
-        """Go on from a checkpoint, on a branch of its own.
-
-        Parameters
-        ----------
-        saved : mapping or None
-            From `saved`.
-        row : int
-            The checkpoint's step.
-
-        Returns
-        -------
-        tuple of str and int, or None
-            The branch, and the number to derive its keys from, which is on disk already. None where the ledger does not
-            know the checkpoint: a run of its own then begins with the next step.
+        """Make sure that step `step` is paid for, before its batch is drawn.
 
         Raises
         ------
-        DataError, PrivacyError
-            If the ledger cannot be used, or knows the run under another plan; nothing was changed then.
+        PrivacyError
+            If the budget does not allow it; nothing was drawn or released then.
         """
-        with self._at_work():
-            return self._resumed(saved, row)
 
-    def _resumed(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
-        self._give_back()
-        self._granted, self._charged = 0, False
-        if saved is None or not self._knows(saved):
-            self.run, self.caveats = None, (NO_LEDGER,)
-            return None
-        self.run, number = self.ledger.resume(
-            saved["run"], saved["branch"], row, event_after=self.mechanism.plan.event_after
-        )
-        self.caveats = tuple(saved.get("caveats", ()))
-        return self.run.branch_id, number
+    def before_release(self, step: int) -> None:
+        """Make sure that step `step` is paid for, and stays so: it is about to leave."""
 
-    def _knows(self, saved: Mapping[str, Any]) -> bool:
-        """Whether the ledger has the checkpoint's branch: an older copy that was put back may lack it."""
-        if saved.get("ledger") != self.ledger.ledger_id:
-            return False
-        return any(run.run_id == saved["run"] and saved["branch"] in run.marks for run in self.ledger.runs())
+    def resume(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
+        """Begin a branch at the checkpoint of `saved`: its name, and the number to derive its keys from.
+
+        None where the account does not know the checkpoint.
+        """
 
     def use_key(self, key_digest: str) -> None:
-        """Write down the digest of the branch's key, once it is derived."""
-        if self.run is not None:
-            self.run.use_key(key_digest)
+        """Take note of that branch's key by its digest."""
 
-    def close(self) -> None:
-        """Give back what was reserved and not granted to a release."""
-        with self._lock:
-            self._close_due = self._inside  # by a signal's handler: after the work that it interrupted
-            if not self._inside:
-                self._give_back()
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences for the statement."""
 
-    def _give_back(self) -> None:
-        if self.run is not None:
-            self.run.close(max(self.mechanism.step, self._granted))
+    @property
+    def saved(self) -> dict[str, Any] | None:
+        """What a saved state must hold to be known again; None where the account has not begun and cannot."""
+
+    @property
+    def tree(self) -> Mapping[str, Branch]:
+        """The run's branches that the account knows of."""
+
+    def describe(self, delta: float) -> dict[str, Any]:
+        """Return what the statement says of the account, as JSON values."""

@@ -1,4 +1,4 @@
-"""What happens to the parameters after the update: projection onto a ball, and an average over time."""
+"""Steps after the update: the projection onto a ball, and the average over time."""
 
 from __future__ import annotations
 

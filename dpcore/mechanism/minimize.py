@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, BudgetError
-from dpcore.mechanism.account import LedgerAccount
+from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.minimize_input import Gradient, checked_gradient, checked_public, normals_of, planned, start_of

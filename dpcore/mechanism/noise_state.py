@@ -1,4 +1,4 @@
-"""Noise that numbers can hold, and states of correlated noise made anew."""
+"""Checks that the noise fits the dtype; rebuilds correlated-noise state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running mechanism holds: sums, moments, states of noise, keys and branches; and how they are saved."""
+"""The state of a running mechanism: sums, moments, noise, keys and branches; saving and loading."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dpcore.accounting.branches import Branch, Branches, Rows, count
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.account import Account
 from dpcore.mechanism.noise_state import check_noise_range, rebuild
-from dpcore.mechanism.payer import Account
 from dpcore.mechanism.turns import Turns
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""The keywords that methods by name share, and how they become stages."""
+"""The keywords that all named methods share, and the stages made of them."""
 
 from __future__ import annotations
 

@@ -126,7 +126,8 @@ class Plan(StepScales):
         steps : int
         abandoned : sequence of (first, stop), or int
             The rows of each branch that was left, `dpcore.accounting.branches`. A number says how many, of
-            branches that nobody knows: each row then counts as a branch of its own, and under correlated noise as a whole planned run.
+            branches that nobody knows: each row then counts as a branch of its own, and under correlated noise as a whole
+            planned run.
 
         Notes
         -----

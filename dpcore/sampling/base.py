@@ -1,4 +1,4 @@
-"""What a sampler is: the public rule that says which examples take part in which step.
+"""The protocol of a sampler: the public rule that says which examples take part in which step.
 
 A sampler holds public settings only. The secret it draws from is an argument of `indices`, so that a sampler can be
 printed, stored in a config and hashed into a statement. It is stateless: any step can be asked for at any time, in any

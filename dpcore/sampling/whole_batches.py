@@ -1,4 +1,4 @@
-"""What samplers with batches of one fixed size share: their sizes, and for those that keep an order its epochs."""
+"""The sizes and epochs of samplers with batches of one fixed size."""
 
 from __future__ import annotations
 

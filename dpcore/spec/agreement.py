@@ -1,4 +1,4 @@
-"""How closely two backends must agree on each operation, and why no closer.
+"""The agreement that each operation demands of two backends, and the reason.
 
 The tests read this table; a tolerance is changed here, with its reason, or not at all.
 """

@@ -1,4 +1,4 @@
-"""Which backend computes: set for the whole process, read when an object is built, kept by the object."""
+"""The choice of the backend: set for the process, read when an object is built, kept by the object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend refuses, in one sentence each: shapes, dtypes and memory layouts that do not fit.
+"""Checks that every backend makes: shapes, dtypes and memory layouts.
 
 Both NumPy arrays and torch tensors come here, so dtypes are compared by name. ("torch.float32" and "float32" are one.)
 """

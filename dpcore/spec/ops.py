@@ -1,4 +1,4 @@
-"""What a backend must do: each operation's mathematics, shapes, guarantees and edge cases, once.
+"""The port: the mathematics, shapes, guarantees and edge cases of each operation of a backend.
 
 A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
 `normal`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.

@@ -1,4 +1,4 @@
-"""What `weighted_sum` may round, and so how much further than its clip norm an example moves a computed sum."""
+"""The rounding of `weighted_sum`, and what it adds to the sensitivity of a computed sum."""
 
 from __future__ import annotations
 

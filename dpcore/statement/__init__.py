@@ -1,4 +1,4 @@
-"""What a run says about itself: the privacy statement, as data and as text, and pictures of released quantities."""
+"""The privacy statement of a run, as data and as text."""
 
 from dpcore.statement.statement import Statement
 

@@ -1,4 +1,4 @@
-"""The sentences that a statement must have, from its own settings: what is assumed and not covered."""
+"""The assumptions and limits of a guarantee: the sentences that a statement must have."""
 
 from __future__ import annotations
 

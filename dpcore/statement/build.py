@@ -1,4 +1,4 @@
-"""From a plan and what a run knows of itself to the privacy statement."""
+"""Builds the privacy statement from a plan and the facts of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What events are worth: epsilon by accountant, its certified interval, and what is left to an attacker."""
+"""The guarantee of events: epsilon by accountant, its certified interval, and bounds on an attacker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the papers' theory: settings, factors and conditions, from public quantities only."""
+"""The papers' theory in numbers: settings, factors and conditions, from public quantities only."""
 
 from dpcore.theory.kalman import kalman_rate, kappa_from_variances, steady_variance
 from dpcore.theory.moments import Regime, bias_correction_regime

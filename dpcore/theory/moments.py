@@ -1,4 +1,4 @@
-"""The regime in which the second moment can be debiased."""
+"""The range in which a second moment can be debiased."""
 
 from __future__ import annotations
 

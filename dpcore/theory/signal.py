@@ -1,4 +1,4 @@
-"""The noise that a window of momentum, or a filter, leaves."""
+"""The share of noise that a window of momentum, or a filter, lets through."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
-from dpcore.mechanism.account import LedgerAccount
+from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.torch.data.data import Data
 from dpcore.torch.engine import Engine
 from dpcore.torch.fingerprint import data_fingerprint

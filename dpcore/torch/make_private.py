@@ -1,4 +1,4 @@
-"""From a model, its data and a method to a private run."""
+"""Builds a private run from a model, its data and a method."""
 
 from __future__ import annotations
 

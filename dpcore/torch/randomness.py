@@ -1,4 +1,4 @@
-"""What models and data sets draw (dropout masks, augmentation): from the run's secret key, and why.
+"""The draws of models and data sets (dropout masks, augmentation): from the run's secret key.
 
 torch gives the k-th example of a batch the k-th part of its generator's output. Under a seed that anybody may know,
 removing one example gives all later ones other masks, and the sums of two neighboring data sets can lie much farther

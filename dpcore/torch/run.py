@@ -17,7 +17,7 @@ from torch import nn
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.account import LedgerAccount
+from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan

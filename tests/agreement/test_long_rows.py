@@ -1,4 +1,4 @@
-"""Clipping at 10 million coordinates under Triton; `tests/unit/stages/test_clip.py` has the reference and torch's contrast."""
+"""Clipping at 10 million coordinates under Triton; `tests/unit/stages/test_clip.py` has the reference."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LONG_FILES = {
     "dpcore/plan/plan.py": (465, "to be split"),
     "dpcore/audit/canaries.py": (395, "to be split"),
     "dpcore/torch/describe.py": (365, "goes with replay"),
-    "dpcore/mechanism/account.py": (350, "shrinks with replay"),
+    "dpcore/mechanism/ledger_account.py": (350, "shrinks with replay"),
     "dpcore/cli/compare/report.py": (345, "to be split"),
     "dpcore/mechanism/minimize.py": (335, "shrinks with the one training step"),
     "dpcore/theory/analysis/filters.py": (330, "to be split"),

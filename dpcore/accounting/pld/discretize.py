@@ -1,4 +1,4 @@
-"""From a step to a distribution on a grid: one that is certainly worse, and one that is certainly better.
+"""A step's privacy loss on a grid: one distribution that is certainly worse, one that is certainly better.
 
 Only the P-masses p_k at losses l_k = o + k h are kept: delta(eps) = sum_k p_k (1 - e^(eps - l_k))_+ grows with p and
 with l, and so does the delta of a composition. Hence raising losses (or letting mass go to +infinity) is valid for an

@@ -1,4 +1,4 @@
-"""What is composed, and how far into the tails it is looked at."""
+"""The composition to compute, and the tails to cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tilt suits a delta or an epsilon. Any tilt gives valid bounds; these give sharp ones."""
+"""The choice of the tilt. Any tilt gives valid bounds; these tilts give sharp ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a privacy-loss distribution means for an attacker: the whole curve, and the best test.
+"""The attacker's view of a privacy-loss distribution: the trade-off curve and the best test.
 
 An attacker who has to tell two neighboring data sets apart, P from Q, has at a false-positive rate x at most the
 true-positive rate

@@ -1,4 +1,4 @@
-"""From Renyi differential privacy to (epsilon, delta) and back.
+"""Conversion of Renyi differential privacy to (epsilon, delta) and back.
 
 Let L be the privacy loss and R(alpha) bound the Renyi divergence of order alpha > 1. Then, for every alpha,
 

@@ -1,4 +1,4 @@
-"""What the accounting commands have in common: the accountant, the interval, and what is said beside a result."""
+"""The shared output of the accounting commands: accountant, interval and remarks."""
 
 from __future__ import annotations
 

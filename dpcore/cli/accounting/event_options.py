@@ -1,4 +1,4 @@
-"""The options of the accounting commands, and the event that they ask for, built by the samplers that a run uses."""
+"""The options of the accounting commands, and the event that they describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger holds already, for ``dpcore calibrate --ledger``."""
+"""The rest of a ledger's budget, for ``dpcore calibrate --ledger``."""
 
 from __future__ import annotations
 

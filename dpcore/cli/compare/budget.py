@@ -1,4 +1,4 @@
-"""What a ledger's budget pays for of a comparison, said before the first run."""
+"""The part of a comparison that a ledger's budget pays for, told before the first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared: contestants, epsilons, learning rates, seeds; and from these, which runs are made."""
+"""The runs of a comparison: contestants, epsilons, learning rates and seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of a comparison: a row for each contestant and epsilon, and what was and was not accounted for."""
+"""The report of a comparison: rows, a table, a paragraph in plain words, and the accounting."""
 
 from __future__ import annotations
 

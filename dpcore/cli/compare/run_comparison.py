@@ -1,4 +1,4 @@
-"""From a comparison to a finished folder, for ``dpcore compare`` and ``dpcore demo``."""
+"""Runs a comparison to its finished folder, for ``dpcore compare`` and ``dpcore demo``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pictures share: style, saving, and the words at axes and lines.
+"""The style of all pictures: saving, axes, lines and their words.
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and

@@ -1,4 +1,4 @@
-"""Who hears of a run's progress. What they hear was released: computed from noisy vectors and held-out data only."""
+"""Callbacks of a run. They see released values only: noisy vectors and evaluations on held-out data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From settings to a finished run folder."""
+"""One run, from its settings to its finished folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a training run, checked, and the method that they ask for."""
+"""The settings of a training run: public values, written to config.json unchanged."""
 
 from __future__ import annotations
 

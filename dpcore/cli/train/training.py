@@ -43,8 +43,8 @@ class Outcome:
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
     the keywords of `dpcore.cli.reports.gradients.save_gradients`, where a record was asked for. `budget` says why a
-    ledger's budget ended the run, if it did. `steps_taken` lead to the parameters; the statement counts more where a run was
-    killed and resumed.
+    ledger's budget ended the run, if it did. `steps_taken` lead to the parameters; the statement counts more where a
+    run was killed and resumed.
     """
 
     parameters: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Which tensors are clipped together, and to what norm."""
+"""Clipping groups: the tensors that are clipped together, and their bounds."""
 
 from __future__ import annotations
 

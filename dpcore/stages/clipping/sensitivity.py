@@ -1,4 +1,4 @@
-"""How far one example can move the sum: the number from which every noise scale is computed."""
+"""The sensitivity of the sum to one example: the number behind every noise scale."""
 
 from __future__ import annotations
 

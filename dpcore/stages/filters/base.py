@@ -1,4 +1,4 @@
-"""The protocol of filters: the coefficients of each step of a linear recurrence."""
+"""The protocol of a filter: the coefficients of each step of a linear recurrence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a noise stage is: Gaussian noise on the sum, relative to the clip's sensitivity."""
+"""The protocol of a noise stage: Gaussian noise on the sum, relative to the clip's sensitivity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of queries: public linear combinations of one example's gradients at public parameter points."""
+"""The protocol of a query: a public linear combination of one example's gradients at public points."""
 
 from __future__ import annotations
 

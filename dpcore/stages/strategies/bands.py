@@ -1,4 +1,4 @@
-"""The reach of C's columns, on which amplification by cyclic sampling rests."""
+"""The bands of C: the depth of its columns, on which amplification by cyclic sampling rests."""
 
 from __future__ import annotations
 

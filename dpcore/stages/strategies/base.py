@@ -1,4 +1,4 @@
-"""The protocol of strategies: the matrix C of a correlated-noise mechanism, and how its noise is streamed.
+"""The protocol of a strategy: the matrix C of a correlated-noise mechanism, and the stream of its noise.
 
 The noise of step t is row t of C^{-1} Z, with Z rows of independent Gaussian noise. C is square, lower-triangular, with
 a positive diagonal, and scaled so that its largest column norm is 1: an example that takes part once then moves C times

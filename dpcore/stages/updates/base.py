@@ -1,4 +1,4 @@
-"""The protocol of updates: a rule of the port and its numbers."""
+"""The protocol of an update: a rule of the port and its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of adaptive updates: where the second moment comes from, and how its root divides the direction."""
+"""The second moment of the adaptive updates: its source, and how its root divides the direction."""
 
 from __future__ import annotations
 

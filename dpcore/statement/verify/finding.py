@@ -1,4 +1,4 @@
-"""What a check found, and how values are compared."""
+"""The findings of a check, and the comparison of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much work a statement may ask of whoever checks it: one can be written so that the check would never end.
+"""Limits on the work that a statement may ask of its reader: a forged one could make the check endless.
 
 Counted is what grows without bound in numbers that anybody can type: the rows of a strategy, the branches that a run
 left, the parts of an event. What remains below the limits took under two minutes and 3 GB on one core.

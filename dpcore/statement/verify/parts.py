@@ -1,4 +1,4 @@
-"""What can be said of an event whose sampler is known by name only: that its parts do not contradict the settings."""
+"""Checks of an event whose sampler is known by name only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a statement describes back to the plan of the run that it states.
+"""Rebuilds the plan of a run from its statement.
 
 Rebuilt are sampler, clip, noise, strategy, update and the query's scale. Everything else works on released vectors, and
 no field of a statement depends on it. What a description does not hold is stood in for, and said to be trusted: a

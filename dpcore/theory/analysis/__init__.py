@@ -1,1 +1,1 @@
-"""What a filter does to gradient and noise: from its coefficients, or from gradients that were released already."""
+"""The effect of a filter on gradient and noise, from its coefficients or from released gradients."""

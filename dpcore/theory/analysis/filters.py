@@ -1,4 +1,4 @@
-"""What a linear filter does to a slow signal and to white noise, computed from its coefficients in float64."""
+"""The effect of a linear filter on a slow signal and on white noise, from its coefficients in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch is: how its parts reach the model and the loss, and how many examples it has.
+"""The form of a batch: the parts for the model and the loss, and the number of examples.
 
 A batch is a tensor (the model's input), a mapping of tensors (the model's keyword arguments), or a sequence
 ``(inputs, *targets)`` whose first item is either of those, or a sequence of positional arguments, and whose

@@ -1,4 +1,4 @@
-"""Where batches come from: any map-style dataset, read by index and moved to the model's device."""
+"""The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many examples to differentiate at once under a stated memory cap: speed and memory, never the mechanism.
+"""The micro-batch: how many examples to differentiate at once under a memory limit.
 
 Measured by differentiating one and two synthetic examples as training does, model and loss, and counting the bytes of
 the tensors that live at one time.
