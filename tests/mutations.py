@@ -82,7 +82,7 @@ MUTATIONS = [
         f"{NUMPY}/clip.py",
         "total[columns] += factors @ piece.astype(np.float64)",
         "total[columns] = np.float32(total[columns]) + np.float32(factors) @ np.float32(piece)",
-        "tests/unit/test_sums.py",
+        "tests/unit/mechanism/test_sums.py",
     ),
     Mutation(
         "clip the points of a query one by one",
