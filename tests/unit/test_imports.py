@@ -104,8 +104,8 @@ def test_help_is_quick():
     held = modules_after("from dpcore.cli import main\nassert main(['--help']) == 0")
     assert {name.partition(".")[0] for name in held} & {"torch", "scipy", "matplotlib", "sqlite3"} == set()
     commands = {
-        "dpcore.cli.train",
-        "dpcore.cli.compare",
+        "dpcore.cli.train.train",
+        "dpcore.cli.compare.compare",
         "dpcore.cli.accounting.epsilon",
         "dpcore.cli.accounting.ledger",
     }
