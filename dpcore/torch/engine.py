@@ -44,11 +44,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        gradient: PerExampleGradient,
-        mechanism: Mechanism,
-        working: Working,
-        microbatch_size: int,
+        self, gradient: PerExampleGradient, mechanism: Mechanism, working: Working, microbatch_size: int
     ) -> None:
         self.gradient = gradient
         self.mechanism = mechanism

@@ -18,10 +18,7 @@ INFINITE = "Infinite: there is no guarantee at all."
 def chosen_accountant(event: Event, delta: float, asked: str | None) -> str:
     """Return the accountant asked for, or the one with the smallest epsilon: each gives an upper bound.
 
-    Raises
-    ------
-    PrivacyError
-        Where none covers the event.
+    Raises `PrivacyError` where none covers the event.
     """
     if asked is not None:
         return asked

@@ -108,8 +108,7 @@ def show_command(
 def verify_command(
     file: _File,
     seal: Annotated[
-        str | None,
-        typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear."),
+        str | None, typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear.")
     ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,  # noqa: ARG001 (read by dpcore.cli.app)

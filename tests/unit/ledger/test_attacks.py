@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.test_torch_replay import Problem, Run, Sums, augment, clean, forks, go, halve_rate
 from torch import nn
 
 from dpcore.errors import ArgumentError, PrivacyError
@@ -30,6 +29,7 @@ from dpcore.torch.checksum import checksum, row_hashes
 from dpcore.torch.describe import digest_of, undescribed
 from tests.unit import test_torch_replay
 from tests.unit.ledger_tools import begin, full, new
+from tests.unit.torch.test_replay import Problem, Run, Sums, augment, clean, forks, go, halve_rate
 from tests.unit.torch_runs import DATA, model, saved, start
 
 problem, sums = test_torch_replay.problem, test_torch_replay.sums
