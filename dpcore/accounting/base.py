@@ -55,7 +55,8 @@ def find(
     `orders` are for "rdp" only, and make it the default.
     """
     if accountant is None:
-        accountant = "rdp" if orders is not None else default_name(event)
+        # Where none covers the event, the first at all: it will say so.
+        accountant = "rdp" if orders is not None else (*covering(event), *ACCOUNTANTS)[0]
     if isinstance(accountant, str):
         chosen = ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]
     elif all(hasattr(accountant, part) for part in ("name", "supports", "epsilon", "delta")):
@@ -69,11 +70,6 @@ def find(
     if accountant != "rdp":
         raise ArgumentError(f"orders: only accountant='rdp' takes orders, not {chosen.name!r}")
     return RdpAccountant(orders=tuple(validate.sequence(orders=orders)))
-
-
-def default_name(event: Event | None) -> str:
-    """Return the name of the first accountant that covers the event, or of the first at all."""
-    return next(iter(covering(event)), next(iter(ACCOUNTANTS)))
 
 
 def covering(event: Event | None) -> tuple[str, ...]:

@@ -166,7 +166,7 @@ def calibrate_steps(
     Parameters
     ----------
     target_epsilon, target_delta, accountant, spent
-        As in `calibrate_noise_multiplier`.
+        As in `calibrate_noise_multiplier`, which says when `PrivacyError` is raised.
     make_event : callable
         steps -> event, with all other settings fixed; epsilon must not fall with the steps.
 
@@ -179,8 +179,6 @@ def calibrate_steps(
     ------
     ArgumentError
         If a billion steps still meet the target, or `spent` costs more than it.
-    PrivacyError
-        If the accountant does not cover the event.
 
     Examples
     --------
@@ -212,7 +210,7 @@ def calibrate_batch_size(
     Parameters
     ----------
     target_epsilon, target_delta, accountant, spent
-        As in `calibrate_noise_multiplier`.
+        As in `calibrate_noise_multiplier`, which says when `PrivacyError` is raised.
     make_event : callable
         batch_size -> event, with all other settings fixed; epsilon must not fall with the batch size.
     dataset_size : int
@@ -227,8 +225,6 @@ def calibrate_batch_size(
     ------
     ArgumentError
         If a batch of one is too many, or `spent` costs more than the target.
-    PrivacyError
-        If the accountant does not cover the event.
     """
     most = validate.integer(dataset_size=dataset_size, minimum=1)
     ask = _Question[int](target_epsilon, target_delta, make_event, accountant, spent, unknown="a batch size", probe=1)
@@ -254,7 +250,7 @@ def calibrate_sample_rate(
     Parameters
     ----------
     target_epsilon, target_delta, accountant, spent
-        As in `calibrate_noise_multiplier`.
+        As in `calibrate_noise_multiplier`, which says when `PrivacyError` is raised.
     make_event : callable
         sample_rate -> event, with all other settings fixed; epsilon must not fall with the rate.
 
@@ -268,8 +264,6 @@ def calibrate_sample_rate(
     ------
     ArgumentError
         If even a rate of 1e-9 is too much, or `spent` costs more than the target.
-    PrivacyError
-        If the accountant does not cover the event.
     """
     ask = _Question[float](
         target_epsilon, target_delta, make_event, accountant, spent, unknown="a sample rate", probe=0.01

@@ -15,7 +15,7 @@ import math
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon
-from dpcore.accounting.phases import PoissonStep, Step, phases
+from dpcore.accounting.phases import Step, phases
 
 
 def estimated_epsilon(event: Event, delta: float) -> float:
@@ -28,5 +28,5 @@ def estimated_epsilon(event: Event, delta: float) -> float:
 
 
 def _divergence(step: Step) -> float:
-    parts = step.components if isinstance(step, PoissonStep) else ((1.0, step.sample_rate, step.noise_multiplier),)
-    return math.fsum(weight * q * q * math.expm1(min(1.0 / (sigma * sigma), 300.0)) for weight, q, sigma in parts)
+    terms = (weight * q * q * math.expm1(min(1.0 / (sigma * sigma), 300.0)) for weight, q, sigma in step.components)
+    return math.fsum(terms)

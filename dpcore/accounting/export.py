@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpcore.accounting.events import (
-    Adjacency,
-    Composed,
-    CyclicPoissonSampledGaussian,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    MatrixGaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import events
+from dpcore.accounting.events import Adjacency, Event
 from dpcore.errors import ArgumentTypeError, PrivacyError
 
 _RELATIONS = {
@@ -28,7 +17,7 @@ _RELATIONS = {
 
 
 def to_dp_accounting(event: Event) -> Any:
-    """Return the event as a `dp_accounting.DpEvent`.
+    """Return the event as a `dp_accounting.DpEvent`, to be composed with `neighboring_relation(event)`.
 
     A multiplier is passed on as it is, relative to the sensitivity under the event's own adjacency. That is what
     dp-accounting's `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a
@@ -36,16 +25,6 @@ def to_dp_accounting(event: Event) -> Any:
 
     A matrix mechanism becomes the one Gaussian mechanism that it is, and a cyclic run the steps that one example may
     enter.
-
-    Parameters
-    ----------
-    event : Event
-        Any event of dpcore.
-
-    Returns
-    -------
-    dp_accounting.DpEvent
-        To be composed by an accountant with `neighboring_relation(event)`.
 
     Raises
     ------
@@ -55,31 +34,31 @@ def to_dp_accounting(event: Event) -> Any:
     names = _dp_accounting()
     if not isinstance(event, Event):
         raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-    if isinstance(event, NonPrivate):
+    if isinstance(event, events.NonPrivate):
         return names.NonPrivateDpEvent()
-    if isinstance(event, Composed):
+    if isinstance(event, events.Composed):
         return names.ComposedDpEvent([to_dp_accounting(part) for part in event.events])
-    if isinstance(event, SelfComposed):
+    if isinstance(event, events.SelfComposed):
         return _repeated(names, to_dp_accounting(event.repeated), event.count)
-    if isinstance(event, Gaussian):
-        return _repeated(names, _gaussian(names, event.noise_multiplier), event.count)
-    if isinstance(event, MatrixGaussian):
+    if isinstance(event, events.Gaussian):
+        return _repeated(names, names.GaussianDpEvent(event.noise_multiplier), event.count)
+    if isinstance(event, events.MatrixGaussian):
         if event.mu == 0.0:
             return names.NoOpDpEvent()
-        return _gaussian(names, event.noise_multiplier / event.sensitivity)
-    if isinstance(event, PoissonSampledGaussian):
-        step = names.PoissonSampledDpEvent(event.sample_rate, _gaussian(names, event.noise_multiplier))
+        return names.GaussianDpEvent(event.noise_multiplier / event.sensitivity)
+    if isinstance(event, events.PoissonSampledGaussian):
+        step = names.PoissonSampledDpEvent(event.sample_rate, names.GaussianDpEvent(event.noise_multiplier))
         return _repeated(names, step, event.steps)
-    if isinstance(event, CyclicPoissonSampledGaussian):
-        gaussian = _gaussian(names, event.noise_multiplier / event.sensitivity)
+    if isinstance(event, events.CyclicPoissonSampledGaussian):
+        gaussian = names.GaussianDpEvent(event.noise_multiplier / event.sensitivity)
         return _repeated(names, names.PoissonSampledDpEvent(event.sample_rate, gaussian), event.participations)
-    if isinstance(event, TruncatedPoissonSampledGaussian):
+    if isinstance(event, events.TruncatedPoissonSampledGaussian):
         step = names.TruncatedSubsampledGaussianDpEvent(
             event.dataset_size, event.sample_rate, event.max_batch_size, event.noise_multiplier
         )
         return _repeated(names, step, event.steps)
-    if isinstance(event, FixedSizeSampledGaussian):
-        gaussian = _gaussian(names, event.noise_multiplier)
+    if isinstance(event, events.FixedSizeSampledGaussian):
+        gaussian = names.GaussianDpEvent(event.noise_multiplier)
         step = names.SampledWithoutReplacementDpEvent(event.dataset_size, event.batch_size, gaussian)
         return _repeated(names, step, event.steps)
     raise PrivacyError(f"event={type(event).__name__}: dp-accounting has no event for it")
@@ -93,10 +72,6 @@ def neighboring_relation(event: Event) -> Any:
     if not isinstance(event, Event):
         raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
     return NeighboringRelation[_RELATIONS[event.adjacency]]
-
-
-def _gaussian(names: Any, noise_multiplier: float) -> Any:
-    return names.GaussianDpEvent(noise_multiplier)
 
 
 def _repeated(names: Any, event: Any, count: int) -> Any:

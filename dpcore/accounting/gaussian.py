@@ -114,15 +114,8 @@ class GaussianAccountant:
     sampling at rate 1 (everyone takes part in every step), `NonPrivate`, and compositions of these.
     """
 
-    @property
-    def name(self) -> str:
-        """The name "gaussian"."""
-        return "gaussian"
-
-    @property
-    def floor(self) -> str:
-        """Why a small epsilon may stay out of reach."""
-        return "the exact Gaussian accountant has no floor of its own"
+    name = "gaussian"
+    floor = "the exact Gaussian accountant has no floor of its own"
 
     def supports(self, event: Event) -> bool:
         """Whether the event is a Gaussian mechanism as a whole."""
@@ -141,10 +134,7 @@ class GaussianAccountant:
 def event_mu(event: Event) -> float:
     """Return mu of an event that is a Gaussian mechanism: infinity without noise, 0 without a release.
 
-    Raises
-    ------
-    PrivacyError
-        If it is not.
+    Raises `PrivacyError` if it is not one.
     """
     found = demand_phases(event)
     if found.steps:

@@ -85,6 +85,11 @@ class WithoutReplacementStep:
         """The probability that an example is in the subset."""
         return self.batch_size / self.dataset_size
 
+    @property
+    def components(self) -> tuple[tuple[float, float, float], ...]:
+        """One, of weight 1: like those of a `PoissonStep`."""
+        return ((1.0, self.sample_rate, self.noise_multiplier),)
+
 
 Step = PoissonStep | WithoutReplacementStep
 
@@ -134,10 +139,7 @@ def demand_phases(event: Event) -> Phases:
 def parts_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
     """Yield every part of an event that is not composed, and how often it occurs, if the event does so `count` times.
 
-    Raises
-    ------
-    ArgumentError
-        If counts multiply beyond float64.
+    Raises `ArgumentError` if counts multiply beyond float64.
     """
     if isinstance(event, Composed):
         for part in event.events:

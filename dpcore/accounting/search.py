@@ -17,27 +17,11 @@ _CLAMP = 50.0
 def least_meeting(
     epsilon: Callable[[float], float], target: float, start: float, limits: tuple[float, float], tolerance: float
 ) -> tuple[float, bool]:
-    """Return the least value with epsilon <= target, and whether it is that: False if a limit ends the search.
+    """Return the least value with epsilon <= target, and whether it is that.
 
-    Parameters
-    ----------
-    epsilon : callable
-        Of a value within `limits`; must not grow with it. May be 0 or infinity.
-    target, start : float
-        Greater than 0; the search begins at `start`.
-    limits : tuple of float
-        Smallest and largest value.
-    tolerance : float
-        The result has epsilon between (1 - tolerance) target and target, or lies within 1e-12 of a value whose epsilon
-        is above the target.
-
-    Returns
-    -------
-    float
-        The value; where the second is False the largest value (if its epsilon is above the target) or the smallest (if
-        its epsilon is below it).
-    bool
-        Whether the target was met in between.
+    `epsilon` must not grow with the value; it may be 0 or infinity. The result has epsilon between (1 - tolerance)
+    target and target, or lies within 1e-12 of a value whose epsilon is above the target. With False, a limit ended the
+    search: it is the largest value (if its epsilon is above the target) or the smallest (if its epsilon is below it).
     """
     tolerance = min(tolerance, 1.0)  # a target below what an accountant resolves: any epsilon at or below it will do
     aim = math.log(target) + math.log1p(-0.5 * tolerance)
@@ -93,23 +77,10 @@ def _narrow(
 
 
 def greatest_meeting(epsilon: Callable[[int], float], target: float, start: int, largest: int) -> tuple[int, bool]:
-    """Return the greatest integer that meets the target, 0 if none does, and whether the next is known not to.
+    """Return the greatest integer n in 0..largest with epsilon(n) <= target, and whether epsilon(n + 1) > target.
 
-    Parameters
-    ----------
-    epsilon : callable
-        Of an integer from 1 to `largest`; must not fall with it. May be 0 or infinity.
-    target : float
-        Greater than 0.
-    start, largest : int
-        The search begins at `start`.
-
-    Returns
-    -------
-    int
-        n with epsilon(n) <= target, at most `largest`.
-    bool
-        Whether epsilon(n + 1) > target; False if n is `largest`.
+    `epsilon`, of an integer from 1 on, must not fall with it; it may be 0 or infinity. The second is False if n is
+    `largest`.
     """
     low, high, stride = 0, min(max(start, 1), largest), 1.1
     if epsilon(high) <= target:

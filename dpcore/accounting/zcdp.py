@@ -19,33 +19,20 @@ import math
 from dataclasses import dataclass
 
 from dpcore.accounting.events import Event
-from dpcore.accounting.gaussian import event_mu
-from dpcore.accounting.phases import phases
+from dpcore.accounting.gaussian import GaussianAccountant, event_mu
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
 
 @dataclass(frozen=True)
-class ZcdpAccountant:
+class ZcdpAccountant(GaussianAccountant):
     """zCDP of events that are Gaussian mechanisms as a whole, with the classic conversion; for comparison only.
 
     The "gaussian" accountant covers the same events exactly.
     """
 
-    @property
-    def name(self) -> str:
-        """The name "zcdp"."""
-        return "zcdp"
-
-    @property
-    def floor(self) -> str:
-        """Why a small epsilon may stay out of reach."""
-        return "zCDP has no floor of its own"
-
-    def supports(self, event: Event) -> bool:
-        """Whether nothing is sampled in secret."""
-        found = phases(event)
-        return found is not None and not found.steps
+    name = "zcdp"
+    floor = "zCDP has no floor of its own"
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return rho + 2 sqrt(rho log(1/delta))."""

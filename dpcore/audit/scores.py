@@ -59,11 +59,7 @@ def any_participation(records: Records) -> Floats:
 def whitened(records: Records, correlated: bool) -> Records:
     """Return the records in units of the noise that untouched coordinates show.
 
-    Parameters
-    ----------
-    records : Records
-    correlated : bool
-        Whether its correlations between steps are taken out, too, or its size alone.
+    `correlated` says whether its correlations between steps are taken out, too, or its size alone.
     """
     rows = records.nulls.reshape(records.nulls.shape[0], -1)
     covariance = rows @ rows.T / rows.shape[1]

@@ -23,15 +23,7 @@ def largest(steps: int) -> int:
 
 
 class Blocks:
-    """Measures what rows and durable writes take, and says how long the next block is.
-
-    Parameters
-    ----------
-    steps : int
-        Rows planned.
-    clock : callable
-        Seconds.
-    """
+    """Measures what rows and durable writes take, by a `clock` in seconds, and says how long the next block is."""
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._largest = largest(steps)

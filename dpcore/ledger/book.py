@@ -24,20 +24,9 @@ if TYPE_CHECKING:
 
 
 class Book:
-    """A ledger's file with its state.
+    """A ledger's file with its state. The storage was checked to be a ledger.
 
-    Parameters
-    ----------
-    storage : Storage
-        Checked to be a ledger.
-
-    Attributes
-    ----------
-    storage : Storage
-    state : State
-        As of the last time that the file was read or written here.
-    seal : str
-        Of the last entry then.
+    `state` is that of the last time that the file was read or written here, and `seal` that of the last entry then.
     """
 
     def __init__(self, storage: Storage) -> None:

@@ -20,15 +20,7 @@ INFINITE = "inf"
 
 
 class Entry(NamedTuple):
-    """One entry as it is stored.
-
-    Attributes
-    ----------
-    number : int
-    body : str
-        Canonical JSON, which holds the number too.
-    seal : str
-    """
+    """One entry as it is stored: its `body` is canonical JSON, which holds the number too."""
 
     number: int
     body: str
@@ -38,10 +30,7 @@ class Entry(NamedTuple):
 def write(content: Mapping[str, Any]) -> str:
     """Return the one JSON spelling of an entry's content.
 
-    Raises
-    ------
-    ArgumentError
-        For anything that is not made of numbers, strings, lists, dicts, booleans and None.
+    Raises `ArgumentError` for anything that is not made of numbers, strings, lists, dicts, booleans and None.
     """
     try:
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -62,13 +51,7 @@ def number_out(value: float) -> float | str:
 
 
 def number_in(value: Any) -> float:
-    """Return the charge that `number_out` wrote.
-
-    Raises
-    ------
-    ValueError
-        For anything else.
-    """
+    """Return the charge that `number_out` wrote; raise ValueError for anything else."""
     if value == INFINITE:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:

@@ -50,16 +50,9 @@ from dpcore.accounting.phases import phases
 class Fixed:
     """What the entry "fix" says.
 
-    Attributes
-    ----------
-    runs : tuple of str
-        The runs fixed beforehand that the budget affords as planned; none in a ledger without a budget.
-    event : dict
-        All their plans, as JSON values.
-    charge, epsilon : float
-        What that costs: to the filter, and by the tightest accountant at the budget's delta.
-    order, limit : float, float or None
-        The filter's, from here on.
+    `runs` are those fixed beforehand that the budget affords as planned (none in a ledger without a budget), and
+    `event` holds all their plans, as JSON values. `charge` is what that costs the filter, `epsilon` what it costs by
+    the tightest accountant at the budget's delta. `order` and `limit` are the filter's, from here on.
     """
 
     runs: tuple[str, ...]
@@ -102,13 +95,8 @@ def within(planned: Event, event: Event) -> bool:
 def choose(first: tuple[str, Event], others: Iterable[tuple[str, Event]], budget: tuple[float, float]) -> list[str]:
     """Return which runs are fixed beforehand: the first, and of the others as many as the budget affords; see above.
 
-    Parameters
-    ----------
-    first : (str, Event)
-        The run that asks for the first row, and its planned event.
-    others : iterable of (str, Event)
-        The others, in the order in which they were begun.
-    budget : (float, float)
+    Runs come with their planned events: `first` asks for the first row, `others` are in the order in which they were
+    begun. The budget is (epsilon, delta).
     """
     if not affords(budget, first[1]):
         return []

@@ -80,12 +80,7 @@ _SHARES = math.pi**2 / 3.0 - 1.0
 class PrivacyFilter:
     """What a ledger adds up, and how the sum becomes an epsilon.
 
-    Parameters
-    ----------
-    kind : {"rdp", "gdp"}
-        Renyi divergences at one order, or mu^2 of Gaussian mechanisms.
-    order : float
-        The Renyi order, above 1; not used by "gdp".
+    "rdp" adds up Renyi divergences at one `order`, above 1; "gdp" mu^2 of Gaussian mechanisms.
     """
 
     kind: str = "rdp"
@@ -109,10 +104,7 @@ class PrivacyFilter:
     def charge(self, event: Event) -> float:
         """Return what the event adds to the sum: 0 or more, possibly infinity.
 
-        Raises
-        ------
-        PrivacyError
-            If this filter does not cover the event.
+        Raises `PrivacyError` if this filter does not cover the event.
         """
         if self.kind == "gdp":
             parts = phases(event)
@@ -134,13 +126,7 @@ class PrivacyFilter:
         return epsilon_from_rdp(np.array([self.order]), np.array([total]), delta)[0]
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """Return the largest sum that is (epsilon, delta)-private.
-
-        Raises
-        ------
-        ArgumentError
-            If nothing could be spent.
-        """
+        """Return the largest sum that is (epsilon, delta)-private. Raises `ArgumentError` if nothing could be spent."""
         epsilon, delta = validate.positive(epsilon=epsilon), validate.open_unit(delta=delta)
         if self.kind == "gdp":
             most = float(analytic_noise_multiplier(epsilon, delta) ** -2)

@@ -25,17 +25,7 @@ class Holder(Protocol):
 
 
 class Reservations:
-    """What a ledger grants to its runs.
-
-    Parameters
-    ----------
-    book : Book
-
-    Attributes
-    ----------
-    budget : tuple of float or None
-        (epsilon, delta).
-    """
+    """What a ledger grants to its runs. Its `budget` is (epsilon, delta)."""
 
     def __init__(self, book: Book) -> None:
         self._book = book

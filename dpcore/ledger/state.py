@@ -111,13 +111,7 @@ class State:
         return releases == mark <= run.planned_steps or within(Event.from_dict(run.planned), event)
 
     def apply(self, content: Mapping[str, Any]) -> None:
-        """Take an entry into account.
-
-        Raises
-        ------
-        ValueError
-            With what is wrong, if it does not follow from the entries before it.
-        """
+        """Take an entry into account; a ValueError says what is wrong if it does not follow from those before it."""
         kind = content.get("kind")
         handler = _HANDLERS.get(str(kind))
         if content.get("entry") != self.entries:

@@ -45,14 +45,9 @@ PRAGMA user_version = {FORMAT};
 
 
 class Storage:
-    """A ledger's file.
+    """A ledger's file, at a resolved path.
 
-    Parameters
-    ----------
-    path : Path
-        Resolved.
-    read_only : bool
-        Whether nothing may be written, not even what a crashed writer left to be put right.
+    With `read_only` nothing may be written, not even what a crashed writer left to be put right.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -96,10 +91,7 @@ class Storage:
     def create(cls, path: Path, first: Entry, salt: bytes) -> Storage:
         """Make the file with its first entry, whole or not at all; mode 0600.
 
-        Raises
-        ------
-        DataError
-            If there is a file already, or it cannot be written.
+        Raises `DataError` if there is a file already, or it cannot be written.
         """
         if path.exists():
             raise _exists(path)
@@ -126,13 +118,7 @@ class Storage:
         return cls(path)
 
     def check(self) -> None:
-        """Refuse whatever is no ledger of a version that this dpcore reads.
-
-        Raises
-        ------
-        DataError
-            Saying what it is instead.
-        """
+        """Refuse whatever is no ledger of a version that this dpcore reads: a `DataError` says what it is instead."""
         if not self.path.exists():
             raise DataError(f"ledger {self.path}: does not exist; dpcore ledger create makes one")
         if not self.path.is_file():

@@ -27,20 +27,9 @@ Observer = Callable[[Sequence[Any], Sequence[Any]], None]
 class Composition:
     """The settings and places that a composed step needs; see `dpcore.mechanism.mechanism.Mechanism`.
 
-    Parameters
-    ----------
-    backend : Backend
-    method : Method
-    batch_size : float
-        B.
-    keys : RunKeys
-        Secret.
-    layout : Layout
-    projections : mapping of int to array
-        GaLore's P of the tensors that are projected, in place.
-    past : sequence of lists of arrays
-        The last released averages of each tensor, the latest first, in place; empty lists without an adaptive filter.
-    rng : str
+    `batch_size` is B, and `keys` are secret. By tensor, `projections` holds GaLore's P where it is projected, and
+    `past` the last released averages, the latest first; empty lists without an adaptive filter. Both are changed in
+    place.
     """
 
     backend: Backend[Any]

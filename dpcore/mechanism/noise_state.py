@@ -40,23 +40,10 @@ def rebuild(
     rng: str,
     steps: int,
 ) -> None:
-    """Run the recurrence that correlates the noise from row 0, in place.
+    """Run the recurrence that correlates the noise from row 0 over the `steps` rows drawn so far, in place.
 
-    Parameters
-    ----------
-    states : sequence of sequences of arrays
-        Of each tensor; empty ones are left alone.
-    stream : int
-        The stream that the noise is drawn from.
-    backend : Backend
-    strategy : Strategy
-        One that streams by a recurrence.
-    keys : RunKeys
-        Secret.
-    layout : Layout
-    rng : str
-    steps : int
-        Rows that were drawn so far.
+    `states` are those of each tensor, and empty ones are left alone. `stream` is the stream that the noise is drawn
+    from, by secret keys. The strategy must stream by a recurrence.
     """
     for entry, state in zip(layout.entries, states, strict=True):
         for vector in state:

@@ -57,17 +57,9 @@ class RunVectors:
     def of(
         cls, plan: Plan, layout: Layout, parameters: Sequence[Any], backend: Backend[Any], separate_square: bool
     ) -> RunVectors:
-        """Make the vectors of a plan, all zero.
+        """Make the vectors of a plan, all zero; `parameters` of the backend give sizes and dtype.
 
-        Parameters
-        ----------
-        plan : Plan
-        layout : Layout
-        parameters : sequence of arrays
-            Of the backend, for sizes and dtype.
-        backend : Backend
-        separate_square : bool
-            Whether a second moment is released with noise of its own.
+        `separate_square` says whether a second moment is released with noise of its own.
         """
         method = plan.method
         flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]

@@ -141,13 +141,7 @@ class CyclicPoissonSampler(BaseSampler):
             )
 
     def group(self, number: int) -> Indices:
-        """Return the examples of a group, sorted, (m,) int64. Public.
-
-        Parameters
-        ----------
-        number : int
-            0 <= number < groups.
-        """
+        """Return the examples of a group, 0 <= number < groups, sorted, (m,) int64. Public."""
         number = validate.integer(number=number, minimum=0)
         if number >= self.groups:
             raise ArgumentError(f"number={number}: must be less than groups={self.groups}")

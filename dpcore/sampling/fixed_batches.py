@@ -41,11 +41,7 @@ class FixedBatches(BaseSampler):
     batch_size: float
 
     def __init__(
-        self,
-        batches: Iterable[npt.ArrayLike],
-        *,
-        dataset_size: int | None = None,
-        batch_size: float | None = None,
+        self, batches: Iterable[npt.ArrayLike], *, dataset_size: int | None = None, batch_size: float | None = None
     ) -> None:
         if isinstance(batches, (str, bytes)) or not hasattr(batches, "__iter__"):
             raise ArgumentTypeError(f"batches={batches!r}: must be a list of index arrays, one for each step")
@@ -90,12 +86,9 @@ class FixedBatches(BaseSampler):
         return int((rounds * whole + self._uses(rest)).max())
 
     def patterns(self, steps: int) -> list[Indices]:
-        """Return the steps at which one and the same example takes part, among steps 0 .. steps - 1.
+        """Return the steps at which one and the same example takes part, among steps 0 .. steps - 1, ascending int64.
 
-        Returns
-        -------
-        list of (k,) int64
-            Ascending steps; every pattern that some example shows, once. Examples that are never used show none.
+        Every pattern that some example shows, once. Examples that are never used show none.
         """
         steps, cycle = validate.integer(steps=steps, minimum=0), len(self.batches)
         shown = self.batches[:steps]

@@ -19,10 +19,8 @@ WORDS = 1 << 32
 def coin(size: int, batch_size: float | None, sample_rate: float | None) -> tuple[float, int]:
     """Return the expected batch size of `size` examples, and how many of the 2^32 words of a coin are heads.
 
-    Raises
-    ------
-    ArgumentError
-        If neither is given, or both contradict each other; if the rate is no probability, or no coin can land.
+    Raises `ArgumentError` if neither is given, or both contradict each other; if the rate is no probability, or no coin
+    can land.
     """
     if batch_size is None and sample_rate is None:
         raise ArgumentError("batch_size=None: give batch_size (expected examples a step) or sample_rate")

@@ -34,12 +34,7 @@ class Shard:
     def indices(self, key: bytes, step: int) -> Indices:
         """Return this process's part of ``sampler.indices(key, step)``; in the order of ranks the parts join to it.
 
-        Parameters
-        ----------
-        key : bytes
-            The run's sampling key, the same in every process.
-        step : int
-            Any step, in any order.
+        `key` is the run's sampling key, the same in every process.
         """
         batch = self.sampler.indices(key, step)
         units = self._units(key, step)

@@ -263,16 +263,9 @@ def unit_sums(rows: Any, units: Sequence[int]) -> Any:
 def portions(units: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int, list[int], bool]]:
     """Split the rows of whole units into portions of at most `most` rows.
 
-    A unit is split only if it is larger than a portion, and then its portions hold nothing else.
-
-    Yields
-    ------
-    start, stop : int
-        Rows of the portion.
-    sizes : list of int
-        How many of them belong to each of its units.
-    more : bool
-        Whether its one unit goes on in the next portion, so that the sums are not complete.
+    A unit is split only if it is larger than a portion, and then its portions hold nothing else. Yields the rows of the
+    portion, start and stop, how many of them belong to each of its units, and whether its one unit goes on in the next
+    portion, so that the sums are not complete.
     """
     start, sizes = 0, list[int]()
     for unit in units.tolist():

@@ -130,15 +130,7 @@ class Backend(Protocol[A]):
         """Return contiguous zeros of the shape and place of `array`, of `dtype` ("float32", "float64") or its own."""
 
     def words(
-        self,
-        key: bytes,
-        row: int,
-        stream: int,
-        start: int,
-        size: int,
-        *,
-        tail: bool = False,
-        rng: str = "chacha20",
+        self, key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"
     ) -> A:
         """Return words `start` .. `start + size` of a row: uint32 (int32 of the same bits where torch lacks uint32).
 
@@ -148,15 +140,7 @@ class Backend(Protocol[A]):
         """
 
     def normal(
-        self,
-        key: bytes,
-        row: int,
-        stream: int,
-        start: int,
-        size: int,
-        *,
-        dtype: str = "float32",
-        rng: str = "chacha20",
+        self, key: bytes, row: int, stream: int, start: int, size: int, *, dtype: str = "float32", rng: str = "chacha20"
     ) -> A:
         """Return standard normals of elements `start` .. `start + size`: `dtype` "float32" or "float64".
 

@@ -188,13 +188,7 @@ class Method:
         return described
 
 
-_PACKAGES = {
-    "query": "queries",
-    "clip": "clipping",
-    "noise": "noise",
-    "filter": "filters",
-    "update": "updates",
-}
+_PACKAGES = {"query": "queries", "clip": "clipping", "noise": "noise", "filter": "filters", "update": "updates"}
 _MODULES = {"schedule": "schedules", "averaging": "averaging", "galore": "galore"}
 
 

@@ -114,11 +114,8 @@ class Statement:
         for name in _DICTS:
             object.__setattr__(self, name, plain(getattr(self, name), name))
         for name in ("epsilon", "epsilon_planned", "epsilon_interval"):
-            value = {
-                accountant: _epsilon(number, f"{name}.{accountant}")
-                for accountant, number in getattr(self, name).items()
-            }
-            object.__setattr__(self, name, value)
+            given = getattr(self, name).items()
+            object.__setattr__(self, name, {key: _epsilon(value, f"{name}.{key}") for key, value in given})
         object.__setattr__(self, "caveats", tuple(str(caveat) for caveat in self.caveats))
         if not 0 <= self.steps_taken <= self.steps_planned:
             raise ArgumentError(

@@ -33,11 +33,7 @@ class Engine(Loop):
     """
 
     def __init__(
-        self,
-        gradient: PerExampleGradient,
-        mechanism: Mechanism,
-        working: Working,
-        microbatch_size: int,
+        self, gradient: PerExampleGradient, mechanism: Mechanism, working: Working, microbatch_size: int
     ) -> None:
         super().__init__(mechanism, microbatch_size)
         self.gradient = gradient

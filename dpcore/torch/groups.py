@@ -66,12 +66,8 @@ def defaults(update: Update) -> dict[str, Any]:
 def check_keys(group: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse settings of a new group that belong to the run, or that the update does not have.
 
-    Raises
-    ------
-    PrivacyError
-        For `max_grad_norm`, `noise_multiplier` and the like.
-    ArgumentError
-        For an unknown setting; names the nearest known one.
+    Raises `PrivacyError` for `max_grad_norm`, `noise_multiplier` and the like. Raises `ArgumentError` for an unknown
+    setting; names the nearest known one.
     """
     refuse_privacy_settings(group)
     for key in group:

@@ -19,10 +19,7 @@ from dpcore.torch.fingerprint import data_fingerprint
 def open_ledger(ledger: Any) -> Ledger:
     """Return the ledger, opened if it was given as a path.
 
-    Raises
-    ------
-    DataError
-        If there is no ledger at that path, or it cannot be used.
+    Raises `DataError` if there is no ledger at that path, or it cannot be used.
     """
     if isinstance(ledger, Ledger):
         return ledger

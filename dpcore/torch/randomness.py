@@ -54,18 +54,10 @@ _WORDS = 624  # of the Mersenne Twister's state
 
 
 def step_seed(keys: RunKeys, use: str, step: int, place: int = 0) -> bytes:
-    """Return the secret seed of one use ("dropout", "augmentation") in one step.
+    """Return the secret seed of one use ("dropout", "augmentation") in one step, counted from 0.
 
-    Parameters
-    ----------
-    keys : RunKeys
-        After a fork they are others, and so are all later seeds.
-    use : str
-        A label; each has a key of its own.
-    step : int
-        From 0.
-    place : int
-        First example of the micro-batch.
+    Each use has a key of its own. `place` is the first example of the micro-batch. After a fork the keys are others,
+    and so are all later seeds.
     """
     return derive_key(derive_key(keys.noise, f"dpcore {use}"), f"step {step} example {place}")
 

@@ -55,10 +55,7 @@ class Event:
     def from_dict(data: Mapping[str, Any]) -> Event:
         """Return the event that `to_dict` described.
 
-        Raises
-        ------
-        ArgumentError
-            If the class name is unknown, or a field is missing or unknown.
+        Raises `ArgumentError` for a class or fields that are unknown or missing.
         """
         try:
             kind = Event._kinds[validate.choice(Event._kinds, event=data["event"])]

@@ -25,15 +25,11 @@ class NonPrivate(Event):
     """A release without any guarantee: epsilon is infinity. `reason` is one sentence for the statement."""
 
     reason: str
+    adjacency = None
 
     def __post_init__(self) -> None:
         if not str(self.reason).strip():
             raise ArgumentError(f"reason={self.reason!r}: must be a sentence that says why the release is not private")
-
-    @property
-    def adjacency(self) -> None:
-        """None: there is no guarantee under any adjacency."""
-        return
 
 
 @dataclass(frozen=True)
@@ -109,6 +105,4 @@ class SelfComposed(Event):
 
     @classmethod
     def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        return (
-            {**arguments, "repeated": Event.from_dict(arguments["repeated"])} if "repeated" in arguments else arguments
-        )
+        return {name: Event.from_dict(value) if name == "repeated" else value for name, value in arguments.items()}

@@ -33,16 +33,12 @@ class PoissonSampledGaussian(Event):
     sample_rate: float
     noise_multiplier: float
     steps: int
+    adjacency = Adjacency.ADD_REMOVE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
         object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
         object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Add-remove."""
-        return Adjacency.ADD_REMOVE
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,7 @@ class FixedSizeSampledGaussian(Event):
     batch_size: int
     noise_multiplier: float
     steps: int
+    adjacency = Adjacency.REPLACE_ONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
@@ -74,11 +71,6 @@ class FixedSizeSampledGaussian(Event):
             raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
         object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
         object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Replace-one."""
-        return Adjacency.REPLACE_ONE
 
 
 @dataclass(frozen=True)
@@ -173,6 +165,7 @@ class CyclicPoissonSampledGaussian(Event):
     sensitivity: float
     steps: int
     strategy: str = "identity"
+    adjacency = Adjacency.ZERO_OUT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
@@ -182,11 +175,6 @@ class CyclicPoissonSampledGaussian(Event):
         object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
         if not str(self.strategy).strip():
             raise ArgumentError(f"strategy={self.strategy!r}: must be the name or the digest of the matrix")
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out."""
-        return Adjacency.ZERO_OUT
 
     @property
     def participations(self) -> int:

@@ -16,15 +16,8 @@ class PldAccountant:
     Covers every event that comes down to a Gaussian mechanism and sampled Gaussian steps (`dpcore.accounting.phases`).
     """
 
-    @property
-    def name(self) -> str:
-        """The name "pld"."""
-        return "pld"
-
-    @property
-    def floor(self) -> str:
-        """Why a small epsilon may stay out of reach."""
-        return "the PLD accountant rounds epsilon up, as a rule by at most max(1e-3 epsilon, 1e-4)"
+    name = "pld"
+    floor = "the PLD accountant rounds epsilon up, as a rule by at most max(1e-3 epsilon, 1e-4)"
 
     def supports(self, event: Event) -> bool:
         """Whether every part of the event is known."""

@@ -147,11 +147,7 @@ def scout(side: Side, read: Callable[[Curve], float]) -> float:
 
 
 def refine(
-    sides: Sequence[Side],
-    read: Callable[[Curve], float],
-    tolerance: Callable[[Interval], float],
-    *,
-    retilt: bool,
+    sides: Sequence[Side], read: Callable[[Curve], float], tolerance: Callable[[Interval], float], *, retilt: bool
 ) -> Interval:
     """Return bounds on the largest `read`, 0 or more, over the directions, refined until the tolerance is met.
 
@@ -165,7 +161,7 @@ def refine(
         if retilt and math.isfinite(side.expected) and abs(side.expected - side.reference) > 0.25 * side.spread:
             side.expected = max(0.0, side.expected - side.excess())
             side.aim(tilt_at(side.rough, side.expected))
-    leader = max(sides, key=_expectation)
+    leader = max(sides, key=lambda side: side.expected)
     wanted = tolerance(Interval(leader.expected, leader.expected))
     share = wanted * leader.theta if retilt else wanted / max(leader.expected, 1e-300)
     leader.settle(min(3.0, max(1e-9, share)), leader.theta)
@@ -194,7 +190,3 @@ def refine(
             lower = max(lower, min(side.upper, read(below())))
         tried.setdefault(side.direction, math.inf)
     return Interval(lower, max(side.upper for side in sides))
-
-
-def _expectation(side: Side) -> float:
-    return side.expected

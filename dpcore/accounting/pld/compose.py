@@ -78,30 +78,19 @@ _WHOLE = 48  # distinct steps, at least, that are transformed at all frequencies
 
 
 def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: float = 600.0) -> Curve:
-    """Return the curve of the composition, accurate near the epsilons where K'(theta) = epsilon.
+    """Return the curve of the composition at a tilt of 0 or more, accurate near the epsilons where K'(theta) = epsilon.
 
-    Parameters
-    ----------
-    moments : Moments
-        Of what is composed.
-    theta : float
-        Tilt, 0 or more.
-    upper : bool
-        Whether the masses are those of an upper bound.
-    eta : float
-        Relative error of the masses of a step (see `discretize`).
-    behind : float
-        How far below K'(theta) the curve is asked for.
+    `upper` says whether the masses are those of an upper bound, and `eta` is the relative error of the masses of a step
+    (see `discretize`). The curve is asked for from `behind` below K'(theta) on.
     """
     h = moments.parts[0].h
-    log_total, mean, variance = moments(theta)
-    reference = mean
-    high, low, outside = _window(moments, theta, log_total, mean, variance, h)
+    log_total, reference, variance = moments(theta)
+    high, low, outside = _window(moments, theta, log_total, reference, variance, h)
     count = high - low
     summed, error, start = _convolve(moments, theta, count)
     # Index j of the transform stands for point start + j, modulo count; the window begins at round(mean) + low.
     shifts = sum(float(part.counts @ part.offsets[:, 0]) for part in moments.parts)
-    first = round((mean - shifts) / h) + low
+    first = round((reference - shifts) / h) + low
     summed = np.roll(summed, -((first - start) % count))
     losses: Array = np.asarray(shifts + (first + np.arange(count)) * h, dtype=np.float64)
     steps = float(sum(part.counts.sum() for part in moments.parts))
@@ -139,8 +128,7 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: 
     infinite = float(sum(part.counts @ part.infinite for part in moments.parts)) if upper else 0.0
     infinite *= (1.0 + 1e-9) * math.exp(max(0.0, shift))
     chernoff = log_total + log_peak + spare + (1.0 + theta) * abs(shift)
-    moved: Array = losses + shift
-    return Curve(moved, scale, values, slack, infinite, upper, theta, chernoff, count)
+    return Curve(losses + shift, scale, values, slack, infinite, upper, theta, chernoff, count)
 
 
 def _log_peak(theta: float) -> float:

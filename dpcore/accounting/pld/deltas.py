@@ -14,24 +14,10 @@ from dpcore.accounting.pld.loss import Array
 class Curve:
     """delta at ascending losses, certainly above or below the true one, linear in e^eps in between.
 
-    Attributes
-    ----------
-    losses : (n,) float64
-        Ascending epsilons; may begin below 0.
-    log_scale : float
-        log of the unit of `values`.
-    values : (n,) float64
-        delta at the losses, in that unit, without the infinite mass.
-    slack : (n,) float64
-        What has to be subtracted (lower bound) or added (upper bound) from a point to the next; falls with the loss.
-    infinite : float
-        P-mass at loss infinity.
-    upper : bool
-        Whether it is an upper bound.
-    theta, chernoff : float
-        delta(eps) <= e^(chernoff - theta eps) + infinite, which an upper bound falls back on where the curve ends.
-    size : int
-        Points of the transform.
+    `values` (n,) are delta at the `losses` (n,), which may begin below 0, without the mass `infinite` at loss infinity,
+    in the unit e^`log_scale`. From a point to the next, `slack` (n,), which falls with the loss, has to be subtracted
+    (lower bound) or added (upper bound). delta(eps) <= e^(chernoff - theta eps) + infinite is what an upper bound falls
+    back on where the curve ends. `size` is the number of points of the transform.
     """
 
     losses: Array

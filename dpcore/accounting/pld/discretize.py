@@ -45,22 +45,10 @@ _MOST = 0.4  # of a neighbor that a bin may take: keeps the tridiagonal system d
 
 @dataclass(frozen=True)
 class Masses:
-    """P-masses of steps at losses offset + points * h.
+    """P-masses `p` (steps, n), 0 or more, at losses offsets + points * h.
 
-    Attributes
-    ----------
-    points : (n,) int64
-        Ascending, shared by the steps.
-    offsets : (steps, 1) float64
-        Loss of point 0 of each step.
-    p : (steps, n) float64
-        Masses, 0 or more.
-    infinite : (steps,) float64
-        P-mass at loss +infinity.
-    counts : (steps,) int64
-        How often each step occurs.
-    h : float
-        Distance of neighboring points of the grid.
+    `points` (n,) ascend and are shared by the steps; `offsets` (steps, 1) are the losses of point 0. `infinite`
+    (steps,) is the P-mass at loss +infinity, and `counts` (steps,) say how often each step occurs.
     """
 
     points: Integers

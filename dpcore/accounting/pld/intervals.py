@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
-from dpcore.accounting.phases import Phases, PoissonStep, phases
+from dpcore.accounting.phases import Phases, phases
 from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.problem import problem
@@ -95,11 +95,9 @@ def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
         return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
     sides = certify.start(problem(found, target), lambda moments: tilt.saddle(moments, target))
-
-    def wanted(interval: Interval) -> float:
-        return max(1e-3 * interval.lower, 1e-4) if tolerance is None else tolerance
-
-    interval = certify.refine(sides, lambda curve: curve.epsilon(delta), wanted, retilt=True)
+    interval = certify.refine(
+        sides, lambda curve: curve.epsilon(delta), lambda now: tolerance or max(1e-3 * now.lower, 1e-4), retilt=True
+    )
     return Interval(min(interval.lower, whole), min(interval.upper, whole))
 
 
@@ -139,22 +137,16 @@ def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
     if _least_noise(found) < _LEAST_NOISE:
         return Interval(0.0, min(1.0, _variation(found)))
     sides = delta_sides(found, epsilon)
-
-    def wanted(interval: Interval) -> float:
-        return max(1e-3 * interval.lower, 1e-285) if tolerance is None else tolerance
-
-    interval = certify.refine(sides, lambda curve: curve.delta(epsilon), wanted, retilt=False)
+    interval = certify.refine(
+        sides, lambda curve: curve.delta(epsilon), lambda now: tolerance or max(1e-3 * now.lower, 1e-285), retilt=False
+    )
     upper = min(interval.upper, _variation(found))
     return Interval(min(interval.lower, upper), upper)
 
 
 def _least_noise(found: Phases) -> float:
     """Return the smallest noise multiplier of a sampled step."""
-    return min(
-        sigma
-        for step, _ in found.steps
-        for *_, sigma in (step.components if isinstance(step, PoissonStep) else ((step.noise_multiplier,),))
-    )
+    return min(sigma for step, _ in found.steps for *_, sigma in step.components)
 
 
 def _variation(found: Phases) -> float:
@@ -165,8 +157,8 @@ def _variation(found: Phases) -> float:
     """
     total = math.erf(found.mu / math.sqrt(8.0))
     for step, count in found.steps:
-        parts = step.components if isinstance(step, PoissonStep) else ((1.0, step.sample_rate, step.noise_multiplier),)
-        total += count * math.fsum(weight * q * math.erf(1.0 / (math.sqrt(8.0) * sigma)) for weight, q, sigma in parts)
+        each = (weight * q * math.erf(1.0 / (math.sqrt(8.0) * sigma)) for weight, q, sigma in step.components)
+        total += count * math.fsum(each)
     return total * (1.0 + 1e-9)
 
 
@@ -198,7 +190,7 @@ def expected_epsilon(event: Event, delta: float) -> float:
 
 def merged(found: Phases) -> Phases:
     """Return the phases without steps in which no one takes part; raise if there are too many of the others."""
-    steps = tuple((step, count) for step, count in found.steps if getattr(step, "components", True))
+    steps = tuple((step, count) for step, count in found.steps if step.components)
     total = sum(count for _, count in steps)
     if total > _MOST_STEPS:
         raise ArgumentError(f"event: holds {total} sampled steps: the PLD accountant covers at most 2^40")

@@ -38,16 +38,9 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Family:
-    """Steps of one shape, with their counts, computed together.
+    """Steps of one shape, computed together: the mixture of each (steps, components), and `counts` (steps,).
 
-    Attributes
-    ----------
-    weights, rates, sigmas : (steps, components) float64
-        The mixture of each step.
-    counts : (steps,) int64
-        How often each step occurs.
-    subset : bool
-        Whether the steps draw subsets of fixed size (then there is one component of weight 1).
+    `subset` says whether the steps draw subsets of fixed size (then there is one component of weight 1).
     """
 
     weights: Array
@@ -65,10 +58,8 @@ def families(steps: Sequence[tuple[Step, int]], size: int = 256) -> list[Family]
     """Return the steps sorted into families of at most `size`, those of like rate and noise together."""
     groups: dict[tuple[bool, int], list[tuple[tuple[tuple[float, float, float], ...], int]]] = {}
     for step, count in steps:
-        subset = not isinstance(step, PoissonStep)
-        parts = step.components if isinstance(step, PoissonStep) else ((1.0, step.sample_rate, step.noise_multiplier),)
-        if parts:
-            groups.setdefault((subset, len(parts)), []).append((parts, count))
+        if parts := step.components:
+            groups.setdefault((not isinstance(step, PoissonStep), len(parts)), []).append((parts, count))
     found = []
     for (subset, _), members in groups.items():
         members.sort(key=lambda member: (member[0][0][2], member[0][0][1]))
@@ -85,14 +76,9 @@ def joined(parts: Sequence[Family]) -> list[Family]:
     groups: dict[tuple[bool, int], list[Family]] = {}
     for part in parts:
         groups.setdefault((part.subset, part.weights.shape[1]), []).append(part)
+    arrays = ("weights", "rates", "sigmas", "counts")
     return [
-        Family(
-            np.concatenate([one.weights for one in group]),
-            np.concatenate([one.rates for one in group]),
-            np.concatenate([one.sigmas for one in group]),
-            np.concatenate([one.counts for one in group]),
-            subset,
-        )
+        Family(**{name: np.concatenate([getattr(one, name) for one in group]) for name in arrays}, subset=subset)
         for (subset, _), group in groups.items()
     ]
 
@@ -139,21 +125,10 @@ def _add_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
 
 
 def masses(family: Family, direction: str, edges: Array) -> tuple[Array, Array]:
-    """Return the P-mass and the Q-mass of each loss interval.
+    """Return the P-mass and the Q-mass (steps, n) of each loss interval.
 
-    Parameters
-    ----------
-    family : Family
-        The steps.
-    direction : {"remove", "add"}
-        Ignored for subsets, whose pair is symmetric.
-    edges : (steps, n + 1) float64
-        Ascending losses, infinities allowed. An atom at 0 counts to the interval that begins at or contains 0.
-
-    Returns
-    -------
-    tuple of (steps, n) float64
-        P-masses and Q-masses.
+    `edges` (steps, n + 1) are ascending losses, infinities allowed; an atom at 0 counts to the interval that begins at
+    or contains 0. `direction` is "remove" or "add", and ignored for subsets, whose pair is symmetric.
     """
     if family.subset:
         rate, sigma = family.rates, family.sigmas

@@ -19,18 +19,9 @@ _SAMPLE = 24  # distinct steps that an estimate looks at
 
 @dataclass(frozen=True)
 class Problem:
-    """All steps of an event, and where their outcomes are resolved.
+    """All steps of an event, how many there are, and the directions that differ.
 
-    Attributes
-    ----------
-    families : tuple of Family
-        All steps.
-    steps : int
-        How many there are.
-    directions : tuple of str
-        Those that differ.
-    low, high : float
-        Standard normal quantiles up to which a step's outcomes are resolved.
+    A step's outcomes are resolved up to the standard normal quantiles `low` and `high`.
     """
 
     families: tuple[Family, ...]
@@ -77,13 +68,13 @@ class Problem:
 
     def grids(self, direction: str, h: float, fine: int) -> list[tuple[Family, Array, discretize.Integers]]:
         """Return offsets and points for each family."""
-        found = []
-        for family in self.families:
-            offsets = loss.center(family, direction, h)
-            bottom, top = loss.reach(family, direction, self.low, self.high)
-            low, high = float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max())
-            found.append((family, offsets, discretize.points(low, high, fine)))
-        return found
+        return [(family, *self._grid(family, direction, h, fine)) for family in self.families]
+
+    def _grid(self, family: Family, direction: str, h: float, fine: int) -> tuple[Array, discretize.Integers]:
+        offsets = loss.center(family, direction, h)
+        bottom, top = loss.reach(family, direction, self.low, self.high)
+        low, high = float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max())
+        return offsets, discretize.points(low, high, fine)
 
     def rough(self, direction: str) -> Moments:
         """Return the log moments of the sample, from a grid that resolves every scale by some percent."""
@@ -91,9 +82,7 @@ class Problem:
         for family in self.sample.families:
             bottom, top = loss.reach(family, direction, self.low, self.high)
             h = float(np.maximum(top, -bottom).max()) * 2.0**-22
-            offsets = loss.center(family, direction, h)
-            grid = discretize.points(float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max()), 8)
-            parts.append(discretize.upper(family, direction, h, offsets, grid))
+            parts.append(discretize.upper(family, direction, h, *self._grid(family, direction, h, 8)))
         return Moments(parts)
 
 

@@ -28,16 +28,9 @@ Array = npt.NDArray[np.float64]
 
 
 def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> tuple[float, float]:
-    """Return the smallest epsilon over the orders and the order it comes from.
+    """Return the smallest epsilon over the orders, each above 1, and the order it comes from.
 
-    Parameters
-    ----------
-    orders : (m,) float64
-        Orders, each above 1.
-    rdp : (m,) float64
-        Bounds on the divergence at those orders, 0 or more, possibly infinity.
-    delta : float
-        0 < delta < 1.
+    `rdp` (m,) bounds the divergence at the orders: 0 or more, possibly infinity.
     """
     bound = rdp + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
     bound = np.where(delta * delta > -np.expm1(-rdp), 0.0, bound)

@@ -87,14 +87,9 @@ def log_moments_exact(q: float, sigma: float, orders: Array) -> Array:
 
 
 def log_moments_of_many(q: Array, sigma: Array, order: float) -> Array:
-    """Return log A of many steps at one order above 1, as `log_moments_integer` and `log_moments_exact` have it.
+    """Return log A of m steps, 0 < q < 1 and sigma > 0, at one order above 1: an integer, or at most 32.
 
-    Parameters
-    ----------
-    q, sigma : (m,) float64
-        Of each step, 0 < q < 1 and sigma > 0.
-    order : float
-        An integer, or at most 32.
+    As `log_moments_integer` and `log_moments_exact` have it.
     """
     result = np.empty_like(q)
     whole = order == math.floor(order)

@@ -56,6 +56,7 @@ class RdpAccountant:
 
     orders: tuple[float, ...] | None = None
     fractional: str | None = None
+    name = "rdp"
 
     def __post_init__(self) -> None:
         if self.orders is not None:
@@ -69,11 +70,6 @@ class RdpAccountant:
         default = "exact" if self.orders is None else "series"
         wanted = default if self.fractional is None else self.fractional
         object.__setattr__(self, "fractional", validate.choice(["exact", "series"], fractional=wanted))
-
-    @property
-    def name(self) -> str:
-        """The name "rdp"."""
-        return "rdp"
 
     @property
     def floor(self) -> str:
@@ -146,21 +142,9 @@ def _component(q: float, sigma: float, orders: Array, fractional: str) -> Array:
 
 
 def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array, fractional: str = "exact") -> Array:
-    """Return the Renyi divergence of one Poisson-sampled Gaussian step at each order.
+    """Return the Renyi divergence of one Poisson-sampled Gaussian step, in both directions, at each order.
 
-    Parameters
-    ----------
-    sample_rate, noise_multiplier : float
-        0 < sample_rate < 1 and noise_multiplier > 0.
-    orders : (m,) float64
-        Orders above 1.
-    fractional : {"exact", "series"}
-        See `RdpAccountant`.
-
-    Returns
-    -------
-    (m,) float64
-        Divergences of both directions of add-remove, 0 or more.
+    For 0 < sample_rate < 1 and noise_multiplier > 0; `fractional` as in `RdpAccountant`.
 
     References
     ----------

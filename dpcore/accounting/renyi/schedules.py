@@ -77,13 +77,7 @@ def _least(at: Callable[[float], float], orders: Sequence[float]) -> float:
 
 
 class ScheduleMoments:
-    """Sums of log A over all steps of a schedule, at any order.
-
-    Parameters
-    ----------
-    found : Phases
-        With a finite mu.
-    """
+    """Sums of log A over all steps of a schedule with a finite mu, at any order."""
 
     def __init__(self, found: Phases) -> None:
         self._half_square = found.mu * found.mu / 2.0

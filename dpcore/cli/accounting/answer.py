@@ -31,10 +31,7 @@ def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
 
     The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon.
 
-    Raises
-    ------
-    PrivacyError
-        Where none covers the event.
+    Raises `PrivacyError` where none covers the event.
     """
     if asked is not None:
         return asked

@@ -79,10 +79,7 @@ class EventOptions:
     def event(self) -> Event:
         """Return what is released.
 
-        Raises
-        ------
-        ArgumentError
-            Where options are missing or contradict each other; the message says which to give.
+        Raises `ArgumentError` where options are missing or contradict each other; the message says which to give.
         """
         if self.noise_multiplier is None:
             raise ArgumentError("noise_multiplier: give --noise-multiplier")

@@ -114,8 +114,7 @@ def show_command(
 def verify_command(
     file: _File,
     seal: Annotated[
-        str | None,
-        typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear."),
+        str | None, typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear.")
     ] = None,
     accept_file_system: _Accept = False,
     as_json: options.Json = False,

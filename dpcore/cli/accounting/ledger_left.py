@@ -17,20 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spent:
-    """The runs of a ledger, as one event.
+    """The `runs` runs of the ledger `name`, as one event: what they release at most, all together.
 
-    Parameters
-    ----------
-    name : str
-        The ledger's.
-    runs : int
-        How many it holds.
-    event : Composed
-        What they release at most, all together.
-    budget : (float, float) or None
-        Its epsilon and delta.
-    left : Remaining or None
-        What the budget leaves; None where there is no budget, or where nothing is left of it for another run.
+    `budget` is (epsilon, delta). `left` is what it leaves; None where there is no budget, or where nothing is left of
+    it for another run.
     """
 
     name: str
@@ -98,12 +88,7 @@ def _budget(budget: tuple[float, float]) -> str:
 def spent_of(path: Path) -> Spent:
     """Read a ledger, without changing it.
 
-    Raises
-    ------
-    DpcoreError
-        As `dpcore.ledger.Ledger.open`.
-    PrivacyError
-        Where one of its runs has no guarantee.
+    Raises `DpcoreError` as `dpcore.ledger.Ledger.open`. Raises `PrivacyError` where one of its runs has no guarantee.
     """
     from dpcore.ledger import Ledger
 

@@ -122,10 +122,7 @@ def find(folder: str | os.PathLike[str], name: str) -> Path:
 
     The spelling ``train-images.idx3-ubyte``, which some mirrors use, is found too. A plain file comes first.
 
-    Raises
-    ------
-    DataError
-        Where the folder or the file is missing; the message lists what is there.
+    Raises `DataError` where the folder or the file is missing; the message lists what is there.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -19,10 +19,7 @@ _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
 def read(path: Path) -> dict[str, Any]:
     """Return the settings in a .toml file or in the config.json of a run.
 
-    Raises
-    ------
-    DataError
-        Where the file is missing or is not TOML or JSON.
+    Raises `DataError` where the file is missing or is not TOML or JSON.
     """
     try:
         if path.suffix == ".json":
@@ -46,10 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 def use(context: typer.Context, path: Path | None) -> Path | None:
     """Make the file's settings the defaults of the command; options on the command line win.
 
-    Raises
-    ------
-    ArgumentError
-        For a key that is no option of the command; the message has the nearest one.
+    Raises `ArgumentError` for a key that is no option of the command; the message has the nearest one.
     """
     return use_with_tables(context, path, ())
 
@@ -57,10 +51,7 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
 def use_with_tables(context: typer.Context, path: Path | None, tables: tuple[str, ...]) -> Path | None:
     """Do the same as `use`; tables of these names are no options, but put into ``context.meta`` as they are.
 
-    Raises
-    ------
-    ArgumentError
-        For a key that is no option of the command; the message has the nearest one.
+    Raises `ArgumentError` for a key that is no option of the command; the message has the nearest one.
     """
     if path is None:
         return None

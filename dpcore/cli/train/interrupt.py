@@ -13,12 +13,7 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 class Stopped(BaseException):
     """A signal stopped the command. No KeyboardInterrupt, which command-line packages swallow.
 
-    Parameters
-    ----------
-    message : str
-        One sentence.
-    status : int
-        The exit status that shells expect: 128 plus the signal's number.
+    `status` is the exit status that shells expect: 128 plus the signal's number.
     """
 
     def __init__(self, message: str, status: int) -> None:

@@ -33,12 +33,7 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def check(context: typer.Context, path: Path) -> None:
-    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run.
-
-    Raises
-    ------
-    ArgumentError, DataError
-    """
+    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run."""
     if not holds(path):
         raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
     for parameter in context.command.params:
@@ -50,19 +45,8 @@ def check(context: typer.Context, path: Path) -> None:
 def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
     """Go on with the run in a folder from its checkpoint; return the exit status.
 
-    Parameters
-    ----------
-    settings : Settings
-        From the folder.
-    path : Path
-    as_json : bool
-    ledger : Path, optional
-        Where the run's ledger is now; by default where it was.
-
-    Raises
-    ------
-    DataError
-        Where the run cannot go on.
+    `ledger` says where the run's ledger is now; by default it is where it was. Raises `DataError` where the run cannot
+    go on.
     """
     with locked(path):
         from dpcore.cli.datasets import load

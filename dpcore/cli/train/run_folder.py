@@ -185,10 +185,7 @@ def holds(path: Path, kind: str = RUN) -> bool:
 def locked(path: Path) -> Iterator[None]:
     """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind.
 
-    Raises
-    ------
-    DataError
-        Where another process is at work there.
+    Raises `DataError` where another process is at work there.
     """
     try:
         import fcntl

@@ -56,27 +56,11 @@ class Outcome:
 
 
 class Training:
-    """A run that is built and can be started.
+    """A run that is built and can be started; `evaluations` are those so far.
 
-    Parameters
-    ----------
-    settings : Settings
-    dataset : Dataset
-        Its training part is private; its test part is declared not to be in it.
-    ledger : Path, optional
-        Of the ledger that pays for the steps.
-    run_name : str
-        What the ledger calls the run.
-
-    Attributes
-    ----------
-    evaluations : list of EpochReleased
-        So far.
-
-    Raises
-    ------
-    ArgumentError, BackendError, DataError, PrivacyError
-        Where settings do not fit each other, the data or this machine.
+    The training part of the dataset is private; its test part is declared not to be in it. `ledger` pays for the steps,
+    and calls the run `run_name`. Settings that do not fit each other, the data or this machine raise `ArgumentError`,
+    `BackendError`, `DataError` or `PrivacyError`.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:

@@ -94,14 +94,7 @@ def limits(initial: float) -> tuple[float, float]:
 
 
 def twice_the_bits(norms: Any, norm: float) -> Any:
-    """Return twice the sum of the bits of a block of examples: an integer, where their norms are.
-
-    Parameters
-    ----------
-    norms : (B,) array of a backend
-    norm : float
-        C_t.
-    """
+    """Return twice the sum of the bits of a block of examples, from their norms (B,) and C_t: an integer."""
     counted = norms != 0  # true of NaN
     return 2 * ((norms <= norm) & counted).sum() - counted.sum()
 
@@ -109,10 +102,7 @@ def twice_the_bits(norms: Any, norm: float) -> Any:
 def check_fits(adaptive: AdaptiveClip, rule: str, groups: Any) -> None:
     """Refuse clips that have no one norm to adapt.
 
-    Raises
-    ------
-    ArgumentError
-        For rules that only rescale by the norm, and for several groups.
+    Raises `ArgumentError` for rules that only rescale by the norm, and for several groups.
     """
     if rule not in ("standard", "normalized"):
         raise ArgumentError(

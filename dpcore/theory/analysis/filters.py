@@ -39,14 +39,8 @@ class Transfer(NamedTuple):
 class Recurrence:
     """DOPPLER's recurrence, divided by c_t, taken as it is: also unstable, of any gain, or with a c_t of zero.
 
-    `dpcore.filters.LowPass` refuses such filters; this class shows what they would do.
-
-    Parameters
-    ----------
-    b : tuple of float
-        b_0..b_nb.
-    a : tuple of float
-        a_1..a_na, the leading 1 left out.
+    `dpcore.filters.LowPass` refuses such filters; this class shows what they would do. `b` is b_0..b_nb, and `a` is
+    a_1..a_na, the leading 1 left out.
     """
 
     b: tuple[float, ...]
@@ -66,21 +60,10 @@ class Recurrence:
 
 
 def impulse_response(stage: Coefficients, steps: int, start: int = 0) -> Floats:
-    """Return kappa: the undivided outputs from step `start` on to a 1 at step `start` and zeros elsewhere.
+    """Return kappa: the undivided outputs from step `start` on to a 1 at step `start` and zeros elsewhere, (steps,).
 
-    Parameters
-    ----------
-    stage : Filter
-        Its coefficients may change from step to step.
-    steps : int
-        Number of outputs.
-    start : int, optional
-        When the impulse comes; it matters only where the coefficients change.
-
-    Returns
-    -------
-    array, shape (steps,), float64
-        kappa_0..kappa_{steps-1}, before any division by normalizers.
+    That is kappa_0..kappa_{steps-1}, before any division by normalizers. `start` matters only where the coefficients
+    change.
     """
     steps, start = integer(1, steps=steps), integer(0, start=start)
     impulse = np.zeros((start + steps, 1))
@@ -91,11 +74,7 @@ def impulse_response(stage: Coefficients, steps: int, start: int = 0) -> Floats:
 def normalizers(stage: Coefficients, steps: int) -> Floats:
     """Return c_0..c_{steps-1}, shape (steps,): the undivided response to ones, by which DOPPLER divides.
 
-    Of several recurrences in a row it is that of the row as a whole.
-
-    References
-    ----------
-    DOPPLER (Zhang et al.), algorithm 1.
+    Of several recurrences in a row it is that of the row as a whole. (DOPPLER, Zhang et al., algorithm 1.)
     """
     return _run(stage, np.ones((integer(1, steps=steps), 1)), divide=False)[:, 0]
 
@@ -127,19 +106,10 @@ def transfer(stage: Coefficients, step: int = LATE) -> Transfer:
 
 
 def frequency_response(stage: Coefficients | Transfer, frequencies: ArrayLike) -> NDArray[np.complex128]:
-    """Return ``H(exp(2 pi i f))``.
+    """Return ``H(exp(2 pi i f))`` at frequencies f in cycles per step, from 0 to 0.5; complex128 of their shape.
 
-    Parameters
-    ----------
-    stage : Filter or Transfer
-        A filter whose coefficients change is taken as it is at a late step.
-    frequencies : array of float
-        f in cycles per step, from 0 to 0.5; a component of frequency f repeats every 1/f steps.
-
-    Returns
-    -------
-    array of complex128, of the shape of `frequencies`
-        Infinite at a pole on the unit circle.
+    A component of frequency f repeats every 1/f steps. A filter whose coefficients change is taken as it is at a late
+    step. The response is infinite at a pole on the unit circle.
     """
     b, a = _transfer(stage)
     z = np.exp(-2j * np.pi * np.asarray(frequencies, dtype=np.float64))
@@ -169,8 +139,6 @@ def is_stable(stage: Coefficients | Transfer) -> bool:
 def limiting_noise_factor(stage: Coefficients | Transfer) -> float:
     """Return ``sum_tau kappa_tau^2``, the noise factor in the long run; infinite for an unstable filter.
 
-    Notes
-    -----
     With the state x_{t+1} = A x_t + e_1 g_t, the sum is b_0^2 + C P C^T, where P = sum_k A^k e_1 e_1^T A^kT. Doubling
     (P <- P + A P A^T, A <- A A) has 2^k terms after k rounds.
     """
@@ -221,17 +189,8 @@ def half_life(stage: Coefficients | Transfer) -> float:
 def cutoff(stage: Coefficients | Transfer, points: int = 4097) -> float:
     """Return the lowest frequency, in cycles per step, at which ``|H| <= |H(0)| / sqrt 2``: half the power.
 
-    Parameters
-    ----------
-    stage : Filter or Transfer
-        As in `frequency_response`.
-    points : int, optional
-        Frequencies looked at before the crossing is bisected.
-
-    Returns
-    -------
-    float
-        NaN where ``|H|`` stays above, or the filter is unstable or has gain 0.
+    NaN where ``|H|`` stays above, or the filter is unstable or has gain 0. `points` frequencies are looked at before
+    the crossing is bisected.
     """
     level = _HALF_POWER * abs(gain(stage))
     if not is_stable(stage) or level == 0:
@@ -254,19 +213,9 @@ def snr(autocorrelation: ArrayLike, impulse_response: ArrayLike) -> float:
     Parameters
     ----------
     autocorrelation : array of float, shape (T,)
-        c_0..c_{T-1}: the gradient's normalized autocorrelation, with c_0 = 1/2.
+        c_0..c_{T-1}: normalized autocorrelation of the gradient. c_0 = 1/2: the SNR is 1/2 without a filter.
     impulse_response : array of float, shape (T,)
-        kappa_0..kappa_{T-1}.
-
-    Returns
-    -------
-    float
-        1/2 without a filter, by the definition of c_0.
-
-    Raises
-    ------
-    ArgumentError
-        If the two differ in length, are empty, or kappa is all zero.
+        kappa_0..kappa_{T-1}, not all zero.
 
     References
     ----------

@@ -9,23 +9,11 @@ from dpcore.errors import ArgumentError
 
 
 def negative_share(second_moments: ArrayLike) -> float:
-    """Return the share of coordinates at which a debiased second moment is below zero.
+    """Return the share, in [0, 1], of coordinates at which a debiased second moment is below zero.
 
-    Parameters
-    ----------
-    second_moments : array of real numbers, not empty
-        The second moment less the noise's variance, from released quantities.
-
-    Returns
-    -------
-    float
-        In [0, 1]. Where noise is all there is, about half of the coordinates are negative; a large share says that the
-        correction has nothing to work with.
-
-    Raises
-    ------
-    ArgumentError
-        If it is empty or holds NaN.
+    `second_moments`, from released quantities, are less the noise's variance; not empty, without NaN. Where noise is
+    all there is, about half of the coordinates are negative; a large share says that the correction has nothing to work
+    with.
 
     References
     ----------

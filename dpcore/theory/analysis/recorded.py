@@ -16,14 +16,9 @@ _EQUATIONS = 40_000
 
 
 class FittedFilter(NamedTuple):
-    """A filter read off its inputs and outputs.
+    """A filter read off its inputs and outputs: the weights of the last inputs, the newest first, (lags,).
 
-    Attributes
-    ----------
-    kappa : array, shape (lags,)
-        Weights of the last `lags` inputs, the newest first.
-    residual : float
-        Root mean square of what the weights leave of the output, over that of the output.
+    `residual` is the root mean square of what the weights leave of the output, over that of the output.
     """
 
     kappa: Floats
@@ -42,7 +37,7 @@ def fit_filter(released: ArrayLike, filtered: ArrayLike, lags: int) -> FittedFil
 
     A linear filter weighs every coordinate alike, so that a hundred weights stand against thousands of equations
     without noise. Where the filter is linear and has settled, the residual is that of rounding and of weights beyond
-    `lags`.
+    `lags`; where it is large the weights are not to be used: the filter is none of the kind, or longer than `lags`.
 
     Parameters
     ----------
@@ -50,16 +45,6 @@ def fit_filter(released: ArrayLike, filtered: ArrayLike, lags: int) -> FittedFil
         The filter's inputs and outputs.
     lags : int
         Number of weights, at most half of T.
-
-    Returns
-    -------
-    FittedFilter
-        Not to be used where the residual is large: then the filter is none of the kind, or longer than `lags`.
-
-    Raises
-    ------
-    ArgumentError
-        If shapes differ, or the run is too short for the lags.
     """
     inputs, outputs = np.asarray(released), np.asarray(filtered)
     if inputs.ndim != 2 or inputs.shape != outputs.shape or not inputs.size:
@@ -80,26 +65,20 @@ def fit_filter(released: ArrayLike, filtered: ArrayLike, lags: int) -> FittedFil
 
 
 def signal_to_noise(values: ArrayLike, noise_std: float, kappa: ArrayLike = (1.0,)) -> Ratio:
-    """Return mean squared signal over mean squared noise, where the noise was white before weights kappa.
+    """Return mean squared signal over mean squared noise, ``mean(values^2) / (s^2 sum kappa^2) - 1``, and its error.
+
+    Signal is everything that is not the mechanism's noise: the gradient, and also the randomness of its batches. The
+    ratio may come out below 0 where there is next to no signal; its error is ``sqrt(2 / (T m) * sum_tau rho_tau^2)``,
+    rho the autocorrelation of filtered white noise.
 
     Parameters
     ----------
     values : array of real numbers, shape (T, m)
         Recorded vectors, after the filter of weights `kappa`.
     noise_std : float
-        s, the standard deviation of the noise before the filter.
+        s, the standard deviation of the noise before the filter, which was white.
     kappa : array of float, optional
         The filter's weights; none if not given.
-
-    Returns
-    -------
-    Ratio
-        ``mean(values^2) / (s^2 sum kappa^2) - 1``. It may come out below 0 where there is next to no signal; its error
-        is ``sqrt(2 / (T m) * sum_tau rho_tau^2)``, rho the autocorrelation of filtered white noise.
-
-    Notes
-    -----
-    Signal is everything that is not the mechanism's noise: the gradient, and also the randomness of its batches.
     """
     recorded, weights = np.asarray(values, dtype=np.float64), np.asarray(kappa, dtype=np.float64)
     overlap = np.correlate(weights, weights, mode="full")

@@ -14,9 +14,11 @@ _COLUMNS = 64
 
 
 def autocorrelation(sequence: ArrayLike, max_lag: int) -> Floats:
-    """Return ``phi_tau = (1/T) sum_{t >= tau} <s_t, s_{t-tau}>`` for tau = 0..max_lag.
+    """Return ``phi_tau = (1/T) sum_{t >= tau} <s_t, s_{t-tau}>`` for tau = 0..max_lag: (max_lag + 1,) float64.
 
-    It is the biased estimate of E<s_t, s_{t-tau}>.
+    It is the biased estimate of E<s_t, s_{t-tau}>, a sum over coordinates: white noise of standard deviation s has
+    phi_0 = d s^2 and 0 elsewhere. The biased estimate (1/T at every lag) is positive semidefinite, so that its Fourier
+    transform is not negative.
 
     Parameters
     ----------
@@ -24,20 +26,6 @@ def autocorrelation(sequence: ArrayLike, max_lag: int) -> Floats:
         One released vector a step, none of them NaN or infinite.
     max_lag : int
         Less than T.
-
-    Returns
-    -------
-    array, shape (max_lag + 1,), float64
-        Sums over coordinates: white noise of standard deviation s has phi_0 = d s^2 and 0 elsewhere.
-
-    Raises
-    ------
-    ArgumentError
-        For another shape, values that are not finite, or a lag that the sequence does not reach.
-
-    Notes
-    -----
-    The biased estimate (1/T at every lag) is positive semidefinite, so that its Fourier transform is not negative.
     """
     values = np.asarray(sequence)
     if values.ndim != 2 or not values.size or values.dtype.kind not in "fiu":
@@ -58,7 +46,9 @@ def autocorrelation(sequence: ArrayLike, max_lag: int) -> Floats:
 
 
 def power_spectral_density(autocorrelation: ArrayLike, frequencies: ArrayLike, *, taper: bool = True) -> Floats:
-    """Return ``P(f) = sum_tau w_tau phi_tau exp(-2 pi i f tau)`` over tau = -max_lag..max_lag.
+    """Return ``P(f) = sum_tau w_tau phi_tau exp(-2 pi i f tau)`` over tau = -max_lag..max_lag: (F,) float64.
+
+    Its mean over f in [-0.5, 0.5] is phi_0, the mean squared norm. White noise has P = d s^2 at every frequency.
 
     Parameters
     ----------
@@ -69,11 +59,6 @@ def power_spectral_density(autocorrelation: ArrayLike, frequencies: ArrayLike, *
     taper : bool, optional
         Whether far lags, which are known the least, count less: Parzen's w_tau instead of 1. The tapered density of a
         biased estimate is never negative, beyond rounding, and a strong peak spills little into other frequencies.
-
-    Returns
-    -------
-    array, shape (F,), float64
-        Its mean over f in [-0.5, 0.5] is phi_0, the mean squared norm. White noise has P = d s^2 at every frequency.
 
     References
     ----------
@@ -90,22 +75,10 @@ def power_spectral_density(autocorrelation: ArrayLike, frequencies: ArrayLike, *
 
 
 def share_below(autocorrelation: ArrayLike, frequency: float, *, taper: bool = True) -> float:
-    """Return the share of all power at frequencies in [-f, f]: for white noise 2 f.
+    """Return the share of all power at frequencies in [-f, f], f at most 0.5 cycles per step: for white noise 2 f.
 
-    Parameters
-    ----------
-    autocorrelation : array of float, shape (max_lag + 1,)
-        As in `power_spectral_density`.
-    frequency : float
-        f in cycles per step, in [0, 0.5].
-    taper : bool, optional
-        As in `power_spectral_density`.
-
-    Returns
-    -------
-    float
-        The density, integrated exactly: ``2 f w_0 phi_0 + 2 sum_tau w_tau phi_tau sin(2 pi f tau) / (pi tau)``, over
-        phi_0. NaN for a sequence of zeros.
+    It is the density of `power_spectral_density`, integrated exactly: ``2 f w_0 phi_0 + 2 sum_tau w_tau phi_tau
+    sin(2 pi f tau) / (pi tau)``, over phi_0. NaN for a sequence of zeros.
     """
     phi = np.asarray(autocorrelation, dtype=np.float64)
     if non_negative(frequency=frequency) > 0.5:
@@ -114,10 +87,8 @@ def share_below(autocorrelation: ArrayLike, frequency: float, *, taper: bool = T
         return float("nan")
     lags = np.arange(1, len(phi))
     weight = _parzen(len(phi))[1:] if taper else np.ones(len(lags))
-    power = (
-        2 * frequency * phi[0] + 2 * (weight * phi[1:] * np.sin(2 * np.pi * frequency * lags) / (np.pi * lags)).sum()
-    )
-    return float(power / phi[0])
+    terms = weight * phi[1:] * np.sin(2 * np.pi * frequency * lags) / (np.pi * lags)
+    return float((2 * frequency * phi[0] + 2 * terms.sum()) / phi[0])
 
 
 def noise_floor(noise_std: float, dimension: int) -> float:

@@ -57,10 +57,7 @@ def normalize(batch: Tree) -> tuple[Tree, tuple[Tree, ...]]:
 def size(batch: Tree) -> int:
     """Return the number of examples of a batch.
 
-    Raises
-    ------
-    ArgumentError
-        If its tensors disagree about the first dimension, or one has none.
+    Raises `ArgumentError` if its tensors disagree about the first dimension, or one has none.
     """
     counts = [tensor.shape[0] if tensor.dim() else None for tensor in leaves(batch)]
     if not counts or None in counts or len(set(counts)) != 1:

@@ -61,10 +61,7 @@ class PrivateLoader:
     def consume(self, batch: Tree) -> None:
         """Check that this is the batch that was drawn, by its number of examples.
 
-        Raises
-        ------
-        PrivacyError
-            If no batch is waiting for a step, or it has another number of examples.
+        Raises `PrivacyError` if no batch is waiting for a step, or it has another number of examples.
         """
         if self._pending is None:
             raise PrivacyError(
