@@ -72,23 +72,14 @@ class Method:
 
     def __post_init__(self) -> None:
         plain(self)
-        members = {
-            "update": ("rule", "settings", "prepared"),
-            "query": ("points", "uses_displacement", "lags"),
-            "clip": ("grouping", "sensitivity"),
-            "noise": ("noise_multiplier", "with_noise_multiplier", "strategy"),
-            "filter": ("order", "coefficients", "adaptive"),
-        }
-        for stage, needed in members.items():
-            value = getattr(self, stage)
-            if isinstance(value, type) or not all(hasattr(value, member) for member in needed):
-                raise ArgumentTypeError(f"{stage}={value!r}: must be a stage from dpcore.{_PACKAGES[stage]}")
+        for name, (module, *members) in (_STAGES | _EXTRAS).items():
+            value, extra = getattr(self, name), name in _EXTRAS
+            wrong = isinstance(value, type) or not all(hasattr(value, member) for member in members)
+            if wrong and not (extra and value is None):
+                words = "None or" if extra else "a stage"
+                raise ArgumentTypeError(f"{name}={value!r}: must be {words} from dpcore.{module}")
         if self.batch_size is not None:
             positive(batch_size=self.batch_size)
-        for name, member in {"schedule": "factor", "averaging": "weight", "galore": "projection"}.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, type) or not hasattr(value, member)):
-                raise ArgumentTypeError(f"{name}={value!r}: must be None or from dpcore.{_MODULES[name]}")
         if self.radius is not None:
             positive(radius=self.radius)
         self._check_combination()
@@ -178,24 +169,22 @@ class Method:
 
     def describe(self) -> dict[str, Any]:
         """Return every setting as plain JSON values."""
-        described: dict[str, Any] = {"name": self.name, "batch_size": self.batch_size}
-        for stage in _PACKAGES:
-            described[stage] = describe(getattr(self, stage))
-        for extra in _MODULES:
-            value = getattr(self, extra)
-            described[extra] = None if value is None else describe(value)
-        described["radius"] = self.radius
-        return described
+        stages = {name: getattr(self, name) for name in (*_STAGES, *_EXTRAS)}
+        described = {name: None if value is None else describe(value) for name, value in stages.items()}
+        return {"name": self.name, "batch_size": self.batch_size, **described, "radius": self.radius}
 
 
-_PACKAGES = {
-    "query": "queries",
-    "clip": "clipping",
-    "noise": "noise",
-    "filter": "filters",
-    "update": "updates",
+# Where a stage, or what may be None, comes from, and what it must have.
+_STAGES = {
+    "query": ("queries", "points", "uses_displacement", "lags"),
+    "clip": ("clipping", "grouping", "sensitivity"),
+    "noise": ("noise", "noise_multiplier", "with_noise_multiplier", "strategy"),
+    "filter": ("filters", "order", "coefficients", "adaptive"),
+    "update": ("updates", "rule", "settings", "prepared"),
 }
-_MODULES = {"schedule": "schedules", "averaging": "averaging", "galore": "galore"}
+_EXTRAS = {
+    "schedule": ("schedules", "factor"), "averaging": ("averaging", "weight"), "galore": ("galore", "projection")
+}  # fmt: skip
 
 
 def describe(stage: Any) -> dict[str, Any]:

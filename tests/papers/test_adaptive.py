@@ -6,20 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    SIZE,
-    STRATEGIES,
-    D,
-    T,
-    assert_same,
-    correlated,
-    given,
-    gradient,
-    loop,
-    low_pass,
-    run,
-    seed_noise,
+
+from loops import (  # isort: skip
+    BATCHES, SIZE, STRATEGIES, D, T, assert_same, correlated, given, gradient, loop, low_pass, run, seed_noise
 )  # fmt: skip
 
 import dpcore

@@ -6,28 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    KEY,
-    SIZE,
-    START,
-    STRATEGIES,
-    D,
-    T,
-    accumulation,
-    always,
-    assert_same,
-    averaging,
-    difference,
-    given,
-    gradient,
-    loop,
-    low_pass,
-    run,
-    seed_noise,
-    sgd,
-    two_points,
-    window,
+
+from loops import (  # isort: skip
+    BATCHES, KEY, SIZE, START, STRATEGIES, D, T, accumulation, always, assert_same, averaging, difference, given,
+    gradient, loop, low_pass, run, seed_noise, sgd, two_points, window
 )  # fmt: skip
 
 import dpcore
@@ -223,18 +205,15 @@ def test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became(n
 
 
 SUPPLIED = {
-    "disk": methods.disk(lr=0.1, **COMMON),
-    "pmlf": methods.pmlf(lr=0.1, window=3, **COMMON),
-    "dp_adam": methods.dp_adam(lr=0.1, **COMMON),
-    "memf, tree": methods.memf(lr=0.1, strategy="tree", **COMMON),
+    "disk": methods.disk(lr=0.1, **COMMON), "pmlf": methods.pmlf(lr=0.1, window=3, **COMMON),
+    "dp_adam": methods.dp_adam(lr=0.1, **COMMON), "memf, tree": methods.memf(lr=0.1, strategy="tree", **COMMON),
     "srg_memf, banded": methods.srg_memf(lr=0.1, strategy=STRATEGIES["banded"], **COMMON),
     "accelerated": methods.accelerated_srgd(lr=0.03, **COMMON),
     "independent": methods.dp_adam(lr=0.1, variant="independent_moments", **COMMON),
     "independent, banded": methods.dp_adam(
-        lr=0.1, variant="independent_moments", strategy=STRATEGIES["banded"], **COMMON
-    ),
+        lr=0.1, variant="independent_moments", strategy=STRATEGIES["banded"], **COMMON),
     "scaled": methods.dp_adagrad(lr=0.1, variant="scale_then_privatize", **COMMON),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SUPPLIED)

@@ -6,24 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import (
-    FULL,
-    SIZE,
-    START,
-    D,
-    N,
-    T,
-    always,
-    assert_same,
-    averaging,
-    gradient,
-    heavy_ball,
-    loop,
-    low_pass,
-    quadratic_gradient,
-    run,
-    sgd,
-    two_points,
+
+from loops import (  # isort: skip
+    FULL, SIZE, START, D, N, T, always, assert_same, averaging, gradient, heavy_ball, loop, low_pass,
+    quadratic_gradient, run, sgd, two_points
 )  # fmt: skip
 
 import dpcore

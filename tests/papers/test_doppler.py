@@ -6,21 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    KEY,
-    SIZE,
-    START,
-    D,
-    N,
-    T,
-    assert_same,
-    clip_one,
-    gradient,
-    loop,
-    low_pass,
-    run,
-)
+
+from loops import (  # isort: skip
+    BATCHES, KEY, SIZE, START, D, N, T, assert_same, clip_one, gradient, loop, low_pass, run
+)  # fmt: skip
 from scipy.linalg import polar
 from scipy.signal import lfilter
 

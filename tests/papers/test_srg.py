@@ -6,24 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    FULL,
-    SIZE,
-    START,
-    STRATEGIES,
-    D,
-    N,
-    T,
-    accumulation,
-    assert_same,
-    difference,
-    given,
-    gradient,
-    heavy_ball,
-    loop,
-    of,
-    run,
+
+from loops import (  # isort: skip
+    BATCHES, FULL, SIZE, START, STRATEGIES, D, N, T, accumulation, assert_same, difference, given, gradient, heavy_ball,
+    loop, of, run
 )  # fmt: skip
 
 import dpcore

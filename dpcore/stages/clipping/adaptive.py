@@ -69,19 +69,7 @@ class AdaptiveClip:
         return DEFAULT_SHARE * batch_size if self.bit_noise_std is None else float(self.bit_noise_std)
 
     def next_norm(self, norm: float, noisy_bits: float, batch_size: float, initial: float) -> float:
-        """Return C_{t+1}.
-
-        Parameters
-        ----------
-        norm : float
-            C_t.
-        noisy_bits : float
-            ``s_t + sigma_b z_t``.
-        batch_size : float
-            B.
-        initial : float
-            C_0, around which the norm is kept: see `limits`.
-        """
+        """Return C_{t+1} of C_t, ``s_t + sigma_b z_t``, B, and C_0, around which the norm is kept: see `limits`."""
         share = noisy_bits / batch_size + 0.5
         exponent = -self.learning_rate * (share - self.target_quantile)
         least, most = limits(initial)
@@ -94,14 +82,7 @@ def limits(initial: float) -> tuple[float, float]:
 
 
 def twice_the_bits(norms: Any, norm: float) -> Any:
-    """Return twice the sum of the bits of a block of examples: an integer, where their norms are.
-
-    Parameters
-    ----------
-    norms : (B,) array of a backend
-    norm : float
-        C_t.
-    """
+    """Return twice the sum of the bits of a block of examples, from their norms (B,) and C_t: an integer."""
     counted = norms != 0  # true of NaN
     return 2 * ((norms <= norm) & counted).sum() - counted.sum()
 
@@ -109,10 +90,7 @@ def twice_the_bits(norms: Any, norm: float) -> Any:
 def check_fits(adaptive: AdaptiveClip, rule: str, groups: Any) -> None:
     """Refuse clips that have no one norm to adapt.
 
-    Raises
-    ------
-    ArgumentError
-        For rules that only rescale by the norm, and for several groups.
+    Raises `ArgumentError` for rules that only rescale by the norm, and for several groups.
     """
     if rule not in ("standard", "normalized"):
         raise ArgumentError(

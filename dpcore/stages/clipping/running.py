@@ -8,20 +8,9 @@ from dpcore.stages.clipping.adaptive import AdaptiveClip, twice_the_bits
 
 
 class RunningNorm:
-    """The state of an `AdaptiveClip` in a run.
+    """The state of an `AdaptiveClip` in a run that begins with the norm C_0 = `initial`, at expected batch size B.
 
-    Parameters
-    ----------
-    adaptive : AdaptiveClip
-    initial : float
-        C_0.
-    batch_size : float
-        The expected batch size B.
-
-    Attributes
-    ----------
-    norms : list of float
-        C_0, C_1, ...: functions of releases.
+    `norms` are C_0, C_1, ...: functions of releases.
     """
 
     def __init__(self, adaptive: AdaptiveClip, initial: float, batch_size: float) -> None:

@@ -19,26 +19,7 @@ from dpcore.stages.strategies.tree import Tree, TreeOptimal, nodes_touched
 from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
-    "BLT",
-    "NAMES",
-    "Banded",
-    "BandedInverseToeplitz",
-    "BandedToeplitz",
-    "Dense",
-    "Identity",
-    "NamedStrategy",
-    "SquareRoot",
-    "Strategy",
-    "Tree",
-    "TreeOptimal",
-    "banded_inverse_square_root",
-    "check_steps",
-    "check_streaming",
-    "from_matrix",
-    "identify",
-    "max_error",
-    "nodes_touched",
-    "rmse",
-    "sensitivity",
-    "strategy",
-]
+    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Dense", "Identity", "NamedStrategy",
+    "SquareRoot", "Strategy", "Tree", "TreeOptimal", "banded_inverse_square_root", "check_steps", "check_streaming",
+    "from_matrix", "identify", "max_error", "nodes_touched", "rmse", "sensitivity", "strategy",
+]  # fmt: skip

@@ -17,21 +17,11 @@ from scipy.signal import butter, cheby1, freqz, lfilter
 
 from dpcore.spec.check import order_of
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.stages.filters import (
-    NAMED_FILTERS,
-    Accumulation,
-    Averaging,
-    Chain,
-    Filter,
-    FullKalman,
-    Identity,
-    LowPass,
-    OptimalFIR,
-    ScalarKalman,
-    butterworth,
-    chebyshev,
-    named_filter,
-)
+
+from dpcore.stages.filters import (  # isort: skip
+    NAMED_FILTERS, Accumulation, Averaging, Chain, Filter, FullKalman, Identity, LowPass, OptimalFIR, ScalarKalman,
+    butterworth, chebyshev, named_filter
+)  # fmt: skip
 from dpcore.stages.method import describe
 from dpcore.stages.queries import TwoPoint
 from dpcore_numpy import recurrence

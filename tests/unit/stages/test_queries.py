@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore import methods
-from dpcore.stages.queries import (
-    AcceleratedDifference,
-    ParameterWindow,
-    Phase,
-    Plain,
-    Point,
-    Preconditioned,
-    RecursiveDifference,
-    TwoPoint,
-)
+
+from dpcore.stages.queries import (  # isort: skip
+    AcceleratedDifference, ParameterWindow, Phase, Plain, Point, Preconditioned, RecursiveDifference, TwoPoint
+)  # fmt: skip
 
 leaves = st.sampled_from(
     [Plain(), TwoPoint(0.7, 0.5), TwoPoint(0.4, -1.0), TwoPoint(1.0, 2.0), AcceleratedDifference()]

@@ -19,24 +19,11 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 from dpcore.stages import strategies
 from dpcore.stages.noise import CorrelatedGaussian
-from dpcore.stages.strategies import (
-    BLT,
-    Banded,
-    BandedInverseToeplitz,
-    BandedToeplitz,
-    Dense,
-    Identity,
-    SquareRoot,
-    Strategy,
-    Tree,
-    TreeOptimal,
-    banded_inverse_square_root,
-    check_steps,
-    from_matrix,
-    identify,
-    nodes_touched,
-    strategy,
-)
+
+from dpcore.stages.strategies import (  # isort: skip
+    BLT, Banded, BandedInverseToeplitz, BandedToeplitz, Dense, Identity, SquareRoot, Strategy, Tree, TreeOptimal,
+    banded_inverse_square_root, check_steps, from_matrix, identify, nodes_touched, strategy
+)  # fmt: skip
 
 T = 21
 Floats = NDArray[np.float64]
@@ -52,21 +39,11 @@ def random_lower(steps: int, bands: int, seed: int) -> Floats:
 
 
 KINDS: list[Strategy] = [
-    Identity(),
-    Dense(random_lower(T, T, 1)),
-    Banded.from_matrix(random_lower(T, 4, 2)),
-    Banded.from_matrix(random_lower(T, 1, 3)),
-    Banded(np.ones((1, T))),
-    BandedToeplitz((2.0, 1.0, -0.5)),
-    BandedToeplitz((3.0,)),
-    SquareRoot(T),
-    BandedInverseToeplitz((1.0, -0.4, 0.3), T),
-    banded_inverse_square_root(4, T),
-    banded_inverse_square_root(1, T),
-    Tree(T),
-    TreeOptimal(T),
-    BLT((0.4, 0.15), (0.9, 0.5), T),
-]
+    Identity(), Dense(random_lower(T, T, 1)), Banded.from_matrix(random_lower(T, 4, 2)),
+    Banded.from_matrix(random_lower(T, 1, 3)), Banded(np.ones((1, T))), BandedToeplitz((2.0, 1.0, -0.5)),
+    BandedToeplitz((3.0,)), SquareRoot(T), BandedInverseToeplitz((1.0, -0.4, 0.3), T), banded_inverse_square_root(4, T),
+    banded_inverse_square_root(1, T), Tree(T), TreeOptimal(T), BLT((0.4, 0.15), (0.9, 0.5), T),
+]  # fmt: skip
 NAMES = [f"{number}-{kind.describe()['kind']}" for number, kind in enumerate(KINDS)]
 
 
@@ -130,12 +107,12 @@ class TestContract:
     def test_describes_itself_compares_and_hashes(self, chosen: Strategy) -> None:
         assert json.loads(json.dumps(chosen.describe())) == chosen.describe()
         assert "array" not in identify(chosen)
-        twin = dataclasses.replace(chosen) if dataclasses.fields(chosen) else Identity()  # type: ignore[arg-type, type-var]
+        twin = dataclasses.replace(chosen) if dataclasses.fields(chosen) else Identity()
         assert twin == chosen
         assert hash(twin) == hash(chosen)
         assert [other for other in KINDS if other == chosen] == [chosen]
         with pytest.raises(dataclasses.FrozenInstanceError):
-            chosen.series = chosen.steps = 3  # type: ignore[attr-defined, misc]
+            chosen.series = chosen.steps = 3
 
     def test_refuses_steps_beyond_its_rows(self, chosen: Strategy) -> None:
         assert check_steps(chosen, T) == T
