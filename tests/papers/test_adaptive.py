@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loops import (  # isort: skip
-    BATCHES, SIZE, STRATEGIES, D, T, assert_same, correlated, given, gradient, loop, low_pass, run, seed_noise
+    BATCHES, SIZE, STRATEGIES, D, T, assert_same, correlated, given, gradient, loop, low_pass, run
 )  # fmt: skip
 
 import dpcore
@@ -237,11 +237,6 @@ def test_bias_correction_behind_a_filter_takes_off_the_filtered_noise(name: str,
     )  # fmt: skip
     move = Adam(floored(0.02, adam_bias(variances)))
     assert_same(run(method), loop(smooth=low_pass(b, a), move=move, strategy=None if noise is None else c))
-
-
-def test_the_seed_noise_is_the_documented_stream() -> None:
-    assert seed_noise().shape == (T, D)
-    assert not np.allclose(seed_noise(stream=0), seed_noise(stream=1))
 
 
 def test_the_negative_share_is_of_the_debiased_moment() -> None:

@@ -162,30 +162,6 @@ def test_averaging_does_not_change_the_run() -> None:
     assert run(plain_run).tobytes() == run(averaged).tobytes()
 
 
-@pytest.mark.parametrize("base", ["sgd", "momentum", "adam", "adamw", "adagrad"])
-def test_weight_decay_of_every_base(base: str) -> None:
-    state: dict[str, np.ndarray] = {"m": np.zeros(D), "v": np.zeros(D)}
-
-    def move(t, x, g, y, clean):
-        lr, wd = 0.1, 0.3
-        if base == "adamw":
-            x = x - lr * wd * x
-        else:
-            y = y + wd * x
-        if base == "sgd":
-            return x - lr * y
-        if base == "momentum":
-            state["m"] = 0.9 * state["m"] + y
-            return x - lr * state["m"]
-        if base == "adagrad":
-            state["v"] = state["v"] + y**2
-            return x - lr * y / np.sqrt(state["v"])
-        state["m"], state["v"] = 0.9 * state["m"] + 0.1 * y, 0.999 * state["v"] + 0.001 * y**2
-        return x - lr * state["m"] / (1 - 0.9 ** (t + 1)) / (np.sqrt(state["v"] / (1 - 0.999 ** (t + 1))) + 1e-8)
-
-    assert_same(run(methods.dp_sgd(lr=0.1, base=base, weight_decay=0.3, **COMMON)), loop(move=move))
-
-
 @pytest.mark.parametrize("name", ["dp_sgd", "disk"])
 def test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became(name: str) -> None:
     radius = 1.2

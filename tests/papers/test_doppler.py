@@ -43,12 +43,6 @@ def test_doppler_is_scipys_filter_between_noise_and_update(name: str) -> None:
     assert_same(run(methods.doppler(lr=0.3, filter=name, **COMMON)), loop(smooth=smooth))
 
 
-@pytest.mark.parametrize("name", ["second-order", "p3"])
-def test_the_recurrence_of_the_page_is_scipys(name: str) -> None:
-    b, a = NAMED_FILTERS[name]
-    assert_same(run(methods.doppler(lr=0.3, filter=name, **COMMON)), loop(smooth=low_pass(b, a)))
-
-
 def adam_on_released(lr: float, beta: float, eps: float, bias: float, wd: float = 0.0, decoupled: bool = False):
     v = 0.0
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dpcore.stages.strategies.banded import Banded
+from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.dense import Dense, from_matrix
-from dpcore.stages.strategies.identity import Identity
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
 from dpcore.stages.strategies.sensitivity import sensitivity
 from dpcore.stages.strategies.toeplitz import (

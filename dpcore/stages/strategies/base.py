@@ -64,6 +64,15 @@ class Strategy(Protocol):
         """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
 
 
+class Redrawn:
+    """A strategy without a recurrence: rows of Z are drawn again."""
+
+    order: ClassVar[int] = 0
+
+    def coefficients(self, step: int) -> None:
+        """Return None: rows are drawn again."""
+
+
 class Settings(validate.Checked):
     """A strategy that is made of a few settings, its dataclass fields."""
 

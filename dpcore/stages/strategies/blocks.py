@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import Indices, Strategy, check_block
-from dpcore.stages.strategies.identity import Identity
 
 
 def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int, first: int = 0) -> float:

@@ -115,7 +115,7 @@ class BandedToeplitz(Rational):
 
 
 @dataclass(frozen=True)
-class SquareRoot(Toeplitz):
+class SquareRoot(base.Redrawn, Toeplitz):
     """C = (1-x)^{-1/2}, the square root of the all-ones workload. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
 
     A run of T steps draws T (T + 1) / 2 rows of noise and stores none of them.
@@ -127,12 +127,7 @@ class SquareRoot(Toeplitz):
     """
 
     steps: int
-    order: ClassVar[int] = 0
     kind: ClassVar[str] = "square-root"
-
-    def coefficients(self, step: int) -> None:
-        """Return None: rows are drawn again."""
-        return
 
     def first_column(self, steps: int) -> Matrix:
         """Return f_k over the norm of f_0 .. f_{T-1}, (steps,)."""

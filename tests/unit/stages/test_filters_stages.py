@@ -29,18 +29,13 @@ from dpcore_numpy import recurrence
 DECAYS = (0.0, 0.5, 0.25, 1.0, 0.0, 0.9) * 20
 KALMAN = ScalarKalman(sigma_H=0.4, sigma_v=0.1, sigma_w=1.0)
 FILTERS: dict[str, Filter] = {
-    "identity": Identity(),
-    "averaging": Averaging(0.7),
+    "identity": Identity(), "averaging": Averaging(0.7), "kalman": KALMAN,
     "low-pass": LowPass(b=(0.2, 0.1, 0.05), a=(-0.9, 0.25)),
-    "butterworth": butterworth(3, 0.2),
-    "chebyshev": chebyshev(2, 0.3, 1.0),
-    "accumulation": Accumulation(math.exp(-2.5)),
-    "prefix sum": Accumulation(1),
-    "decays": Accumulation(DECAYS),
-    "kalman": KALMAN,
+    "butterworth": butterworth(3, 0.2), "chebyshev": chebyshev(2, 0.3, 1.0),
+    "accumulation": Accumulation(math.exp(-2.5)), "prefix sum": Accumulation(1), "decays": Accumulation(DECAYS),
     "chain": Chain(Accumulation(DECAYS), named_filter("second-order"), Averaging(0.5)),
-    "empty chain": Chain(),
-} | {name: named_filter(name) for name in NAMED_FILTERS}
+    "empty chain": Chain(), **{name: named_filter(name) for name in NAMED_FILTERS},
+}  # fmt: skip
 
 
 def run(stage: Filter, signal: np.ndarray) -> np.ndarray:
@@ -104,21 +99,8 @@ class TestContract:
         assert json.loads(json.dumps(described)) == described
         assert set(described) == {"kind"} | {field.name for field in dataclasses.fields(FILTERS[kind])}  # type: ignore[arg-type]
 
-    def test_is_frozen_and_comparable(self, kind: str) -> None:
-        stage = FILTERS[kind]
-        assert hash(stage) == hash(stage)
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            stage.order_of_magnitude = 1  # type: ignore[attr-defined]
-
 
 # ------------------------------------------------------------------------------------------------------------- low-pass
-
-
-@pytest.mark.parametrize("name", NAMED_FILTERS)
-def test_named_filters_have_unit_gain_and_state_of_the_order_only(name: str) -> None:
-    stage = named_filter(name)
-    assert run(stage, np.ones((300, 1))) == pytest.approx(1.0)
-    assert sum(stage.b) - sum(stage.a) == pytest.approx(1.0)
 
 
 @given(
@@ -174,30 +156,13 @@ def test_chains_are_laid_out_flat() -> None:
     assert Chain(first).coefficients(3) == first.coefficients(3)
 
 
-def test_the_order_of_a_chain_matters_at_the_start() -> None:
-    signal = np.random.default_rng(6).normal(size=(10, 1))
-    first, second = named_filter("momentum"), Accumulation(0.5)
-    assert not np.allclose(run(Chain(first, second), signal), run(Chain(second, first), signal))
-
-
 # --------------------------------------------------------------------------------------------------------- accumulation
-
-
-def test_accumulation_undoes_the_recursive_difference() -> None:
-    """With x_t = g_t - c_t g_{t-1}, G_t is g_t again."""
-    g = np.random.default_rng(7).normal(size=(len(DECAYS), 3))
-    x = g.copy()
-    x[1:] -= np.array(DECAYS)[1:, None] * g[:-1]
-    np.testing.assert_allclose(run(Accumulation(DECAYS), x), g, atol=1e-12)
 
 
 def test_accumulation_ignores_c_0() -> None:
     assert Accumulation((0.7, 0.5)).coefficients(0) == Accumulation((0.0, 0.5)).coefficients(0)
     assert Accumulation((0.7,)).coefficients(0)[0].a == (0.0,)
-
-
-def test_a_sequence_of_decays_may_end_with_the_run() -> None:
-    assert Accumulation([0, 0.5, 0.5]).coefficients(2)[0].a == (0.0,)
+    assert Accumulation([0, 0.5, 0.5]).coefficients(2)[0].a == (0.0,)  # decays may end with the run
 
 
 # --------------------------------------------------------------------------------------------------------------- Kalman
@@ -426,6 +391,8 @@ def test_the_optimal_weights_maximize_the_ratio(tail: list[float]) -> None:
 @pytest.mark.parametrize("weighting", ["optimal", "paper"])
 def test_weights_of_the_first_steps(weighting: str) -> None:
     stage = OptimalFIR(3, weighting=weighting)
+    assert stage.adaptive
+    assert (stage.order, stage.memory) == (0, 3)
     c = np.array([0.5, 0.4, 0.3, 0.2])
     for statistics, step in itertools.product((stage.initial(), statistics_of(stage, c)), range(6)):
         b = stage.weights(statistics, step)
@@ -434,10 +401,3 @@ def test_weights_of_the_first_steps(weighting: str) -> None:
         assert all(value == 0 for value in b[step + 1 :])
         assert min(b) >= 0
     assert stage.weights(stage.initial(), 0) == (1.0, 0.0, 0.0, 0.0)
-
-
-def test_optimal_fir_is_adaptive_and_described() -> None:
-    stage = OptimalFIR(2)
-    assert stage.adaptive
-    assert (stage.order, stage.memory) == (0, 2)
-    assert json.loads(json.dumps(describe(stage))) == {"kind": "OptimalFIR", "length": 2, "weighting": "optimal"}
