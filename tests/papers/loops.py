@@ -11,6 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import dpcore
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
 from dpcore.stages.strategies import BLT, NamedStrategy
 from dpcore_numpy import normal
 
@@ -218,6 +223,18 @@ def run(method: dpcore.Method, batches=BATCHES, grad=gradient, dtype=np.float64,
     ).path
     assert path is not None
     return path
+
+
+def mechanism_of(method: dpcore.Method, sampler, tensors: dict[str, Array], steps: int, key: bytes = KEY) -> Mechanism:
+    """The mechanism below `minimize`, over named tensors."""
+    plan, layout = Plan(method, sampler, steps, tuple(tensors)), Layout.of([(k, x.shape) for k, x in tensors.items()])
+    keys = RunKeys.new(key, exact_key=True)
+    return Mechanism(plan, layout, list(tensors.values()), backend=load_backend("numpy"), keys=keys)
+
+
+def strategy_and_matrix(name: str | None):
+    """What the method is given, and the matrix of the loop; None is independent noise."""
+    return (None, None) if name is None else (given(name), STRATEGIES[name])
 
 
 def assert_same(got: Array, expected: Array, rtol: float = 1e-8, atol: float = 1e-10) -> None:

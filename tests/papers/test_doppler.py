@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loops import (  # isort: skip
-    BATCHES, KEY, SIZE, START, D, N, T, assert_same, clip_one, gradient, loop, low_pass, run
+    BATCHES, KEY, SIZE, START, D, N, T, assert_same, clip_one, gradient, loop, low_pass, mechanism_of, run
 )  # fmt: skip
 from scipy.linalg import polar
 from scipy.signal import lfilter
@@ -16,12 +16,7 @@ from scipy.signal import lfilter
 import dpcore
 from dpcore import methods
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches
-from dpcore.spec.backends import load_backend
-from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.stages.filters import NAMED_FILTERS, OptimalFIR
 from dpcore.stages.updates.galore import GaLore
 from dpcore_numpy import normal
@@ -109,7 +104,6 @@ def test_optimal_fir_under_adam_uses_the_released_second_moment() -> None:
 
 
 M, COLUMNS, RANK, EVERY = 6, 4, 2, 3
-SHAPES = [("w", (M, COLUMNS)), ("b", (5,))]
 VALUES = np.random.default_rng(1).normal(size=(N, M * COLUMNS + 5))
 
 
@@ -125,10 +119,8 @@ def layout_normals(t: int) -> np.ndarray:
 
 
 def run_mechanism(method: dpcore.Method, start: np.ndarray) -> np.ndarray:
-    plan = Plan(method, FixedBatches(BATCHES, batch_size=SIZE), T, ("w", "b"))
     x = [start[: M * COLUMNS].reshape(M, COLUMNS).copy(), start[M * COLUMNS :].copy()]
-    keys = RunKeys.new(KEY, exact_key=True)
-    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
+    mechanism = mechanism_of(method, FixedBatches(BATCHES, batch_size=SIZE), {"w": x[0], "b": x[1]}, T)
     path = [start]
     for batch in BATCHES:
         flat = np.concatenate([p.reshape(-1) for p in x])
