@@ -157,6 +157,20 @@ def heavy_ball(lr: float, momentum: float) -> Callable[..., Array]:
     return move
 
 
+class AdamLoop:
+    """Adam and AdamW on the filtered gradient, as their papers print them."""
+
+    def __init__(self, lr: float, b1: float, b2: float, eps: float = 1e-3, decoupled_decay: float = 0.0) -> None:
+        self.m, self.v, self.nuhat = np.zeros(D), np.zeros(D), np.zeros(D)
+        self.lr, self.b1, self.b2, self.eps, self.wd = lr, b1, b2, eps, decoupled_decay
+
+    def __call__(self, t: int, x: Array, g: Array, y: Array, clean: Array) -> Array:
+        self.m, self.v = self.b1 * self.m + (1 - self.b1) * y, self.b2 * self.v + (1 - self.b2) * y**2
+        self.nuhat = self.v / (1 - self.b2 ** (t + 1))
+        step = self.m / (1 - self.b1 ** (t + 1)) / (np.sqrt(self.nuhat) + self.eps)
+        return x - self.lr * step - self.lr * self.wd * x
+
+
 def low_pass(b: Sequence[float], a: Sequence[float]) -> Smooth:
     """DOPPLER's recurrence and its normalizer, as algorithms.md 3 prints them."""
     g_all: list[Array] = []

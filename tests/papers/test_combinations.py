@@ -9,7 +9,7 @@ import pytest
 
 from loops import (  # isort: skip
     BATCHES, KEY, SIZE, START, STRATEGIES, D, T, accumulation, always, assert_same, averaging, difference, given,
-    gradient, loop, low_pass, run, seed_noise, sgd, two_points, window
+    gradient, loop, low_pass, run, seed_noise, sgd, two_points, window, AdamLoop
 )  # fmt: skip
 
 import dpcore
@@ -32,16 +32,6 @@ def composed(query, filter, update, strategy=None) -> dpcore.Method:  # noqa: A0
     )
 
 
-class AdamLoop:
-    def __init__(self, lr: float, eps: float) -> None:
-        self.m, self.v, self.nuhat, self.lr, self.eps = np.zeros(D), np.zeros(D), np.zeros(D), lr, eps
-
-    def __call__(self, t, x, g, y, clean):
-        self.m, self.v = 0.8 * self.m + 0.2 * y, 0.9 * self.v + 0.1 * y**2
-        self.nuhat = self.v / (1 - 0.9 ** (t + 1))
-        return x - self.lr * self.m / (1 - 0.8 ** (t + 1)) / (np.sqrt(self.nuhat) + self.eps)
-
-
 ADAM = Adam(0.1, (0.8, 0.9), 1e-3)
 
 
@@ -50,7 +40,7 @@ def test_a_window_of_preconditioned_gradients() -> None:
     method = composed(
         queries.Preconditioned(queries.ParameterWindow(3, 0.4), scale_eps=0.1), named_filter("pmlf-cifar"), ADAM
     )
-    move = AdamLoop(0.1, 1e-3)
+    move = AdamLoop(0.1, 0.8, 0.9)
     expected = loop(window(3, 0.4), low_pass(b, a), move, scale=lambda t: 1 / (np.sqrt(move.nuhat) + 0.1))
     assert_same(run(method), expected)
 
@@ -68,7 +58,9 @@ def test_srg_with_adam_under_correlated_noise(name: str) -> None:
     method = methods.srg_memf(
         lr=0.1, decay=0.6, base="adam", betas=(0.8, 0.9), eps=1e-3, strategy=given(name), **COMMON
     )
-    expected = loop(difference(always(0.6)), accumulation(always(0.6)), AdamLoop(0.1, 1e-3), strategy=STRATEGIES[name])
+    expected = loop(
+        difference(always(0.6)), accumulation(always(0.6)), AdamLoop(0.1, 0.8, 0.9), strategy=STRATEGIES[name]
+    )
     assert_same(run(method), expected)
 
 
@@ -100,7 +92,7 @@ def test_disk_over_scaled_gradients_under_correlated_noise() -> None:
     method = composed(
         queries.Preconditioned(queries.TwoPoint(0.7, 0.5), 0.1, 1.5, 2, 3), Averaging(0.7), ADAM, STRATEGIES["dense"]
     )
-    move, frozen = AdamLoop(0.1, 1e-3), np.ones(D)
+    move, frozen = AdamLoop(0.1, 0.8, 0.9), np.ones(D)
 
     def scale(t):
         nonlocal frozen

@@ -261,16 +261,22 @@ def test_the_norm_stays_within_its_limits_whatever_the_noise() -> None:
 
 def test_adaptive_filters_and_other_queries_go_on_with_it() -> None:
     common = {"noise_multiplier": 0.7, "adaptive_clip": AdaptiveClip()}
+    truncated = TruncatedPoissonSampler(dataset_size=60, batch_size=20, max_batch_size=30)
     for method in (
+        dpcore.Method(update=SGD(0.1), clip=Clip(adaptive=AdaptiveClip()), noise=IndependentGaussian(0.7)),
         methods.doppler(lr=0.1, filter=OptimalFIR(2), **common),
         methods.disk(lr=0.1, clipping="standard", base="adam", **common),
         methods.pmlf(lr=0.1, window=3, **common),
         methods.accelerated_srgd(lr=0.1, variant="independent", **common),
         methods.dp_adagrad(lr=0.1, **common),
     ):
-        found = dpcore.minimize(rows_of, np.zeros(3), POISSON, method, steps=5)
-        assert np.isfinite(found.x).all()
-        assert len(set(found.clip_norms)) == 6
+        for sampler in (POISSON, truncated):
+            found = dpcore.minimize(rows_of, np.zeros(3), sampler, method, steps=5)
+            assert np.isfinite(found.x).all()
+            assert len(set(found.clip_norms)) == 6
+            assert found.event == sampler.event(0.7, 5)
+    fixed = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
+    assert dpcore.minimize(rows_of, np.zeros(3), POISSON, fixed, steps=3).clip_norms is None
 
 
 def test_the_statement_says_what_moves_and_is_verified() -> None:
@@ -309,14 +315,6 @@ def test_what_does_not_fit_is_one_sentence(make, kind: type[Exception], words: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_free_method_takes_it_too() -> None:
-    method = dpcore.Method(update=SGD(0.1), clip=Clip(2.0, adaptive=AdaptiveClip()), noise=IndependentGaussian(0.7))
-    found = dpcore.minimize(rows_of, np.zeros(3), POISSON, method, steps=3)
-    assert found.clip_norms[0] == 2.0
-    assert dpcore.minimize(rows_of, np.zeros(3), POISSON, methods.dp_sgd(lr=0.1, noise_multiplier=1.0),
-                           steps=3).clip_norms is None  # fmt: skip
-
-
 def test_a_user_gives_one_bit_for_the_sum_of_the_user() -> None:
     users = UserSampler(FixedOrderSampler(dataset_size=3, batch_size=3), [0, 0, 0, 1, 1, 2], 5)
     method = methods.dp_sgd(lr=0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip(0.5, 0.2, 1.0))
@@ -325,13 +323,6 @@ def test_a_user_gives_one_bit_for_the_sum_of_the_user() -> None:
     )
     # 1.2 is above the norm of 1, 0.8 and 0.4 below: half a bit more below than above.
     assert found.clip_norms[1] == pytest.approx(math.exp(-0.2 * 0.5 / 3), rel=1e-12)
-
-
-def test_a_truncated_batch_has_the_event_and_the_noise_of_its_sampler() -> None:
-    sampler = TruncatedPoissonSampler(dataset_size=60, batch_size=20, max_batch_size=30)
-    found = dpcore.minimize(rows_of, np.zeros(3), sampler, ADAPTED, steps=4)
-    assert found.event == sampler.event(0.7, 4)
-    assert len(set(found.clip_norms)) == 5
 
 
 def test_bits_by_hand() -> None:

@@ -100,9 +100,6 @@ class TestContract:
         assert set(described) == {"kind"} | {field.name for field in dataclasses.fields(FILTERS[kind])}  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------------------- low-pass
-
-
 @given(
     st.lists(st.complex_numbers(max_magnitude=0.95, allow_nan=False, allow_infinity=False), max_size=2),
     st.lists(st.floats(-1, 1), min_size=1, max_size=4),
@@ -136,9 +133,6 @@ def test_numpy_scalars_as_coefficients_do_not_widen() -> None:
     assert state[0].dtype == np.float32
 
 
-# ---------------------------------------------------------------------------------------------------------------- chain
-
-
 @given(st.lists(st.sampled_from(sorted(FILTERS)), max_size=4), st.integers(0, 2**32 - 1))
 def test_a_chain_is_one_filter_after_the_other(kinds: list[str], seed: int) -> None:
     stages = [FILTERS[kind] for kind in kinds]
@@ -156,16 +150,11 @@ def test_chains_are_laid_out_flat() -> None:
     assert Chain(first).coefficients(3) == first.coefficients(3)
 
 
-# --------------------------------------------------------------------------------------------------------- accumulation
-
-
 def test_accumulation_ignores_c_0() -> None:
     assert Accumulation((0.7, 0.5)).coefficients(0) == Accumulation((0.0, 0.5)).coefficients(0)
     assert Accumulation((0.7,)).coefficients(0)[0].a == (0.0,)
     assert Accumulation([0, 0.5, 0.5]).coefficients(2)[0].a == (0.0,)  # decays may end with the run
 
-
-# --------------------------------------------------------------------------------------------------------------- Kalman
 
 SIGMAS = st.tuples(st.floats(0.0, 1.0), st.floats(0.01, 2.0), st.floats(0.5, 2.0)).map(lambda s: (s[0] * s[2], *s[1:]))
 
@@ -205,20 +194,6 @@ def test_without_hessian_error_the_filter_is_the_optimal_one_for_a_random_walk()
     assert error == pytest.approx(p_inf, rel=0.05)
     for factor in (0.7, 1.4):
         assert np.mean((run(Averaging(factor * stage.kappa), observed)[-1] - truth[-1]) ** 2) > error
-
-
-def test_two_point_takes_a_changing_gain() -> None:
-    query = TwoPoint(kappa=KALMAN, gamma=0.5)
-    assert [point.weight for point in query.points(0)] == [1.0]
-    for step in range(1, 20):
-        k = KALMAN.gain(step)
-        w = (1 - k) / (0.5 * k)
-        assert [tuple(point) for point in query.points(step)] == [
-            (pytest.approx(w), 0.5, 0),
-            (pytest.approx(1 - w), 0, 0),
-        ]
-    assert query.uses_displacement
-    assert TwoPoint(ScalarKalman(1.0, 0.5, 1.0), 0.5).points(3) == TwoPoint(1.0, 0.5).points(3)
 
 
 def full(dimension: int = 3, **changes: Any) -> FullKalman:
@@ -280,31 +255,10 @@ def test_the_full_filter_follows_the_formulas() -> None:
         np.testing.assert_allclose(kalman.step(g, product), estimate, rtol=1e-7, atol=1e-9)
 
 
-def test_the_full_filter_without_hessian_error_is_the_textbook_one_and_its_covariance_is_the_error() -> None:
-    rng = np.random.default_rng(11)
-    mix = rng.normal(size=(2, 2))
-    S_v, S_w, C = mix @ mix.T / 4, np.diag([1.0, 0.2]), np.array([[0.9, 0.1], [0.0, 0.7]])
-    errors = []
-    for _ in range(1500):
-        kalman = full(
-            2, hessian_covariance=0.0, motion_covariance=S_v, noise_covariance=S_w, observation=C,
-            initial_covariance=0.0,
-        )  # fmt: skip
-        truth = np.zeros(2)
-        for _ in range(6):
-            truth = truth + mix @ rng.normal(size=2) / 2
-            kalman.step(C @ truth + np.sqrt(np.diag(S_w)) * rng.normal(size=2), np.zeros(2))
-        errors.append(kalman.estimate - truth)
-    np.testing.assert_allclose(np.cov(np.array(errors).T, bias=True), kalman.covariance, atol=0.05)
-
-
 def test_a_hessian_covariance_of_one_step() -> None:
     g = np.ones(3)
     first, second = full(hessian_covariance=0.5), full()
     np.testing.assert_array_equal(first.step(g, g), second.step(g, g, hessian_covariance=0.5))
-
-
-# -------------------------------------------------------------------------------------------------------------- designs
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -319,9 +273,6 @@ def test_designs_are_scipys_with_unit_gain(order: int, cutoff: float) -> None:
         assert sum(stage.b) - sum(stage.a) == pytest.approx(1)
     power = abs(freqz(butterworth(order, cutoff).b, (1, *butterworth(order, cutoff).a), [math.pi * cutoff])[1][0]) ** 2
     assert power == pytest.approx(0.5, rel=1e-6)
-
-
-# ---------------------------------------------------------------------------------------------------------- optimal FIR
 
 
 def observe(stage: OptimalFIR, signal: np.ndarray, noise_power: float) -> tuple[float, ...]:

@@ -97,8 +97,6 @@ class TestContract:
             assert all(type(row) is int and 0 <= row <= step for row in rows)
             assert len(set(rows)) == len(rows)
             assert all(type(weight) is float and weight for _, weight in chosen.rows(step))
-
-    def test_coefficients_keep_their_lengths(self, chosen: Strategy) -> None:
         found = [chosen.coefficients(step) for step in range(T)]
         assert len({None if c is None else (len(c.b), len(c.a)) for c in found}) == 1
         if found[0] is None:
@@ -162,9 +160,6 @@ def test_scale_and_memory_of_the_callers_matrix_do_not_matter() -> None:
         chosen.entries[0, 0] = 1.0
 
 
-# ------------------------------------------------------------------------------------------------------------ Toeplitz
-
-
 @pytest.mark.parametrize("steps", [1, 2, 50, 1000])
 def test_square_root_times_itself_is_all_ones(steps: int) -> None:
     matrix = SquareRoot(steps).matrix(steps)
@@ -186,9 +181,6 @@ def test_banded_inverse_square_root_is_the_square_root_of_the_inverse_cut_off() 
     assert banded_inverse_square_root(300, 300).matrix(300) == pytest.approx(SquareRoot(300).matrix(300), abs=1e-12)
     # The recurrence of C, and so C, dies out, however many rows there are.
     assert banded_inverse_square_root(4, 5000).first_column(5000)[-1] < 1e-12
-
-
-# ----------------------------------------------------------------------------------------------------------------- tree
 
 
 def nodes_of(steps: int) -> list[range]:
@@ -230,9 +222,6 @@ def test_optimal_tree_has_the_nodes_products_and_the_least_squares_error(steps: 
     assert np.all(np.square(decoder).sum(axis=1) <= np.square(naive).sum(axis=1) + 1e-9)
 
 
-# ------------------------------------------------------------------------------------------------------------- rounding
-
-
 @pytest.mark.parametrize("kind", ["banded-toeplitz", "banded", "inverse"])
 def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind: str) -> None:
     # C times the noise that was added is what the analysis calls Z: rounding must not pile up in the recurrence.
@@ -249,9 +238,6 @@ def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind
     noise = [np.array(backend.recurrence(z.copy(), state, chosen.coefficients(t))) for t, z in enumerate(seeds)]
     assert noise[-1].dtype == np.float32
     assert np.abs(chosen.matrix(steps) @ np.array(noise, np.float64) - seeds).max() < 1e-5
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_refuses_noise_that_grows_until_its_rounding_shows() -> None:

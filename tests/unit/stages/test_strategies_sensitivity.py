@@ -129,9 +129,6 @@ def test_the_optimal_tree_costs_what_all_nodes_cost() -> None:
     assert sensitivity(TreeOptimal(16), patterns, 16) >= sensitivity(Tree(16), patterns, 16)
 
 
-# ------------------------------------------------------------------------------------------------------------ workloads
-
-
 def test_workloads_are_what_the_loops_do() -> None:
     rng = np.random.default_rng(0)
     g, c = rng.standard_normal((T, 3)), rng.uniform(0.2, 1.5, T)
@@ -180,14 +177,3 @@ def test_figures_of_the_page() -> None:
         errors = [rmse(chosen, a, steps, p) for p in (once, ten) for a in (workloads.ones(steps), wanted)]
         found = (errors[0], errors[1], sensitivity(chosen, ten, steps), errors[2], errors[3])
         assert found == pytest.approx(figures, rel=2e-3)
-
-
-def test_correlated_noise_beats_independent_noise_on_prefix_sums_in_the_known_order() -> None:
-    steps = 256
-    once = [[step] for step in range(steps)]
-    kinds = [SquareRoot(steps), TreeOptimal(steps), Tree(steps), Identity()]
-    errors = [rmse(chosen, workloads.ones(steps), steps, once) for chosen in kinds]
-    assert errors == sorted(errors)
-    assert errors[-1] == pytest.approx(math.sqrt((steps + 1) / 2))
-    # Independent noise: row t of the prefix sums has norm sqrt(t + 1). The square root is within 1 + log(T) / pi.
-    assert errors[0] <= 1 + math.log(steps) / math.pi
