@@ -78,10 +78,9 @@ class Method:
             if wrong and not (extra and value is None):
                 words = "None or" if extra else "a stage"
                 raise ArgumentTypeError(f"{name}={value!r}: must be {words} from dpcore.{module}")
-        if self.batch_size is not None:
-            positive(batch_size=self.batch_size)
-        if self.radius is not None:
-            positive(radius=self.radius)
+        for name in ("batch_size", "radius"):
+            if getattr(self, name) is not None:
+                positive(**{name: getattr(self, name)})
         self._check_combination()
 
     def _check_combination(self) -> None:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dpcore.errors import ArgumentError
 from dpcore.spec.validate import non_negative, open_unit, plain, positive
 
 REACH: Final = 1e6
@@ -85,20 +84,3 @@ def twice_the_bits(norms: Any, norm: float) -> Any:
     """Return twice the sum of the bits of a block of examples, from their norms (B,) and C_t: an integer."""
     counted = norms != 0  # true of NaN
     return 2 * ((norms <= norm) & counted).sum() - counted.sum()
-
-
-def check_fits(adaptive: AdaptiveClip, rule: str, groups: Any) -> None:
-    """Refuse clips that have no one norm to adapt.
-
-    Raises `ArgumentError` for rules that only rescale by the norm, and for several groups.
-    """
-    if rule not in ("standard", "normalized"):
-        raise ArgumentError(
-            f"clipping={rule!r}: must be 'standard' or 'normalized' with adaptive_clip; automatic clipping leaves no "
-            "vector as it is, and its norm only rescales the sum"
-        )
-    if groups != "flat":
-        raise ArgumentError(
-            f"clipping_groups={groups!r}: must be 'flat' with adaptive_clip={adaptive!r}, which follows a quantile of "
-            "the norm of the whole vector"
-        )

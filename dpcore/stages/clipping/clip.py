@@ -10,7 +10,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
 from dpcore.spec.validate import choice, plain, positive
-from dpcore.stages.clipping.adaptive import AdaptiveClip, check_fits
+from dpcore.stages.clipping.adaptive import AdaptiveClip
 from dpcore.stages.clipping.groups import Grouping
 
 GROUPS = ("flat", "per_layer", "per_tensor")
@@ -84,7 +84,16 @@ class Clip:
                     f"adaptive_clip={self.adaptive!r}: must be None or a dpcore.clipping.AdaptiveClip, such as "
                     "AdaptiveClip(target_quantile=0.5)"
                 )
-            check_fits(self.adaptive, self.rule, self.groups)
+            if self.rule not in ("standard", "normalized"):
+                raise ArgumentError(
+                    f"clipping={self.rule!r}: must be 'standard' or 'normalized' with adaptive_clip; automatic "
+                    "clipping leaves no vector as it is, and its norm only rescales the sum"
+                )
+            if self.groups != "flat":
+                raise ArgumentError(
+                    f"clipping_groups={self.groups!r}: must be 'flat' with adaptive_clip={self.adaptive!r}, which "
+                    "follows a quantile of the norm of the whole vector"
+                )
 
     def grouping(self, tensors: tuple[str, ...]) -> Grouping:
         """Partition the named tensors."""

@@ -4,8 +4,7 @@ from dpcore.stages.filters.base import Filter, Identity
 from dpcore.stages.filters.chain import Chain
 from dpcore.stages.filters.designs import NAMED_FILTERS, butterworth, chebyshev, named_filter
 from dpcore.stages.filters.first_order import Accumulation, Averaging
-from dpcore.stages.filters.full_kalman import FullKalman
-from dpcore.stages.filters.kalman import ScalarKalman
+from dpcore.stages.filters.kalman import FullKalman, ScalarKalman
 from dpcore.stages.filters.low_pass import LowPass
 from dpcore.stages.filters.optimal_fir import OptimalFIR
 

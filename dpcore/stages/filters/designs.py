@@ -10,7 +10,6 @@ from dpcore.errors import ArgumentError
 from dpcore.spec.validate import choice, integer, open_unit, positive
 from dpcore.stages.filters.low_pass import LowPass
 
-_HIGHEST_ORDER = 3
 # name -> (b, a): DOPPLER's tables (Zhang et al., section 5 and appendix), then DP-PMLF's (table 4).
 NAMED_FILTERS: Final[dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     "none": ((1.0,), ()), "momentum": ((0.1,), (-0.9,)), "first-order v1": ((1 / 11, 1 / 11), (-9 / 11,)),
@@ -79,7 +78,7 @@ def chebyshev(order: int, cutoff: float, ripple: float) -> LowPass:
 
 
 def _order(order: int) -> int:
-    if integer(1, order=order) > _HIGHEST_ORDER:
+    if integer(1, order=order) > 3:
         raise ArgumentError(f"order={order!r}: must be 1, 2 or 3; steeper filters are chains of these (filters.Chain)")
     return order
 

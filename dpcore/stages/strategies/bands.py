@@ -14,17 +14,10 @@ _CHUNK = 256
 
 
 def bands(strategy: Strategy, steps: int) -> int:
-    """Return the number of bands of the leading block of C, the diagonal among them; 0 of no steps.
+    """Return the number of bands of the leading block of C, (steps, steps), the diagonal among them; 0 of no steps.
 
     ``C[t, s] = 0`` wherever t - s >= bands, exactly. Counted on the columns themselves where the kind of strategy does
     not say it. A banded *inverse* does not make C banded.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        With at least `steps` rows.
-    steps : int
-        Rows and columns of the block.
     """
     steps = check_block(steps, strategy.steps)
     if isinstance(strategy, Identity | Banded | BandedToeplitz):
