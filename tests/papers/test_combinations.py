@@ -82,12 +82,6 @@ def test_srg_over_disk_points_through_a_chain_of_filters() -> None:
     assert_same(run(method), expected)
 
 
-def test_srg_over_a_window() -> None:
-    method = composed(queries.RecursiveDifference(0.5, queries.ParameterWindow(2, 0.3)), Accumulation(0.5), SGD(0.2))
-    expected = loop(difference(always(0.5), window(2, 0.3)), accumulation(always(0.5)), sgd(0.2))
-    assert_same(run(method), expected)
-
-
 def test_disk_over_scaled_gradients_under_correlated_noise() -> None:
     method = composed(
         queries.Preconditioned(queries.TwoPoint(0.7, 0.5), 0.1, 1.5, 2, 3), Averaging(0.7), ADAM, STRATEGIES["dense"]
@@ -147,11 +141,6 @@ def test_averages_are_of_all_parameters_so_far(average, name: str) -> None:
         weights = (np.arange(T) >= average.start).astype(float)
     expected = (weights / weights.sum()) @ np.stack(points)
     np.testing.assert_allclose(result.x, expected, rtol=1e-9)
-
-
-def test_averaging_does_not_change_the_run() -> None:
-    plain_run, averaged = methods.dp_sgd(lr=0.3, **COMMON), methods.dp_sgd(lr=0.3, averaging=UniformAverage(), **COMMON)
-    assert run(plain_run).tobytes() == run(averaged).tobytes()
 
 
 @pytest.mark.parametrize("name", ["dp_sgd", "disk"])

@@ -121,10 +121,6 @@ def test_correlated_noise_whitens_under_its_strategy_and_no_other(name: str) -> 
     np.testing.assert_allclose((noise**2).mean(axis=1), rows, rtol=6 * math.sqrt(2 / D))
 
 
-def test_the_identity_strategy_is_independent_noise() -> None:
-    assert looks_standard_normal(release(methods.memf(strategy="identity", **COMMON))[0] / (SIGMA * C / B))
-
-
 @pytest.mark.parametrize(("clipping", "sensitivity"), [("normalized", 1.0), ("automatic_v", C)])
 def test_the_noise_follows_the_sensitivity_of_the_clip(clipping: str, sensitivity: float) -> None:
     noise = release(methods.dp_sgd(clipping=clipping, **COMMON))[0] / (SIGMA * sensitivity / B)

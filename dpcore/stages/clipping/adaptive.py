@@ -14,8 +14,6 @@ REACH: Final = 1e6
 DEFAULT_SHARE: Final = 1 / 20
 """The noise on the bits by default, relative to the expected batch size: the paper's m / 20."""
 
-_LARGEST_EXPONENT = 700.0
-
 
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -72,7 +70,7 @@ class AdaptiveClip:
         share = noisy_bits / batch_size + 0.5
         exponent = -self.learning_rate * (share - self.target_quantile)
         least, most = limits(initial)
-        return min(max(norm * math.exp(min(exponent, _LARGEST_EXPONENT)), least), most)
+        return min(max(norm * math.exp(min(exponent, 700.0)), least), most)
 
 
 def limits(initial: float) -> tuple[float, float]:

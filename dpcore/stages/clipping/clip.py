@@ -13,8 +13,6 @@ from dpcore.spec.validate import choice, plain, positive
 from dpcore.stages.clipping.adaptive import AdaptiveClip
 from dpcore.stages.clipping.groups import Grouping
 
-GROUPS = ("flat", "per_layer", "per_tensor")
-
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -77,7 +75,7 @@ class Clip:
             for pattern, bound in self.groups.items():
                 positive(**{f"clipping_groups[{pattern!r}]": bound})
         else:
-            choice(GROUPS, clipping_groups=self.groups)
+            choice(("flat", "per_layer", "per_tensor"), clipping_groups=self.groups)
         if self.adaptive is not None:
             if not isinstance(self.adaptive, AdaptiveClip):
                 raise ArgumentTypeError(

@@ -36,10 +36,6 @@ def test_the_uniform_average_is_the_mean_after_start(start: int, steps: int) -> 
     np.testing.assert_allclose(run(UniformAverage(start), points), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_first_weight_is_one() -> None:
-    assert ExponentialAverage(0.9).weight(0) == UniformAverage().weight(0) == UniformAverage(5).weight(5) == 1
-
-
 def test_the_factor_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
     schedule, steps = WarmupCosine(4, 0.1), 15
     factors = [schedule.factor(t, steps) for t in range(steps)]

@@ -83,11 +83,6 @@ def test_a_non_finite_row_adds_exactly_zero_in_every_group(rule: str, bad: float
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_scale_is_applied_before_the_norm() -> None:
-    rows, scale = np.array([[3.0, 4.0]]), np.array([2.0, 0.5])
-    assert row_norms([rows], [scale])[0] == pytest.approx(math.hypot(6, 2))
-
-
 @pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385])
 def test_sizes_across_blocks_and_empty_batches(size: int) -> None:
     rows = np.full((3, size), 2.0, np.float32)
