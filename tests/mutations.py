@@ -37,7 +37,7 @@ MUTATIONS = [
     ),
     Mutation(
         "swap two coefficients of a named filter",
-        "dpcore/stages/filters/named.py",
+        "dpcore/stages/filters/designs.py",
         '"first-order v2": ((3 / 11, -1 / 11)',
         '"first-order v2": ((-1 / 11, 3 / 11)',
         "tests/papers/test_named_filters.py",
@@ -135,7 +135,7 @@ MUTATIONS = [
     ),
     Mutation(
         "start DiSK's average at zero",
-        "dpcore/stages/filters/averaging.py",
+        "dpcore/stages/filters/first_order.py",
         "(1.0 if step == 0 else self.kappa,)",
         "(self.kappa,)",
         "tests/papers/test_disk.py",

@@ -9,37 +9,10 @@ from dpcore.methods.filtered import disk, doppler, dp_sgd
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
 from dpcore.methods.windows import inner_outer, pmlf
 
-METHODS.update(
-    {
-        "dp_sgd": dp_sgd,
-        "doppler": doppler,
-        "disk": disk,
-        "pmlf": pmlf,
-        "inner_outer": inner_outer,
-        "memf": memf,
-        "srg_memf": srg_memf,
-        "accelerated_srgd": accelerated_srgd,
-        "dp_adam": dp_adam,
-        "dp_adagrad": dp_adagrad,
-    }
-)
+_MAKERS = (dp_sgd, doppler, disk, pmlf, inner_outer, memf, srg_memf, accelerated_srgd, dp_adam, dp_adagrad)
+METHODS.update({make.__name__: make for make in _MAKERS})
 
 __all__ = [
-    "BASES",
-    "METHODS",
-    "VARIANTS",
-    "Adaptive",
-    "Common",
-    "Shared",
-    "accelerated_srgd",
-    "disk",
-    "doppler",
-    "dp_adagrad",
-    "dp_adam",
-    "dp_sgd",
-    "inner_outer",
-    "keywords",
-    "memf",
-    "pmlf",
-    "srg_memf",
-]
+    "BASES", "METHODS", "VARIANTS", "Adaptive", "Common", "Shared", "accelerated_srgd", "disk", "doppler", "dp_adagrad",
+    "dp_adam", "dp_sgd", "inner_outer", "keywords", "memf", "pmlf", "srg_memf",
+]  # fmt: skip

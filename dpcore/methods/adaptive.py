@@ -15,26 +15,18 @@ from dpcore.stages.updates import AdaGrad, Adam, Update
 
 # What the second moment is made of, by variant; see `dpcore.updates.SecondMoment`.
 _SOURCES: Final = {
-    "post_processing": "filtered",
-    "independent_moments": "independent",
-    "joint_moments": "joint",
-    "bias_corrected": "filtered",
-    "scale_then_privatize": "filtered",
-    "delayed_preconditioner": "filtered",
-    "side_information": "public",
-    "noiseless_preconditioner": "noiseless",
-}
+    "post_processing": "filtered", "independent_moments": "independent", "joint_moments": "joint",
+    "bias_corrected": "filtered", "scale_then_privatize": "filtered", "delayed_preconditioner": "filtered",
+    "side_information": "public", "noiseless_preconditioner": "noiseless",
+}  # fmt: skip
 VARIANTS: Final = tuple(_SOURCES)
 # Second moments that noise can turn negative, or to zero.
 _NOISY: Final = ("independent_moments", "joint_moments", "bias_corrected")
 _SCALED: Final = ("scale_then_privatize", "delayed_preconditioner")
 _ONLY_FOR: Final = {
-    "scale_eps": _SCALED,
-    "max_scaled_norm": _SCALED,
-    "unscaled_steps": _SCALED[1:],
-    "scaled_steps": _SCALED[1:],
+    "scale_eps": _SCALED, "max_scaled_norm": _SCALED, "unscaled_steps": _SCALED[1:], "scaled_steps": _SCALED[1:],
     "joint_scale": ("joint_moments",),
-}
+}  # fmt: skip
 
 
 class Adaptive(Shared, total=False):

@@ -22,15 +22,8 @@ from dpcore.stages.updates.averaging import Averaging
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import Schedule
 
-BASES: Final[dict[str, Callable[..., Update]]] = {
-    "sgd": SGD,
-    "momentum": Momentum,
-    "nesterov": Nesterov,
-    "adam": Adam,
-    "adamw": AdamW,
-    "adagrad": AdaGrad,
-}
-
+_UPDATES: Final[tuple[type, ...]] = (SGD, Momentum, Nesterov, Adam, AdamW, AdaGrad)
+BASES: Final[dict[str, Callable[..., Update]]] = {kind.__name__.lower(): kind for kind in _UPDATES}
 
 METHODS: Final[dict[str, Callable[..., Method]]] = {}
 """The methods by name; `dpcore.methods` fills it."""

@@ -72,69 +72,58 @@ class Method:
 
     def __post_init__(self) -> None:
         plain(self)
-        members = {
-            "update": ("rule", "settings", "prepared"),
-            "query": ("points", "uses_displacement", "lags"),
-            "clip": ("grouping", "sensitivity"),
-            "noise": ("noise_multiplier", "with_noise_multiplier", "strategy"),
-            "filter": ("order", "coefficients", "adaptive"),
-        }
-        for stage, needed in members.items():
-            value = getattr(self, stage)
-            if isinstance(value, type) or not all(hasattr(value, member) for member in needed):
-                raise ArgumentTypeError(f"{stage}={value!r}: must be a stage from dpcore.{_PACKAGES[stage]}")
-        if self.batch_size is not None:
-            positive(batch_size=self.batch_size)
-        for name, member in {"schedule": "factor", "averaging": "weight", "galore": "projection"}.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, type) or not hasattr(value, member)):
-                raise ArgumentTypeError(f"{name}={value!r}: must be None or from dpcore.{_MODULES[name]}")
-        if self.radius is not None:
-            positive(radius=self.radius)
+        for name, (module, *members) in (_STAGES | _EXTRAS).items():
+            value, extra = getattr(self, name), name in _EXTRAS
+            wrong = isinstance(value, type) or not all(hasattr(value, member) for member in members)
+            if wrong and not (extra and value is None):
+                words = "None or" if extra else "a stage"
+                raise ArgumentTypeError(f"{name}={value!r}: must be {words} from dpcore.{module}")
+        for name in ("batch_size", "radius"):
+            if getattr(self, name) is not None:
+                positive(**{name: getattr(self, name)})
         self._check_combination()
 
     def _check_combination(self) -> None:
         """Refuse stages whose combination has no meaning, or none that is private."""
-        update, adaptive = self.update, self.filter.adaptive
-        released = update.second_moment in ("filtered", "released", "public")
-        if self.preconditioning is not None:
-            if self.preconditioning.max_scaled_norm is not None and not isinstance(self.clip.groups, str):
-                raise ArgumentError(
-                    "max_scaled_norm: must be None with a mapping of clipping_groups, which gives the norms itself"
-                )
-            if update.rule not in SECOND_MOMENT:
-                raise ArgumentError(
-                    f"query=Preconditioned(...): needs an update with a second moment, such as Adam; {update.rule!r} "
-                    "has none"
-                )
-            if not released:
-                raise ArgumentError(
-                    f"second_moment={update.second_moment!r}: must be 'filtered', 'released' or 'public' under a "
-                    "preconditioned query, which the sensitivity of a separate second moment does not cover"
-                )
-            if update.bias_corrected or adaptive:
-                raise ArgumentError(
-                    "query=Preconditioned(...): the noise of its average differs from coordinate to coordinate, which "
-                    "bias_corrected and an adaptive filter do not allow for; take one of them away"
-                )
-        if getattr(self.clip, "adaptive", None) is not None:
-            self._check_adaptive_clip()
-        if adaptive and self.noise.strategy is not None:
-            raise ArgumentError(
+        update, adaptive, scaled = self.update, self.filter.adaptive, self.preconditioning
+        moment, strategy, clip = update.second_moment, self.noise.strategy, getattr(self.clip, "adaptive", None)
+        released, corrected = moment in ("filtered", "released", "public"), update.bias_corrected
+        galore_fits = moment in ("filtered", "released") and update.rule != "accelerated" and not (adaptive or scaled)
+        # fmt: off
+        _refuse(scaled and scaled.max_scaled_norm is not None and not isinstance(self.clip.groups, str),
+                "max_scaled_norm: must be None with a mapping of clipping_groups, which gives the norms itself")
+        _refuse(scaled and update.rule not in SECOND_MOMENT,
+                f"query=Preconditioned(...): needs an update with a second moment, such as Adam; "
+                f"{update.rule!r} has none")
+        _refuse(scaled and not released,
+                f"second_moment={moment!r}: must be 'filtered', 'released' or 'public' under a preconditioned query, "
+                "which the sensitivity of a separate second moment does not cover")
+        _refuse(scaled and (corrected or adaptive),
+                "query=Preconditioned(...): the noise of its average differs from coordinate to coordinate, which "
+                "bias_corrected and an adaptive filter do not allow for; take one of them away")
+        # An adaptive clip norm: what was derived for one clip norm throughout the run.
+        _refuse(clip and strategy is not None,
+                "adaptive_clip: must be None with correlated noise, whose seed noise has one standard deviation in all "
+                "steps, while a clip norm that changes needs another in each; give strategy=None")
+        _refuse(clip and not released,
+                f"adaptive_clip: must be None with second_moment={moment!r}, whose sensitivity and noise are derived "
+                "for a gradient and its square alone; use variant='post_processing'")
+        _refuse(clip and scaled,
+                "adaptive_clip: must be None with a preconditioned query, whose scaled and unscaled vectors have norms "
+                "in other units")
+        _refuse(clip and corrected,
+                "adaptive_clip: must be None with bias_corrected, which takes off the variance of noise that is known "
+                "before the run, while a clip norm that changes changes it")
+        _refuse(adaptive and strategy is not None,
                 "filter: an adaptive filter estimates autocorrelations under independent noise; give strategy=None, or "
-                "another filter"
-            )
-        if adaptive and update.bias_corrected and update.second_moment == "filtered":
-            raise ArgumentError(
+                "another filter")
+        _refuse(adaptive and corrected and moment == "filtered",
                 "bias_corrected=True: the noise behind an adaptive filter is not known beforehand; give "
-                "second_moment='released'"
-            )
-        galore_fits = update.second_moment in ("filtered", "released") and update.rule != "accelerated"
-        if self.galore is not None and (adaptive or self.preconditioning is not None or not galore_fits):
-            raise ArgumentError(
+                "second_moment='released'")
+        _refuse(self.galore is not None and not galore_fits,
                 "galore: takes filters and second moments of the released gradient only, no preconditioned query and "
-                "no accelerated coupling"
-            )
+                "no accelerated coupling")
+        # fmt: on
         inner = getattr(self.query, "query", None)
         while inner is not None:
             if isinstance(inner, Preconditioned):
@@ -143,29 +132,6 @@ class Method:
                     "be scaled; put it outermost, Preconditioned(query=...)"
                 )
             inner = getattr(inner, "query", None)
-
-    def _check_adaptive_clip(self) -> None:
-        """Refuse what was derived for one clip norm throughout the run."""
-        if self.noise.strategy is not None:
-            raise ArgumentError(
-                "adaptive_clip: must be None with correlated noise, whose seed noise has one standard deviation in all "
-                "steps, while a clip norm that changes needs another in each; give strategy=None"
-            )
-        if self.update.second_moment not in ("filtered", "released", "public"):
-            raise ArgumentError(
-                f"adaptive_clip: must be None with second_moment={self.update.second_moment!r}, whose sensitivity and "
-                "noise are derived for a gradient and its square alone; use variant='post_processing'"
-            )
-        if self.preconditioning is not None:
-            raise ArgumentError(
-                "adaptive_clip: must be None with a preconditioned query, whose scaled and unscaled vectors have norms "
-                "in other units"
-            )
-        if self.update.bias_corrected:
-            raise ArgumentError(
-                "adaptive_clip: must be None with bias_corrected, which takes off the variance of noise that is known "
-                "before the run, while a clip norm that changes changes it"
-            )
 
     @property
     def preconditioning(self) -> Preconditioned | None:
@@ -178,18 +144,27 @@ class Method:
 
     def describe(self) -> dict[str, Any]:
         """Return every setting as plain JSON values."""
-        described: dict[str, Any] = {"name": self.name, "batch_size": self.batch_size}
-        for stage in _PACKAGES:
-            described[stage] = describe(getattr(self, stage))
-        for extra in _MODULES:
-            value = getattr(self, extra)
-            described[extra] = None if value is None else describe(value)
-        described["radius"] = self.radius
-        return described
+        stages = {name: getattr(self, name) for name in (*_STAGES, *_EXTRAS)}
+        described = {name: None if value is None else describe(value) for name, value in stages.items()}
+        return {"name": self.name, "batch_size": self.batch_size, **described, "radius": self.radius}
 
 
-_PACKAGES = {"query": "queries", "clip": "clipping", "noise": "noise", "filter": "filters", "update": "updates"}
-_MODULES = {"schedule": "schedules", "averaging": "averaging", "galore": "galore"}
+# Where a stage, or what may be None, comes from, and what it must have.
+_STAGES = {
+    "query": ("queries", "points", "uses_displacement", "lags"),
+    "clip": ("clipping", "grouping", "sensitivity"),
+    "noise": ("noise", "noise_multiplier", "with_noise_multiplier", "strategy"),
+    "filter": ("filters", "order", "coefficients", "adaptive"),
+    "update": ("updates", "rule", "settings", "prepared"),
+}
+_EXTRAS = {
+    "schedule": ("schedules", "factor"), "averaging": ("averaging", "weight"), "galore": ("galore", "projection")
+}  # fmt: skip
+
+
+def _refuse(condition: object, message: str) -> None:
+    if condition:
+        raise ArgumentError(message)
 
 
 def describe(stage: Any) -> dict[str, Any]:

@@ -11,6 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import dpcore
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
 from dpcore.stages.strategies import BLT, NamedStrategy
 from dpcore_numpy import normal
 
@@ -152,6 +157,20 @@ def heavy_ball(lr: float, momentum: float) -> Callable[..., Array]:
     return move
 
 
+class AdamLoop:
+    """Adam and AdamW on the filtered gradient, as their papers print them."""
+
+    def __init__(self, lr: float, b1: float, b2: float, eps: float = 1e-3, decoupled_decay: float = 0.0) -> None:
+        self.m, self.v, self.nuhat = np.zeros(D), np.zeros(D), np.zeros(D)
+        self.lr, self.b1, self.b2, self.eps, self.wd = lr, b1, b2, eps, decoupled_decay
+
+    def __call__(self, t: int, x: Array, g: Array, y: Array, clean: Array) -> Array:
+        self.m, self.v = self.b1 * self.m + (1 - self.b1) * y, self.b2 * self.v + (1 - self.b2) * y**2
+        self.nuhat = self.v / (1 - self.b2 ** (t + 1))
+        step = self.m / (1 - self.b1 ** (t + 1)) / (np.sqrt(self.nuhat) + self.eps)
+        return x - self.lr * step - self.lr * self.wd * x
+
+
 def low_pass(b: Sequence[float], a: Sequence[float]) -> Smooth:
     """DOPPLER's recurrence and its normalizer, as algorithms.md 3 prints them."""
     g_all: list[Array] = []
@@ -218,6 +237,18 @@ def run(method: dpcore.Method, batches=BATCHES, grad=gradient, dtype=np.float64,
     ).path
     assert path is not None
     return path
+
+
+def mechanism_of(method: dpcore.Method, sampler, tensors: dict[str, Array], steps: int, key: bytes = KEY) -> Mechanism:
+    """The mechanism below `minimize`, over named tensors."""
+    plan, layout = Plan(method, sampler, steps, tuple(tensors)), Layout.of([(k, x.shape) for k, x in tensors.items()])
+    keys = RunKeys.new(key, exact_key=True)
+    return Mechanism(plan, layout, list(tensors.values()), backend=load_backend("numpy"), keys=keys)
+
+
+def strategy_and_matrix(name: str | None):
+    """What the method is given, and the matrix of the loop; None is independent noise."""
+    return (None, None) if name is None else (given(name), STRATEGIES[name])
 
 
 def assert_same(got: Array, expected: Array, rtol: float = 1e-8, atol: float = 1e-10) -> None:

@@ -6,20 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    SIZE,
-    STRATEGIES,
-    D,
-    T,
-    assert_same,
-    correlated,
-    given,
-    gradient,
-    loop,
-    low_pass,
-    run,
-    seed_noise,
+
+from loops import (  # isort: skip
+    BATCHES, SIZE, STRATEGIES, D, T, assert_same, correlated, given, gradient, loop, low_pass, run,
+    strategy_and_matrix
 )  # fmt: skip
 
 import dpcore
@@ -98,8 +88,7 @@ NOISES = [None, "square-root", "tree", "banded", "dense", "blt", "banded inverse
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 @pytest.mark.parametrize("wd", [0.0, 0.3])
 def test_post_processing(noise: str | None, wd: float) -> None:
-    strategy = None if noise is None else given(noise)
-    matrix = None if noise is None else STRATEGIES[noise]
+    strategy, matrix = strategy_and_matrix(noise)
     adam = methods.dp_adam(betas=(B1, B2), eps=1e-3, weight_decay=wd, strategy=strategy, **COMMON)
     assert_same(run(adam), loop(move=Adam(added(1e-3), wd=wd), strategy=matrix))
     adagrad = methods.dp_adagrad(weight_decay=wd, strategy=strategy, **COMMON)
@@ -108,13 +97,9 @@ def test_post_processing(noise: str | None, wd: float) -> None:
 
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 def test_bias_corrected_adam(noise: str | None) -> None:
-    bias = adam_bias(row_norms(noise))
-    matrix = None if noise is None else STRATEGIES[noise]
-    method = methods.dp_adam(
-        variant="bias_corrected", betas=(B1, B2), eps=0.02, strategy=None if noise is None else given(noise), **COMMON
-    )
-    move = Adam(floored(0.02, bias))
-    assert_same(run(method), loop(move=move, strategy=matrix))
+    bias, (strategy, matrix) = adam_bias(row_norms(noise)), strategy_and_matrix(noise)
+    method = methods.dp_adam(variant="bias_corrected", betas=(B1, B2), eps=0.02, strategy=strategy, **COMMON)
+    assert_same(run(method), loop(move=Adam(floored(0.02, bias)), strategy=matrix))
     if noise is None:
         assert [bias(t) for t in range(1, T + 1)] == pytest.approx([S0**2] * T)
     else:
@@ -124,16 +109,13 @@ def test_bias_corrected_adam(noise: str | None) -> None:
 @pytest.mark.parametrize("noise", [None, "tree"], ids=str)
 def test_bias_corrected_adagrad(noise: str | None) -> None:
     """nu is a sum, so the noise's share is the sum of its variances."""
-    share = S0**2 * np.cumsum(row_norms(noise))
-    method = methods.dp_adagrad(
-        variant="bias_corrected", eps=0.02, strategy=None if noise is None else given(noise), **COMMON
-    )
-    move = AdaGrad(floored(0.02, lambda step: share[step - 1]))
-    assert_same(run(method), loop(move=move, strategy=None if noise is None else STRATEGIES[noise]))
+    share, (strategy, matrix) = S0**2 * np.cumsum(row_norms(noise)), strategy_and_matrix(noise)
+    method = methods.dp_adagrad(variant="bias_corrected", eps=0.02, strategy=strategy, **COMMON)
+    assert_same(run(method), loop(move=AdaGrad(floored(0.02, lambda step: share[step - 1])), strategy=matrix))
 
 
 def noisy_square(noise: str | None, scale: float):
-    z = correlated(None if noise is None else STRATEGIES[noise], stream=1)
+    z = correlated(strategy_and_matrix(noise)[1], stream=1)
     return lambda t, x, g, clean: clean**2 + scale * z[t]
 
 
@@ -142,7 +124,7 @@ def noisy_square(noise: str | None, scale: float):
 def test_independent_moments(noise: str | None, wd: float) -> None:
     """Noise sqrt(2) sigma C / B on g and sqrt(2) sigma (2 B_max - 1) C^2 / B^2 on the square of the clipped mean."""
     scale = math.sqrt(2) * SIGMA * (2 * LARGEST - 1) * C**2 / SIZE**2
-    strategy, matrix = (None, None) if noise is None else (given(noise), STRATEGIES[noise])
+    strategy, matrix = strategy_and_matrix(noise)
     settings = {"variant": "independent_moments", "strategy": strategy, "weight_decay": wd, **COMMON}
     expected = loop(move=Adam(added(0.05), noisy_square(noise, scale), wd), strategy=matrix, share=math.sqrt(2))
     assert_same(run(methods.dp_adam(betas=(B1, B2), eps=0.05, **settings)), expected)
@@ -183,10 +165,11 @@ def test_delayed_preconditioner(cycle: tuple[int, int], norm: float | None, nois
     def clip(t):
         return C if t % (s1 + s2) < s1 or norm is None else norm
 
-    expected = loop(move=move, scale=scale, clip=clip, strategy=None if noise is None else STRATEGIES[noise])
+    strategy, matrix = strategy_and_matrix(noise)
+    expected = loop(move=move, scale=scale, clip=clip, strategy=matrix)
     settings = {
         "variant": "delayed_preconditioner", "unscaled_steps": s1, "scaled_steps": s2, "scale_eps": 0.05, "eps": 1e-3,
-        "max_scaled_norm": norm, "strategy": None if noise is None else given(noise), **COMMON,
+        "max_scaled_norm": norm, "strategy": strategy, **COMMON,
     }  # fmt: skip
     method = methods.dp_adam(betas=(B1, B2), **settings) if update == "adam" else methods.dp_adagrad(**settings)
     assert_same(run(method), expected)
@@ -248,11 +231,6 @@ def test_bias_correction_behind_a_filter_takes_off_the_filtered_noise(name: str,
     )  # fmt: skip
     move = Adam(floored(0.02, adam_bias(variances)))
     assert_same(run(method), loop(smooth=low_pass(b, a), move=move, strategy=None if noise is None else c))
-
-
-def test_the_seed_noise_is_the_documented_stream() -> None:
-    assert seed_noise().shape == (T, D)
-    assert not np.allclose(seed_noise(stream=0), seed_noise(stream=1))
 
 
 def test_the_negative_share_is_of_the_debiased_moment() -> None:

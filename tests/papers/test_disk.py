@@ -6,24 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import (
-    FULL,
-    SIZE,
-    START,
-    D,
-    N,
-    T,
-    always,
-    assert_same,
-    averaging,
-    gradient,
-    heavy_ball,
-    loop,
-    low_pass,
-    quadratic_gradient,
-    run,
-    sgd,
-    two_points,
+
+from loops import (  # isort: skip
+    FULL, SIZE, START, AdamLoop, N, T, always, assert_same, averaging, gradient, heavy_ball, loop, low_pass,
+    quadratic_gradient, run, sgd, two_points
 )  # fmt: skip
 
 import dpcore
@@ -37,15 +23,7 @@ def bases(name: str, lr: float):
     """The base optimizers on the filtered gradient, as their papers print them."""
     if name in ("sgd", "momentum"):
         return sgd(lr) if name == "sgd" else heavy_ball(lr, 0.9)
-    m, v = np.zeros(D), np.zeros(D)
-
-    def move(t, x, g, y, clean):
-        nonlocal m, v
-        m, v = 0.8 * m + 0.2 * y, 0.95 * v + 0.05 * y**2
-        step = m / (1 - 0.8 ** (t + 1)) / (np.sqrt(v / (1 - 0.95 ** (t + 1))) + 1e-3)
-        return x - lr * step - (lr * 0.2 * x if name == "adamw" else 0.0)
-
-    return move
+    return AdamLoop(lr, 0.8, 0.95, 1e-3, 0.2 if name == "adamw" else 0.0)
 
 
 SETTINGS = {

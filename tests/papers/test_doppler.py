@@ -6,33 +6,17 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    KEY,
-    SIZE,
-    START,
-    D,
-    N,
-    T,
-    assert_same,
-    clip_one,
-    gradient,
-    loop,
-    low_pass,
-    run,
-)
+
+from loops import (  # isort: skip
+    BATCHES, KEY, SIZE, START, D, N, T, assert_same, clip_one, gradient, loop, low_pass, mechanism_of, run
+)  # fmt: skip
 from scipy.linalg import polar
 from scipy.signal import lfilter
 
 import dpcore
 from dpcore import methods
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches
-from dpcore.spec.backends import load_backend
-from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.stages.filters import NAMED_FILTERS, OptimalFIR
 from dpcore.stages.updates.galore import GaLore
 from dpcore_numpy import normal
@@ -52,12 +36,6 @@ def test_doppler_is_scipys_filter_between_noise_and_update(name: str) -> None:
         return lfilter(b, (1.0, *a), np.stack(released), axis=0)[-1] / ones
 
     assert_same(run(methods.doppler(lr=0.3, filter=name, **COMMON)), loop(smooth=smooth))
-
-
-@pytest.mark.parametrize("name", ["second-order", "p3"])
-def test_the_recurrence_of_the_page_is_scipys(name: str) -> None:
-    b, a = NAMED_FILTERS[name]
-    assert_same(run(methods.doppler(lr=0.3, filter=name, **COMMON)), loop(smooth=low_pass(b, a)))
 
 
 def adam_on_released(lr: float, beta: float, eps: float, bias: float, wd: float = 0.0, decoupled: bool = False):
@@ -126,7 +104,6 @@ def test_optimal_fir_under_adam_uses_the_released_second_moment() -> None:
 
 
 M, COLUMNS, RANK, EVERY = 6, 4, 2, 3
-SHAPES = [("w", (M, COLUMNS)), ("b", (5,))]
 VALUES = np.random.default_rng(1).normal(size=(N, M * COLUMNS + 5))
 
 
@@ -142,10 +119,8 @@ def layout_normals(t: int) -> np.ndarray:
 
 
 def run_mechanism(method: dpcore.Method, start: np.ndarray) -> np.ndarray:
-    plan = Plan(method, FixedBatches(BATCHES, batch_size=SIZE), T, ("w", "b"))
     x = [start[: M * COLUMNS].reshape(M, COLUMNS).copy(), start[M * COLUMNS :].copy()]
-    keys = RunKeys.new(KEY, exact_key=True)
-    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
+    mechanism = mechanism_of(method, FixedBatches(BATCHES, batch_size=SIZE), {"w": x[0], "b": x[1]}, T)
     path = [start]
     for batch in BATCHES:
         flat = np.concatenate([p.reshape(-1) for p in x])

@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from loops import KEY, N, assert_same, loop, run
+from loops import KEY, N, assert_same, loop, mechanism_of, run
 
 import dpcore
 from dpcore import methods
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 
 
 @pytest.mark.parametrize("rule", ["standard", "automatic", "automatic_v", "normalized"])
@@ -42,11 +39,8 @@ def test_injected_noise_is_sigma_times_the_sensitivity_over_the_batch_size(clipp
     sizes, sigma, c, batch_size = (40_000, 60_000), 1.3, 2.0, 20
     method = methods.dp_sgd(lr=1.0, max_grad_norm=c, clipping=clipping, clipping_groups=groups, noise_multiplier=sigma)
     sampler = dpcore.sampling.PoissonSampler(dataset_size=100, batch_size=batch_size)
-    plan = Plan(method, sampler, 1, ("a", "b"))
     x = [np.zeros(size, np.float32) for size in sizes]
-    layout = Layout.of([("a", (sizes[0],)), ("b", (sizes[1],))])
-    mechanism = Mechanism(plan, layout, x, backend=dpcore.spec.backends.load_backend("numpy"), keys=RunKeys.new(KEY))
-    mechanism.release(x)
+    mechanism_of(method, sampler, {"a": x[0], "b": x[1]}, 1).release(x)
     sensitivity = {"standard": c, "normalized": 1.0 if groups == "flat" else math.sqrt(2)}[clipping]
     ratio = np.concatenate(x).std() / (sigma * sensitivity / batch_size)
     tolerance = 5 / math.sqrt(2 * sum(sizes))

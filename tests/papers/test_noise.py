@@ -10,15 +10,12 @@ import math
 
 import numpy as np
 import pytest
-from loops import banded_inverse_matrix, banded_matrix, blt_matrix, dense_matrix, square_root_matrix, tree_matrix
+
+from loops import banded_inverse_matrix, banded_matrix, blt_matrix, dense_matrix, mechanism_of  # isort: skip
+from loops import square_root_matrix, tree_matrix  # isort: skip
 from scipy import stats
 
 from dpcore import methods, sampling
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
-from dpcore.spec.backends import load_backend
-from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.stages.filters import OptimalFIR, ScalarKalman
 from dpcore.stages.strategies import BLT, NamedStrategy
 
@@ -29,10 +26,8 @@ BETA2 = 0.9
 
 def release(method, size: int = B, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Run on zero gradients; return the released averages and Adam's second moments after each step, (T, d) each."""
-    plan = Plan(method, sampling.FixedOrderSampler(dataset_size=3 * size, batch_size=size), STEPS)
-    x = [np.zeros(D)]
-    keys = RunKeys.new(seed.to_bytes(32, "big"), exact_key=True)
-    mechanism = Mechanism(plan, Layout.of([("x", (D,))]), x, backend=load_backend("numpy"), keys=keys)
+    x, sampler = [np.zeros(D)], sampling.FixedOrderSampler(dataset_size=3 * size, batch_size=size)
+    mechanism = mechanism_of(method, sampler, {"x": x[0]}, STEPS, seed.to_bytes(32, "big"))
     averages, moments = [], []
     for step in range(STEPS):
         for point in mechanism.points():
@@ -126,10 +121,6 @@ def test_correlated_noise_whitens_under_its_strategy_and_no_other(name: str) -> 
     np.testing.assert_allclose((noise**2).mean(axis=1), rows, rtol=6 * math.sqrt(2 / D))
 
 
-def test_the_identity_strategy_is_independent_noise() -> None:
-    assert looks_standard_normal(release(methods.memf(strategy="identity", **COMMON))[0] / (SIGMA * C / B))
-
-
 @pytest.mark.parametrize(("clipping", "sensitivity"), [("normalized", 1.0), ("automatic_v", C)])
 def test_the_noise_follows_the_sensitivity_of_the_clip(clipping: str, sensitivity: float) -> None:
     noise = release(methods.dp_sgd(clipping=clipping, **COMMON))[0] / (SIGMA * sensitivity / B)
@@ -195,15 +186,8 @@ def test_the_fused_step_adds_the_noise_that_the_composed_step_shows() -> None:
     """Without an observer the backend's one operation runs: x moves by -lr times the noise."""
     for strategy, matrix in ((None, np.eye(STEPS)), (banded_matrix(STEPS), banded_matrix(STEPS))):
         method = methods.dp_sgd(strategy=strategy, **COMMON)
-        plan = Plan(method, sampling.FixedOrderSampler(dataset_size=3 * B, batch_size=B), STEPS)
-        x = [np.zeros(D)]
-        mechanism = Mechanism(
-            plan,
-            Layout.of([("x", (D,))]),
-            x,
-            backend=load_backend("numpy"),
-            keys=RunKeys.new(bytes(32), exact_key=True),
-        )
+        x, sampler = [np.zeros(D)], sampling.FixedOrderSampler(dataset_size=3 * B, batch_size=B)
+        mechanism = mechanism_of(method, sampler, {"x": x[0]}, STEPS, bytes(32))
         path = [x[0].copy()]
         for _ in range(STEPS):
             mechanism.add([np.zeros((B, D))])

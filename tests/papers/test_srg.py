@@ -6,24 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from loops import (
-    BATCHES,
-    FULL,
-    SIZE,
-    START,
-    STRATEGIES,
-    D,
-    N,
-    T,
-    accumulation,
-    assert_same,
-    difference,
-    given,
-    gradient,
-    heavy_ball,
-    loop,
-    of,
-    run,
+
+from loops import (  # isort: skip
+    BATCHES, FULL, SIZE, START, STRATEGIES, D, N, T, accumulation, assert_same, difference, given, gradient, heavy_ball,
+    loop, of, run
 )  # fmt: skip
 
 import dpcore
@@ -134,12 +120,6 @@ def test_the_default_strategy_is_the_tree_and_none_where_gradients_are_independe
     assert methods.accelerated_srgd(lr=0.1, variant="independent").noise.strategy is None
 
 
-def quadratic_run(lr: float, steps: int, hessian: np.ndarray, start: np.ndarray) -> dpcore.MinimizeResult:
-    """Full batches, no noise, no clipping, of the loss x H x / 2."""
-    method = methods.accelerated_srgd(lr=lr, max_grad_norm=1e12, noise_multiplier=0.0)
-    return dpcore.minimize(lambda x, i: np.tile(hessian @ x, (len(i), 1)), start, [[0, 1]] * steps, method, record=True)
-
-
 def test_accelerated_srgd_without_noise_is_nesterovs_method() -> None:
     """Nesterov's three sequences as Allen-Zhu and Orecchia write them, with steps 1/beta and eta_t / beta."""
     lr = 0.02
@@ -156,21 +136,6 @@ def test_accelerated_srgd_without_noise_is_nesterovs_method() -> None:
     result = dpcore.minimize(gradient, START, FULL, method, record=True)
     np.testing.assert_allclose(result.path, np.stack(path), rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(result.x, y, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("steps", [16, 64, 256])
-def test_it_converges_like_one_over_t_squared(steps: int) -> None:
-    """loss(y_T) <= beta |x_0|^2 / (T (T + 1)), where gradient descent with the same step is above that."""
-    beta = 4.0
-    hessian = np.diag([beta / (4 * steps), beta / 2, beta])
-    start = np.array([1.0, 1e-3, 1e-3])
-    bound = beta * float(start @ start) / (steps * (steps + 1))
-    y = quadratic_run(1 / beta, steps, hessian, start).x
-    assert y @ hessian @ y / 2 <= bound
-    x = start
-    for _ in range(steps):
-        x = x - hessian @ x / beta
-    assert x @ hessian @ x / 2 > bound
 
 
 def test_srg_on_full_batches_is_gradient_descent() -> None:

@@ -1,8 +1,7 @@
 """The clip stage: how each example's vector is bounded, and what that bound is worth."""
 
 from dpcore.stages.clipping.adaptive import AdaptiveClip
-from dpcore.stages.clipping.clip import Clip
+from dpcore.stages.clipping.clip import Clip, Sensitivity
 from dpcore.stages.clipping.groups import Grouping
-from dpcore.stages.clipping.sensitivity import Sensitivity
 
 __all__ = ["AdaptiveClip", "Clip", "Grouping", "Sensitivity"]

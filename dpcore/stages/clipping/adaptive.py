@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dpcore.errors import ArgumentError
 from dpcore.spec.validate import non_negative, open_unit, plain, positive
 
 REACH: Final = 1e6
@@ -14,8 +13,6 @@ REACH: Final = 1e6
 
 DEFAULT_SHARE: Final = 1 / 20
 """The noise on the bits by default, relative to the expected batch size: the paper's m / 20."""
-
-_LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -69,23 +66,11 @@ class AdaptiveClip:
         return DEFAULT_SHARE * batch_size if self.bit_noise_std is None else float(self.bit_noise_std)
 
     def next_norm(self, norm: float, noisy_bits: float, batch_size: float, initial: float) -> float:
-        """Return C_{t+1}.
-
-        Parameters
-        ----------
-        norm : float
-            C_t.
-        noisy_bits : float
-            ``s_t + sigma_b z_t``.
-        batch_size : float
-            B.
-        initial : float
-            C_0, around which the norm is kept: see `limits`.
-        """
+        """Return C_{t+1} of C_t, ``s_t + sigma_b z_t``, B, and C_0, around which the norm is kept: see `limits`."""
         share = noisy_bits / batch_size + 0.5
         exponent = -self.learning_rate * (share - self.target_quantile)
         least, most = limits(initial)
-        return min(max(norm * math.exp(min(exponent, _LARGEST_EXPONENT)), least), most)
+        return min(max(norm * math.exp(min(exponent, 700.0)), least), most)
 
 
 def limits(initial: float) -> tuple[float, float]:
@@ -97,20 +82,3 @@ def twice_the_bits(norms: Any, norm: float) -> Any:
     """Return twice the sum of the bits of a block of examples, from their norms (B,) and C_t: an integer."""
     counted = norms != 0  # true of NaN
     return 2 * ((norms <= norm) & counted).sum() - counted.sum()
-
-
-def check_fits(adaptive: AdaptiveClip, rule: str, groups: Any) -> None:
-    """Refuse clips that have no one norm to adapt.
-
-    Raises `ArgumentError` for rules that only rescale by the norm, and for several groups.
-    """
-    if rule not in ("standard", "normalized"):
-        raise ArgumentError(
-            f"clipping={rule!r}: must be 'standard' or 'normalized' with adaptive_clip; automatic clipping leaves no "
-            "vector as it is, and its norm only rescales the sum"
-        )
-    if groups != "flat":
-        raise ArgumentError(
-            f"clipping_groups={groups!r}: must be 'flat' with adaptive_clip={adaptive!r}, which follows a quantile of "
-            "the norm of the whole vector"
-        )

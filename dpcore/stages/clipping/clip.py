@@ -8,12 +8,34 @@ from dataclasses import dataclass, field
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
+from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
 from dpcore.spec.validate import choice, plain, positive
-from dpcore.stages.clipping.adaptive import AdaptiveClip, check_fits
+from dpcore.stages.clipping.adaptive import AdaptiveClip
 from dpcore.stages.clipping.groups import Grouping
-from dpcore.stages.clipping.sensitivity import Sensitivity
 
-GROUPS = ("flat", "per_layer", "per_tensor")
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """An L2 bound on one example's contribution to the sum, C_eff in the docs.
+
+    Attributes
+    ----------
+    contribution : float
+        No example adds a vector of larger L2 norm to the sum.
+
+    Notes
+    -----
+    Adding or removing an example, or replacing it by one with zero gradient (zero-out), moves the sum by at most
+    `contribution`; replacing it by any other example, by at most twice that. The noise multiplier of every event is
+    relative to `contribution`, and the event knows its own adjacency.
+    """
+
+    contribution: float
+
+    def of_sums(self, terms: int) -> Sensitivity:
+        """Return the same for computed sums of at most `terms` vectors, where their rounding counts."""
+        share = rounding(terms)
+        return self if share <= ROUNDING_COUNTED else Sensitivity(self.contribution * (1 + share))
 
 
 @dataclass(frozen=True)
@@ -53,14 +75,23 @@ class Clip:
             for pattern, bound in self.groups.items():
                 positive(**{f"clipping_groups[{pattern!r}]": bound})
         else:
-            choice(GROUPS, clipping_groups=self.groups)
+            choice(("flat", "per_layer", "per_tensor"), clipping_groups=self.groups)
         if self.adaptive is not None:
             if not isinstance(self.adaptive, AdaptiveClip):
                 raise ArgumentTypeError(
                     f"adaptive_clip={self.adaptive!r}: must be None or a dpcore.clipping.AdaptiveClip, such as "
                     "AdaptiveClip(target_quantile=0.5)"
                 )
-            check_fits(self.adaptive, self.rule, self.groups)
+            if self.rule not in ("standard", "normalized"):
+                raise ArgumentError(
+                    f"clipping={self.rule!r}: must be 'standard' or 'normalized' with adaptive_clip; automatic "
+                    "clipping leaves no vector as it is, and its norm only rescales the sum"
+                )
+            if self.groups != "flat":
+                raise ArgumentError(
+                    f"clipping_groups={self.groups!r}: must be 'flat' with adaptive_clip={self.adaptive!r}, which "
+                    "follows a quantile of the norm of the whole vector"
+                )
 
     def grouping(self, tensors: tuple[str, ...]) -> Grouping:
         """Partition the named tensors."""

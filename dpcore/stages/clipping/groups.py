@@ -34,11 +34,7 @@ class Grouping:
 
         "flat" is one group; "per_layer" one group for each module that directly owns parameters; "per_tensor" one for
         each tensor; these share ``C_l = max_grad_norm / sqrt(L)``. A mapping gives each name pattern its own norm.
-
-        Raises
-        ------
-        ArgumentError
-            If a tensor matches no pattern of a mapping, or a pattern matches no tensor.
+        Refused where a tensor matches no pattern, or a pattern no tensor.
         """
         if isinstance(groups, Mapping):
             labels = [_matching_pattern(tensor, groups) for tensor in tensors]

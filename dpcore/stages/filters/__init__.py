@@ -1,29 +1,14 @@
 """The filter stage: a linear recurrence over time on the released averages (post-processing: it costs no privacy)."""
 
-from dpcore.stages.filters.accumulation import Accumulation
-from dpcore.stages.filters.averaging import Averaging
-from dpcore.stages.filters.base import Filter
+from dpcore.stages.filters.base import Filter, Identity
 from dpcore.stages.filters.chain import Chain
-from dpcore.stages.filters.designs import butterworth, chebyshev
-from dpcore.stages.filters.full_kalman import FullKalman
-from dpcore.stages.filters.identity import Identity
-from dpcore.stages.filters.kalman import ScalarKalman
+from dpcore.stages.filters.designs import NAMED_FILTERS, butterworth, chebyshev, named_filter
+from dpcore.stages.filters.first_order import Accumulation, Averaging
+from dpcore.stages.filters.kalman import FullKalman, ScalarKalman
 from dpcore.stages.filters.low_pass import LowPass
-from dpcore.stages.filters.named import NAMED_FILTERS, named_filter
 from dpcore.stages.filters.optimal_fir import OptimalFIR
 
 __all__ = [
-    "NAMED_FILTERS",
-    "Accumulation",
-    "Averaging",
-    "Chain",
-    "Filter",
-    "FullKalman",
-    "Identity",
-    "LowPass",
-    "OptimalFIR",
-    "ScalarKalman",
-    "butterworth",
-    "chebyshev",
-    "named_filter",
-]
+    "NAMED_FILTERS", "Accumulation", "Averaging", "Chain", "Filter", "FullKalman", "Identity", "LowPass", "OptimalFIR",
+    "ScalarKalman", "butterworth", "chebyshev", "named_filter",
+]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -33,14 +34,20 @@ class Filter(Protocol):
         """
 
 
-def check_coefficients(filter: Filter, step: int) -> None:  # noqa: A002
-    """Refuse coefficients of a step that make no filter: one of the caller's own may be wrong in any way.
+@dataclass(frozen=True)
+class Identity:
+    """The update sees each released average as it is."""
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If they are no tuple of `FilterCoefficients`, not finite, unstable, or need other states than `order` says.
-    """
+    order: ClassVar[int] = 0
+    adaptive: ClassVar[bool] = False
+
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
+        """Return no recurrence at all."""
+        return ()
+
+
+def check_coefficients(filter: Filter, step: int) -> None:  # noqa: A002
+    """Refuse coefficients of a step that make no filter: one of the caller's own may be wrong in any way."""
     name = f"filter={type(filter).__name__}(...)"
     found: Any = filter.coefficients(step)
     if not isinstance(found, tuple) or not all(isinstance(one, FilterCoefficients) and one.b for one in found):

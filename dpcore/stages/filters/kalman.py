@@ -1,4 +1,4 @@
-"""DiSK's scalar Kalman filter: the average whose weight follows from the variances."""
+"""DiSK's scalar Kalman filter, whose weight follows from the variances, and the full one, **not private**."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.spec.validate import integer, non_negative, plain
 from dpcore.theory.kalman import Variances, kappa_from_variances, variances
+
+Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -79,3 +85,143 @@ def _gains(s: Variances, p: float, size: int) -> tuple[float, ...]:
         p = (s.w - s.H) / (p + s.w + s.v) * predicted
         gains.append(k)
     return tuple(gains)
+
+
+class FullKalman:
+    """The filter of DiSK's algorithm 2 for small d, for study and as an oracle. **Not private**.
+
+    It reads the Hessian of the private data, through H d, and adds no noise to it: whatever is computed from its
+    estimates has epsilon = infinity. It is therefore no filter of `dpcore.Method`, and must be asked for.
+    `ScalarKalman` with the query `TwoPoint` is the private method.
+
+    Each step costs d^3 operations:
+
+        g~_{t|t-1} = g~_{t-1} + H_t d_{t-1},     P_{t|t-1} = P_{t-1} + S_H + S_v,     S_t = g~_{t|t-1} g~_{t|t-1}'
+        K_t = P_{t|t-1} C' (S_w + C (S_C S_t + P_{t|t-1}) C' - S_H)^{-1}
+        g~_t = g~_{t|t-1} + K_t (g_t - C g~_{t|t-1}),     P_t = (I - K_t C) P_{t|t-1}
+
+    Parameters
+    ----------
+    dimension : int
+        d.
+    hessian_covariance, motion_covariance, noise_covariance : float or (d, d) array
+        S_H, of the error of the Hessian's displacement product; S_v, of the gradient's own motion; S_w, of the noise
+        in a released average. A number stands for that multiple of the identity, here and below. ``S_w - S_H`` must
+        have no negative eigenvalue, where the gain would exceed the identity.
+    observation, observation_covariance : float or (d, d) array
+        E[C], the mean effect of clipping, and S_C, its spread.
+    initial_covariance, initial_estimate : array, optional
+        P, S_w by default, and g~, 0 by default, before the first step.
+    allow_nonprivate : bool
+        Must be True.
+
+    Attributes
+    ----------
+    estimate, covariance, gain : float64 arrays
+        g~_t (d,), P_t and K_t (d, d); K is 0 before the first step.
+
+    Raises
+    ------
+    PrivacyError
+        Without ``allow_nonprivate=True``.
+    ArgumentError
+        If an array has another shape or is not finite, or a covariance is none.
+
+    References
+    ----------
+    DiSK (Zhang et al.), algorithm 2. Its line 8 uses g~_t before it exists; g~_{t|t-1} stands here, and S_v, of its
+    section 3.1, in line 7.
+    """
+
+    private: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        dimension: int,
+        *,
+        hessian_covariance: ArrayLike,
+        motion_covariance: ArrayLike,
+        noise_covariance: ArrayLike,
+        observation: ArrayLike = 1.0,
+        observation_covariance: ArrayLike = 0.0,
+        initial_covariance: ArrayLike | None = None,
+        initial_estimate: ArrayLike | None = None,
+        allow_nonprivate: bool = False,
+    ) -> None:
+        if allow_nonprivate is not True:
+            raise PrivacyError(
+                "allow_nonprivate=False: this filter reads Hessians of private data without noise, so that epsilon is "
+                "infinity; use ScalarKalman with the query TwoPoint, or pass allow_nonprivate=True for study"
+            )
+        d = self.dimension = integer(1, dimension=dimension)
+        self._S_H = self._array((d, d), hessian_covariance=hessian_covariance)
+        self._S_v = self._array((d, d), motion_covariance=motion_covariance)
+        self._S_w = self._array((d, d), noise_covariance=noise_covariance)
+        self._C = self._array((d, d), "", observation=observation)
+        self._S_C = self._array((d, d), observation_covariance=observation_covariance)
+        self._check_gain(self._S_H)
+        initial = self._S_w if initial_covariance is None else initial_covariance
+        self.covariance = self._array((d, d), initial_covariance=initial)
+        start = np.zeros(d) if initial_estimate is None else initial_estimate
+        self.estimate = self._array((d,), initial_estimate=start)
+        self.gain: Matrix = np.zeros((d, d))
+
+    def step(
+        self, gradient: ArrayLike, displacement_product: ArrayLike, hessian_covariance: ArrayLike | None = None
+    ) -> Matrix:
+        """Take in one released average and return the estimate g~_t, (d,) float64.
+
+        Parameters
+        ----------
+        gradient : (d,) array
+            g_t, the private average.
+        displacement_product : (d,) array
+            ``H_t d_{t-1}``, from private data; zeros at the first step.
+        hessian_covariance : float or (d, d) array, optional
+            S_H of this step, where it changes.
+        """
+        C, S_H, size = self._C, self._S_H, (self.dimension,)
+        g = self._array(size, gradient=gradient)
+        if hessian_covariance is not None:
+            S_H = self._array(2 * size, hessian_covariance=hessian_covariance)
+            self._check_gain(S_H)
+        predicted = self.estimate + self._array(size, displacement_product=displacement_product)
+        P = self.covariance + S_H + self._S_v
+        S = np.outer(predicted, predicted)
+        innovation = self._S_w + C @ (self._S_C @ S + P) @ C.T - S_H
+        try:
+            self.gain = np.asarray(np.linalg.solve(innovation.T, C @ P.T).T, dtype=np.float64)
+        except np.linalg.LinAlgError as cause:
+            raise ArgumentError(
+                "noise_covariance: S_w + E[C] (S_C S + P) E[C]' - S_H must not be singular; take a greater S_w"
+            ) from cause
+        self.estimate = predicted + self.gain @ (g - C @ predicted)
+        self.covariance = P - self.gain @ C @ P
+        return self.estimate.copy()
+
+    def _check_gain(self, S_H: Matrix) -> None:
+        difference = self._S_w - S_H
+        if np.linalg.eigvalsh(difference).min() < -1e-12 * max(np.abs(self._S_w).max(), np.abs(S_H).max()):
+            raise ArgumentError(
+                "hessian_covariance: must not exceed noise_covariance in any direction, where the gain would exceed 1"
+            )
+
+    @staticmethod
+    def _array(shape: tuple[int, ...], kind: str = "covariance", **values: ArrayLike) -> Matrix:
+        """Return a finite vector, or a matrix, for which a number may stand; covariances are positive semi-definite."""
+        ((name, value),) = values.items()
+        array = np.array(value, dtype=np.float64)
+        square = len(shape) == 2
+        if array.shape not in ((shape, ()) if square else (shape,)) or not np.isfinite(array).all():
+            number = "a finite number or " if square else ""
+            raise ArgumentError(f"{name}: must be {number}a finite array of shape {shape}")
+        if not square:
+            return array
+        matrix = array if array.ndim else array * np.eye(shape[0])
+        largest = np.abs(matrix).max()
+        if kind and (
+            not np.allclose(matrix, matrix.T, rtol=0, atol=1e-12 * largest)
+            or np.linalg.eigvalsh(matrix).min() < -1e-12 * largest
+        ):
+            raise ArgumentError(f"{name}: must be symmetric with no negative eigenvalue, as covariances are")
+        return matrix

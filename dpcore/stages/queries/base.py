@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
@@ -39,14 +40,20 @@ class Query(Protocol):
         """Return the points of step `step` (from 0); their lags are at most `step`."""
 
 
-def check_points(query: Query, step: int) -> None:
-    """Refuse points of a step that cannot be taken: a query of the caller's own may promise one thing and do another.
+@dataclass(frozen=True)
+class Plain:
+    """``v_{t,i} = grad(x_t; i)``, as in DP-SGD."""
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If there is none, one is no `Point` of finite numbers, or one is not kept.
-    """
+    uses_displacement: ClassVar[bool] = False
+    lags: ClassVar[int] = 0
+
+    def points(self, step: int) -> tuple[Point, ...]:
+        """Return the one point x_t."""
+        return (Point(1.0),)
+
+
+def check_points(query: Query, step: int) -> None:
+    """Refuse points that cannot be taken: a query of the caller's own may promise one thing and do another."""
     name, points = f"query={type(query).__name__}(...)", tuple(query.points(step))
     if not points:
         raise ArgumentError(f"{name}: has no point at step {step}; a query of nothing is (Point(0.0),)")

@@ -7,8 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from dpcore.spec.validate import Checked, Rules, decay, integer
-from dpcore.stages.queries.base import Outer, Point, Query, combined, delayed, lags_behind
-from dpcore.stages.queries.plain import Plain
+from dpcore.stages.queries.base import Outer, Plain, Point, Query, combined, delayed, lags_behind
 
 
 @dataclass(frozen=True)

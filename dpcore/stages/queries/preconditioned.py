@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.validate import Checked, Rules, integer, positive
-from dpcore.stages.queries.base import Outer, Point, Query
-from dpcore.stages.queries.plain import Plain
+from dpcore.stages.queries.base import Outer, Plain, Point, Query
 
 
 class Phase(Enum):

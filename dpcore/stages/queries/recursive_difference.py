@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.validate import Checked, Rules, unit_intervals
-from dpcore.stages.queries.base import Outer, Point, Query, combined, delayed, lags_behind
-from dpcore.stages.queries.plain import Plain
+from dpcore.stages.queries.base import Outer, Plain, Point, Query, combined, delayed, lags_behind
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Banded strategies that may change from step to step.
+"""Banded strategies that may change from step to step; the identity has one band.
 
 Streaming. Row t of C N = Z reads C[t,t] N_t + sum_j C[t,t-j] N_{t-j} = Z_t. In transposed direct form II
 (`dpcore.spec.ops`) the unnormalized output is y_t = Z_t - sum_k a_k(t-k) y_{t-k}, where a_k(t-k), the coefficient of
@@ -13,7 +13,7 @@ itself is dense; cut to b entries a row it would be another strategy, with anoth
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,39 @@ from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Indices, Matrix
+
+
+@dataclass(frozen=True)
+class Identity:
+    """C = I: the noise of each step is its own row of Z. DP-SGD is this matrix mechanism."""
+
+    order: ClassVar[int] = 0
+    steps: ClassVar[int | None] = None
+
+    def coefficients(self, step: int) -> FilterCoefficients:
+        """Return the recurrence that changes nothing."""
+        base.check_row(step, None)
+        return FilterCoefficients((1.0,), ())
+
+    def rows(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Return the row itself."""
+        return ((base.check_row(step, None), 1.0),)
+
+    def matrix(self, steps: int) -> Matrix:
+        """Return the identity, (steps, steps) float64."""
+        return np.eye(steps)
+
+    def columns(self, indices: Indices, steps: int) -> Matrix:
+        """Return columns of the identity, (steps, len(indices))."""
+        return np.equal.outer(np.arange(steps), indices).astype(np.float64)
+
+    def inverse_row_norms(self, steps: int) -> Matrix:
+        """Return ones, (steps,)."""
+        return np.ones(steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind."""
+        return {"kind": "identity"}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpcore.stages.strategies.banded import Banded
+from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_block
-from dpcore.stages.strategies.identity import Identity
 from dpcore.stages.strategies.toeplitz import BandedToeplitz
 
 _CHUNK = 256

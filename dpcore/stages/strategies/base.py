@@ -64,6 +64,15 @@ class Strategy(Protocol):
         """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
 
 
+class Redrawn:
+    """A strategy without a recurrence: rows of Z are drawn again."""
+
+    order: ClassVar[int] = 0
+
+    def coefficients(self, step: int) -> None:
+        """Return None: rows are drawn again."""
+
+
 class Settings(validate.Checked):
     """A strategy that is made of a few settings, its dataclass fields."""
 
@@ -182,9 +191,8 @@ def check_diagonal(diagonal: Matrix, name: str) -> None:
     if not (diagonal > 0).all():
         place = int(np.argmin(diagonal > 0))
         value = diagonal[place]
-        if value == 0:
-            hint = "the matrix is singular; take the identity where you want independent noise"
-        else:
+        hint = "the matrix is singular; take the identity where you want independent noise"
+        if value:
             hint = "multiply that row by -1, which leaves the mechanism as it is"
         raise ArgumentError(f"{name}: the diagonal entry {value:.6g} at row {place} must be greater than 0: {hint}")
 

@@ -17,26 +17,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import Indices, Strategy, check_block
-from dpcore.stages.strategies.identity import Identity
 
 
 def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int, first: int = 0) -> float:
     """Return an upper bound on how far one example moves C times the sums, in units of the clip norm.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        C, with at least `steps` rows.
-    blocks : sequence of (k,) int64
-        Ascending steps in [0, steps), disjoint and in ascending order: an example takes part in at most one of each.
-    steps : int
-        Steps of the run.
-    first : int
-        Rows before it do not count, as in `dpcore.stages.strategies.sensitivity`.
+    `blocks` are ascending steps in [0, steps), disjoint and in ascending order: an example takes part in at most one of
+    each. Rows before `first` do not count, as in `dpcore.stages.strategies.sensitivity`.
 
-    Notes
-    -----
     Takes about steps^3 / 3 multiplications (a second at 2000 steps), and memory for two blocks of columns.
     """
     steps = check_block(steps, strategy.steps)

@@ -20,15 +20,13 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
-from dpcore.spec.ops import FilterCoefficients
 from dpcore.spec.recurrence import response
 from dpcore.stages.strategies import base
-from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.toeplitz import Toeplitz
+from dpcore.stages.strategies.toeplitz import Rational
 
 
 @dataclass(frozen=True)
-class BLT(Toeplitz):
+class BLT(Rational):
     """C of a buffered linear Toeplitz mechanism with m given buffers, scaled over `steps` rows.
 
     Parameters
@@ -63,31 +61,10 @@ class BLT(Toeplitz):
             object.__setattr__(self, name, tuple(array.tolist()))
         object.__setattr__(self, "steps", validate.integer(steps=steps, minimum=1))
 
-    @property
-    def order(self) -> int:
-        """The number of buffers m."""
-        return len(self.scales)
-
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return b = Q, a = P without its 1, and as normalizer the scale of C, the same at every step."""
-        base.check_row(step, self.steps)
+    def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Return P, Q and the norm of c_0 .. c_{T-1}."""
         p, q = _polynomials(self.scales, self.decays)
-        return FilterCoefficients(q, p[1:], 1 / self._norm)
-
-    def first_column(self, steps: int) -> Matrix:
-        """Return c over the norm of c_0 .. c_{T-1}, (steps,)."""
-        p, q = _polynomials(self.scales, self.decays)
-        return response(p, q, steps) / self._norm
-
-    def inverse_first_column(self, steps: int) -> Matrix:
-        """Return the series of Q/P times that norm, (steps,)."""
-        p, q = _polynomials(self.scales, self.decays)
-        return response(q, p, steps) * self._norm
-
-    @property
-    def _norm(self) -> float:
-        p, q = _polynomials(self.scales, self.decays)
-        return float(np.linalg.norm(response(p, q, self.steps)))
+        return p, q, float(np.linalg.norm(response(p, q, self.steps)))
 
 
 @lru_cache(maxsize=32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,9 @@ from dpcore.stages.strategies.base import Indices, Matrix
 MOST_BANDS = 64
 
 
-class Redrawn:
+class Redrawn(base.Redrawn):
     """A strategy whose noise is made of rows of Z that are drawn again; the matrix C is `entries`."""
 
-    order: ClassVar[int] = 0
     if TYPE_CHECKING:
         steps: int
         entries: Matrix
@@ -30,10 +29,6 @@ class Redrawn:
         from scipy.linalg import solve_triangular
 
         return np.tril(solve_triangular(self.entries, np.eye(self.steps), lower=True))
-
-    def coefficients(self, step: int) -> None:
-        """Return None: rows are drawn again."""
-        return
 
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return row `step` of C^{-1}, without its zeros."""

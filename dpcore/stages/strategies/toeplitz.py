@@ -61,8 +61,37 @@ class Toeplitz(base.Settings):
         return np.cumsum(np.square(self.inverse_first_column(base.check_block(steps, self.steps))))
 
 
+class Rational(Toeplitz):
+    """C = P(x) / (norm Q(x)): the noise solves ``P N = norm Q Z``, with max(deg P, deg Q) state vectors."""
+
+    def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Return the coefficients of P and of Q, Q_0 = 1 or P = 1, and the norm."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> int:
+        """The greater of the degrees of P and Q."""
+        return max(map(len, self.ratio()[:2])) - 1
+
+    def coefficients(self, step: int) -> FilterCoefficients:
+        """Return b = Q, a_k = P_k / P_0 and the normalizer P_0 / norm, the same at every step (see `banded`)."""
+        base.check_row(step, self.steps)
+        p, q, norm = self.ratio()
+        return FilterCoefficients(q, tuple(value / p[0] for value in p[1:]), p[0] / norm)
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return the series of P / (norm Q), (steps,)."""
+        p, q, norm = self.ratio()
+        return response(p, q, steps) / norm
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return the series of norm Q / P, (steps,)."""
+        p, q, norm = self.ratio()
+        return response(q, p, steps) * norm
+
+
 @dataclass(frozen=True)
-class BandedToeplitz(Toeplitz):
+class BandedToeplitz(Rational):
     """C with b bands, constant along each, for any number of steps; streams with b - 1 state vectors.
 
     Parameters
@@ -80,28 +109,13 @@ class BandedToeplitz(Toeplitz):
         values = _series(series=self.series)
         object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
 
-    @property
-    def order(self) -> int:
-        """The bands but the diagonal: b - 1."""
-        return len(self.series) - 1
-
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return b = (1,), a_k = c_k / c_0 and the normalizer c_0, the same at every step (see `banded`)."""
-        base.check_row(step, None)
-        first = self.series[0]
-        return FilterCoefficients((1.0,), tuple(value / first for value in self.series[1:]), first)
-
-    def first_column(self, steps: int) -> Matrix:
-        """Return c, continued by zeros, (steps,)."""
-        return response(self.series, (1.0,), steps)
-
-    def inverse_first_column(self, steps: int) -> Matrix:
-        """Return 1/c(x), (steps,)."""
-        return response((1.0,), self.series, steps)
+    def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Return c and 1."""
+        return self.series, (1.0,), 1.0
 
 
 @dataclass(frozen=True)
-class SquareRoot(Toeplitz):
+class SquareRoot(base.Redrawn, Toeplitz):
     """C = (1-x)^{-1/2}, the square root of the all-ones workload. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
 
     A run of T steps draws T (T + 1) / 2 rows of noise and stores none of them.
@@ -113,12 +127,7 @@ class SquareRoot(Toeplitz):
     """
 
     steps: int
-    order: ClassVar[int] = 0
     kind: ClassVar[str] = "square-root"
-
-    def coefficients(self, step: int) -> None:
-        """Return None: rows are drawn again."""
-        return
 
     def first_column(self, steps: int) -> Matrix:
         """Return f_k over the norm of f_0 .. f_{T-1}, (steps,)."""
@@ -130,7 +139,7 @@ class SquareRoot(Toeplitz):
 
 
 @dataclass(frozen=True)
-class BandedInverseToeplitz(Toeplitz):
+class BandedInverseToeplitz(Rational):
     """C^{-1} with b bands, constant along each: N_t = sum_j p_j Z_{t-j}. C itself is dense.
 
     Streams with b - 1 state vectors, or by drawing b rows again at each step (`rows`) and storing nothing. C is not
@@ -161,23 +170,9 @@ class BandedInverseToeplitz(Toeplitz):
             )
         object.__setattr__(self, "series", tuple(base.scaled(values, 1.0 / norm).tolist()))
 
-    @property
-    def order(self) -> int:
-        """The bands but the diagonal: b - 1."""
-        return len(self.series) - 1
-
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return b_k = C^{-1}[t+k,t] = p_k, the same at every step."""
-        base.check_row(step, self.steps)
-        return FilterCoefficients(self.series, ())
-
-    def first_column(self, steps: int) -> Matrix:
-        """Return 1/p(x), (steps,)."""
-        return response((1.0,), self.series, steps)
-
-    def inverse_first_column(self, steps: int) -> Matrix:
-        """Return p, continued by zeros, (steps,)."""
-        return response(self.series, (1.0,), steps)
+    def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Return 1 and p."""
+        return (1.0,), self.series, 1.0
 
 
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:

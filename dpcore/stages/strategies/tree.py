@@ -37,7 +37,7 @@ def nodes_touched(steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class Tree(base.Settings):
+class Tree(base.Redrawn, base.Settings):
     """The naive binary tree: prefix t carries the noise of the nodes of t's binary expansion.
 
     Each step draws up to 1 + floor(log2 T) rows of Z, 2 on average, and stores none.
@@ -49,17 +49,12 @@ class Tree(base.Settings):
     """
 
     steps: int
-    order: ClassVar[int] = 0
     kind: ClassVar[str] = "tree"
 
     @property
     def node_scale(self) -> float:
         """Standard deviation of a node's noise over that of Z: the largest column norm of the 0/1 matrix."""
         return math.sqrt(nodes_touched(self.steps))
-
-    def coefficients(self, step: int) -> None:
-        """Return None: rows are drawn again."""
-        return
 
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return row `step` (from 0) of C^{-1}: see the module."""

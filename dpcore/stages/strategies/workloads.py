@@ -27,8 +27,7 @@ def ones(steps: int) -> Matrix:
 
 def momentum(steps: int, momentum: float) -> Matrix:
     """Return the workload of SGD with momentum m_t = `momentum` m_{t-1} + g_t: prefix sums of m, (steps, steps)."""
-    decay = validate.decay(momentum=momentum)
-    return ones(steps) @ accumulation(steps, decay)
+    return ones(steps) @ accumulation(steps, validate.decay(momentum=momentum))
 
 
 def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Matrix:

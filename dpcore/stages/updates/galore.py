@@ -46,12 +46,7 @@ class GaLore(Checked):
         """Return P, (m, rank), of a finite or non-finite (m, n) gradient and its dtype.
 
         A gradient with a non-finite entry has no singular vectors; the first columns of the identity stand for them.
-
-        Parameters
-        ----------
-        gradient : (m, n) array
-        previous : (m, rank) array, optional
-            The last P; None or zeros at the first step.
+        `previous` is the last P; None or zeros at the first step.
 
         Notes
         -----

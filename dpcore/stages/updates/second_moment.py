@@ -14,8 +14,6 @@ from dpcore.spec.ops import UpdateSettings
 from dpcore.spec.validate import Checked, Rules, choice, non_negative, positive
 from dpcore.stages.updates.base import SECOND_MOMENTS
 
-DENOMINATORS = ("added", "floored")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SecondMoment(Checked):
@@ -55,7 +53,7 @@ class SecondMoment(Checked):
         "lr": positive,
         "weight_decay": non_negative,
         "second_moment": partial(choice, SECOND_MOMENTS),
-        "denominator": partial(choice, DENOMINATORS),
+        "denominator": partial(choice, ("added", "floored")),
         "joint_scale": positive,
     }
 

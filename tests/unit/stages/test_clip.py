@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.stages.clipping import Clip, Grouping
+from dpcore.stages.clipping import Clip
 from dpcore_numpy import clip_factors, row_norms, weighted_sum
 
 DTYPES = ("float32", "float64")
@@ -25,21 +24,14 @@ def exact_norm_squared(vector: np.ndarray) -> Fraction:
     return sum((Fraction(float(value)) ** 2 for value in vector), Fraction(0))
 
 
-@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=finite32))
-def test_norms_of_any_finite_float32_row(rows: np.ndarray) -> None:
-    norms = row_norms([rows])
-    for row, norm in zip(rows, norms, strict=True):
-        exact = exact_norm_squared(row)
-        assert abs(Fraction(float(norm)) ** 2 - exact) <= exact * Fraction(2 * (row.size + 8), 2**53)
-
-
 @given(
-    hnp.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-1e300, 1e300)),
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=finite32)
+    | hnp.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-1e300, 1e300)),
 )
-def test_norms_of_any_finite_float64_row(rows: np.ndarray) -> None:
+def test_norms_of_any_finite_row(rows: np.ndarray) -> None:
     for row, norm in zip(rows, row_norms([rows]), strict=True):
         exact = exact_norm_squared(row)
-        if exact > Fraction(5e-324) ** 2 * 2**20:
+        if rows.dtype == np.float32 or exact > Fraction(5e-324) ** 2 * 2**20:
             assert abs(Fraction(float(norm)) ** 2 - exact) <= exact * Fraction(2 * (row.size + 8), 2**53)
 
 
@@ -71,11 +63,8 @@ def test_rules_are_their_formulas(dtype: str) -> None:
         assert got.dtype == dtype
         np.testing.assert_allclose(got, factors, rtol=16 * np.finfo(dtype).eps)
         assert (got <= factors).all()
-
-
-def test_standard_leaves_short_vectors_alone() -> None:
-    (factors,) = clip_factors([np.array([0.0, 0.5, 1 - 1e-7])], "standard", [1.0], [10], "float32")
-    assert (factors == 1).all()
+    (kept,) = clip_factors([np.array([0.0, 0.5, 1 - 1e-7])], "standard", [1.0], [10], dtype)
+    assert (kept == 1).all()  # short vectors are left alone
 
 
 @pytest.mark.parametrize("rule", CLIP_RULES)
@@ -92,11 +81,6 @@ def test_a_non_finite_row_adds_exactly_zero_in_every_group(rule: str, bad: float
     for got, wanted in zip(out, expected, strict=True):
         assert np.isfinite(got).all()
         np.testing.assert_array_equal(got, wanted)
-
-
-def test_scale_is_applied_before_the_norm() -> None:
-    rows, scale = np.array([[3.0, 4.0]]), np.array([2.0, 0.5])
-    assert row_norms([rows], [scale])[0] == pytest.approx(math.hypot(6, 2))
 
 
 @pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385])
@@ -165,56 +149,6 @@ def test_the_sensitivity_object_bounds_every_example(rule: str, groups: str, see
         for i in members:
             squares += np.square((factor[:, None] * blocks[i]).astype(np.float64)).sum(axis=1)
     assert np.sqrt(squares).max() <= clip.sensitivity(grouping).contribution
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0"),
-        ({"max_grad_norm": -1}, "max_grad_norm=-1"),
-        ({"max_grad_norm": math.nan}, "max_grad_norm=nan"),
-        ({"max_grad_norm": math.inf}, "max_grad_norm=inf"),
-        ({"rule": "automatc"}, "did you mean 'automatic'"),
-        ({"groups": "layers"}, "clipping_groups='layers'"),
-        ({"groups": {}}, "clipping_groups={}"),
-        ({"groups": {"*": 0}}, "must be greater than 0"),
-    ],
-)
-def test_bad_settings(arguments: dict, words: str) -> None:
-    with pytest.raises(ArgumentError, match="must") as caught:
-        Clip(**arguments)
-    assert words in str(caught.value)
-
-
-def test_mappings_must_cover_and_be_used() -> None:
-    with pytest.raises(ArgumentError, match=r"no pattern matches the tensor 'fc\.weight'"):
-        Clip(groups={"conv*": 1.0}).grouping(("conv.weight", "fc.weight"))
-    with pytest.raises(ArgumentError, match="matches no tensor"):
-        Clip(groups={"*": 1.0, "fc*": 2.0}).grouping(("conv.weight", "fc.weight"))
-    with pytest.raises(ArgumentError, match=r"no pattern matches the tensor 'conv\.weight'"):
-        Grouping.of({"Conv.*": 1.0}, 1.0, ("conv.weight",))  # on every system
-
-
-def test_bad_arrays() -> None:
-    rows = np.ones((2, 3), np.float32)
-    with pytest.raises(ArgumentError, match="at least one block"):
-        row_norms([])
-    with pytest.raises(ArgumentError, match=r"\(B, d\)"):
-        row_norms([rows[0]])
-    with pytest.raises(ArgumentError, match=r"rows\[1\]\.shape"):
-        row_norms([rows, rows[:1]])
-    with pytest.raises(ArgumentTypeError, match="float16"):
-        row_norms([rows.astype(np.float16)])
-    with pytest.raises(ArgumentTypeError, match="list"):
-        row_norms([[1.0, 2.0]])  # type: ignore[list-item]
-    with pytest.raises(ArgumentError, match=r"weights\[0\]\.shape"):
-        weighted_sum([rows], [np.ones(3, np.float32)], [np.zeros(3)])
-    with pytest.raises(ArgumentTypeError, match=r"weights\[0\]\.dtype=float64"):
-        weighted_sum([rows], [np.ones(2)], [np.zeros(3)])
-    with pytest.raises(ArgumentTypeError, match="contiguous"):
-        weighted_sum([rows], [np.ones(2, np.float32)], [np.zeros(6)[::2]])
-    with pytest.raises(ArgumentTypeError, match=r"out\[0\]\.dtype=float32: must be float64"):
-        weighted_sum([rows], [np.ones(2, np.float32)], [np.zeros(3, np.float32)])
 
 
 def test_inputs_are_not_written() -> None:

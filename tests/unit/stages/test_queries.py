@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore import methods
-from dpcore.stages.queries import (
-    AcceleratedDifference,
-    ParameterWindow,
-    Phase,
-    Plain,
-    Point,
-    Preconditioned,
-    RecursiveDifference,
-    TwoPoint,
-)
+
+from dpcore.stages.queries import (  # isort: skip
+    AcceleratedDifference, ParameterWindow, Phase, Plain, Point, Preconditioned, RecursiveDifference, TwoPoint
+)  # fmt: skip
 
 leaves = st.sampled_from(
     [Plain(), TwoPoint(0.7, 0.5), TwoPoint(0.4, -1.0), TwoPoint(1.0, 2.0), AcceleratedDifference()]
@@ -56,7 +48,8 @@ def meaning(query, t: int, points: np.ndarray, loss_gradient) -> np.ndarray:
 @given(nested, st.integers(0, 7))
 def test_points_mean_what_the_query_says(query, t: int) -> None:
     points = np.random.default_rng(0).normal(size=(t + 1, 3))
-    total = np.zeros(3)
+    total, places = np.zeros(3), [(point.displacement, point.lag) for point in query.points(t)]
+    assert len(places) == len(set(places)) > 0  # no place is asked for twice
     for weight, displacement, lag in query.points(t):
         assert lag <= t
         assert lag + int(displacement != 0) <= t  # a displacement ends at the point before
@@ -68,20 +61,6 @@ def test_points_mean_what_the_query_says(query, t: int) -> None:
         assert lag <= query.lags
         total = total + weight * np.sin(at)
     np.testing.assert_allclose(total, meaning(query, t, points, np.sin), rtol=1e-9, atol=1e-9)
-
-
-@given(nested, st.integers(0, 7))
-def test_no_place_is_asked_for_twice(query, t: int) -> None:
-    places = [(point.displacement, point.lag) for point in query.points(t)]
-    assert len(places) == len(set(places)) > 0
-
-
-def test_the_weights_of_a_normalized_window_add_up_to_one_from_the_first_step_on() -> None:
-    query = ParameterWindow(4, 0.6)
-    for t in range(8):
-        assert math.fsum(point.weight for point in query.points(t)) == pytest.approx(1)
-        assert len(query.points(t)) == min(4, t + 1)
-    assert query.points(0) == (Point(1.0),)
 
 
 def test_phases() -> None:

@@ -12,31 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.backends import load_backend
-from dpcore.spec.stream import Stream
 from dpcore.stages import strategies
 from dpcore.stages.noise import CorrelatedGaussian
-from dpcore.stages.strategies import (
-    BLT,
-    Banded,
-    BandedInverseToeplitz,
-    BandedToeplitz,
-    Dense,
-    Identity,
-    SquareRoot,
-    Strategy,
-    Tree,
-    TreeOptimal,
-    banded_inverse_square_root,
-    check_steps,
-    from_matrix,
-    identify,
-    nodes_touched,
-    strategy,
-)
+
+from dpcore.stages.strategies import (  # isort: skip
+    BLT, Banded, BandedInverseToeplitz, BandedToeplitz, Dense, Identity, SquareRoot, Strategy, Tree, TreeOptimal,
+    banded_inverse_square_root, check_steps, from_matrix, identify, nodes_touched, strategy
+)  # fmt: skip
 
 T = 21
 Floats = NDArray[np.float64]
@@ -52,21 +38,11 @@ def random_lower(steps: int, bands: int, seed: int) -> Floats:
 
 
 KINDS: list[Strategy] = [
-    Identity(),
-    Dense(random_lower(T, T, 1)),
-    Banded.from_matrix(random_lower(T, 4, 2)),
-    Banded.from_matrix(random_lower(T, 1, 3)),
-    Banded(np.ones((1, T))),
-    BandedToeplitz((2.0, 1.0, -0.5)),
-    BandedToeplitz((3.0,)),
-    SquareRoot(T),
-    BandedInverseToeplitz((1.0, -0.4, 0.3), T),
-    banded_inverse_square_root(4, T),
-    banded_inverse_square_root(1, T),
-    Tree(T),
-    TreeOptimal(T),
-    BLT((0.4, 0.15), (0.9, 0.5), T),
-]
+    Identity(), Dense(random_lower(T, T, 1)), Banded.from_matrix(random_lower(T, 4, 2)),
+    Banded.from_matrix(random_lower(T, 1, 3)), Banded(np.ones((1, T))), BandedToeplitz((2.0, 1.0, -0.5)),
+    BandedToeplitz((3.0,)), SquareRoot(T), BandedInverseToeplitz((1.0, -0.4, 0.3), T), banded_inverse_square_root(4, T),
+    banded_inverse_square_root(1, T), Tree(T), TreeOptimal(T), BLT((0.4, 0.15), (0.9, 0.5), T),
+]  # fmt: skip
 NAMES = [f"{number}-{kind.describe()['kind']}" for number, kind in enumerate(KINDS)]
 
 
@@ -95,6 +71,7 @@ class TestContract:
         solved = np.linalg.solve(chosen.matrix(steps), seeds)
         assert stream(chosen, seeds) == pytest.approx(solved, rel=1e-10, abs=1e-11)
         assert stream(chosen, seeds, by_rows=True) == pytest.approx(solved, rel=1e-10, abs=1e-11)
+        strategies.check_streaming(chosen, steps)
 
     def test_is_lower_triangular_with_a_positive_diagonal_and_unit_columns(self, chosen: Strategy) -> None:
         matrix = chosen.matrix(T)
@@ -120,8 +97,6 @@ class TestContract:
             assert all(type(row) is int and 0 <= row <= step for row in rows)
             assert len(set(rows)) == len(rows)
             assert all(type(weight) is float and weight for _, weight in chosen.rows(step))
-
-    def test_coefficients_keep_their_lengths(self, chosen: Strategy) -> None:
         found = [chosen.coefficients(step) for step in range(T)]
         assert len({None if c is None else (len(c.b), len(c.a)) for c in found}) == 1
         if found[0] is None:
@@ -130,12 +105,12 @@ class TestContract:
     def test_describes_itself_compares_and_hashes(self, chosen: Strategy) -> None:
         assert json.loads(json.dumps(chosen.describe())) == chosen.describe()
         assert "array" not in identify(chosen)
-        twin = dataclasses.replace(chosen) if dataclasses.fields(chosen) else Identity()  # type: ignore[arg-type, type-var]
+        twin = dataclasses.replace(chosen) if dataclasses.fields(chosen) else Identity()
         assert twin == chosen
         assert hash(twin) == hash(chosen)
         assert [other for other in KINDS if other == chosen] == [chosen]
         with pytest.raises(dataclasses.FrozenInstanceError):
-            chosen.series = chosen.steps = 3  # type: ignore[attr-defined, misc]
+            chosen.series = chosen.steps = 3
 
     def test_refuses_steps_beyond_its_rows(self, chosen: Strategy) -> None:
         assert check_steps(chosen, T) == T
@@ -167,13 +142,6 @@ def test_any_banded_matrix_streams_its_inverse(steps: int, bands: int, seed: int
     assert chosen.inverse_row_norms(used) == pytest.approx(squares, rel=1e-9)
 
 
-def test_the_inverse_of_a_banded_matrix_is_not_cut_off() -> None:
-    chosen = BandedToeplitz((1.0, -0.9))
-    weights = [weight for _, weight in chosen.rows(30)]
-    assert len(weights) == 31
-    assert weights[0] == pytest.approx(0.9**30 * weights[-1])
-
-
 def test_few_bands_stream_and_many_are_drawn_again() -> None:
     assert isinstance(from_matrix(random_lower(40, 5, 0)), Banded)
     assert isinstance(from_matrix(random_lower(40, 30, 0)), Dense)
@@ -190,9 +158,6 @@ def test_scale_and_memory_of_the_callers_matrix_do_not_matter() -> None:
     assert chosen.matrix(9)[0, 0] != 77.0
     with pytest.raises(ValueError, match="read-only"):
         chosen.entries[0, 0] = 1.0
-
-
-# ------------------------------------------------------------------------------------------------------------ Toeplitz
 
 
 @pytest.mark.parametrize("steps", [1, 2, 50, 1000])
@@ -216,9 +181,6 @@ def test_banded_inverse_square_root_is_the_square_root_of_the_inverse_cut_off() 
     assert banded_inverse_square_root(300, 300).matrix(300) == pytest.approx(SquareRoot(300).matrix(300), abs=1e-12)
     # The recurrence of C, and so C, dies out, however many rows there are.
     assert banded_inverse_square_root(4, 5000).first_column(5000)[-1] < 1e-12
-
-
-# ----------------------------------------------------------------------------------------------------------------- tree
 
 
 def nodes_of(steps: int) -> list[range]:
@@ -260,36 +222,6 @@ def test_optimal_tree_has_the_nodes_products_and_the_least_squares_error(steps: 
     assert np.all(np.square(decoder).sum(axis=1) <= np.square(naive).sum(axis=1) + 1e-9)
 
 
-# ----------------------------------------------------------------------------------------------------------- statistics
-
-
-def scale_and_correlation_pvalue(noise: Floats, matrix: Floats, sigma: float) -> float:
-    """Undo the claimed correlation: what is left must be independent normals of the claimed scale."""
-    white = matrix @ noise / sigma
-    size = white.shape[1]
-    scale = stats.chi2(white.size).cdf(float(np.square(white).sum()))
-    together = white @ white.T / math.sqrt(size)
-    off = together[np.tril_indices(len(white), -1)]
-    pairs = stats.chi2(off.size).cdf(float(off @ off))
-    return float(2 * min(scale, 1 - scale, pairs, 1 - pairs))
-
-
-@pytest.mark.parametrize("chosen", KINDS, ids=NAMES)
-def test_injected_noise_has_the_claimed_scale_and_correlation(chosen: Strategy) -> None:
-    backend, sigma = load_backend("numpy"), 1.7
-    draws = [backend.normal(bytes(range(32)), row, Stream.GRADIENT, 0, 8192, dtype="float32") for row in range(T)]
-    noise = stream(chosen, sigma * np.array(draws, np.float64))
-    matrix = chosen.matrix(T)
-    assert scale_and_correlation_pvalue(noise, matrix, sigma) > 1e-4
-    assert scale_and_correlation_pvalue(noise, matrix, 0.9 * sigma) < 1e-4
-    assert scale_and_correlation_pvalue(0.9 * noise, matrix, sigma) < 1e-4
-    marginal = noise.var(axis=1) / (sigma**2 * chosen.inverse_row_norms(T))
-    assert marginal == pytest.approx(np.ones(T), abs=0.1)
-    if np.count_nonzero(matrix) > T:  # independent noise of the same variances is not this noise
-        alone = np.sqrt(chosen.inverse_row_norms(T))[:, None] * sigma * np.array(draws, np.float64)
-        assert scale_and_correlation_pvalue(alone, matrix, sigma) < 1e-4
-
-
 @pytest.mark.parametrize("kind", ["banded-toeplitz", "banded", "inverse"])
 def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind: str) -> None:
     # C times the noise that was added is what the analysis calls Z: rounding must not pile up in the recurrence.
@@ -306,9 +238,6 @@ def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind
     noise = [np.array(backend.recurrence(z.copy(), state, chosen.coefficients(t))) for t, z in enumerate(seeds)]
     assert noise[-1].dtype == np.float32
     assert np.abs(chosen.matrix(steps) @ np.array(noise, np.float64) - seeds).max() < 1e-5
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_refuses_noise_that_grows_until_its_rounding_shows() -> None:
@@ -338,12 +267,6 @@ def test_a_blt_has_the_sum_of_geometric_sequences_as_its_series() -> None:
     chosen = BLT(scales, decays, 40)
     assert chosen.first_column(40) == pytest.approx(np.array(series) / np.linalg.norm(series), rel=1e-12)
     assert chosen.order == 3
-
-
-@pytest.mark.parametrize("chosen", KINDS, ids=NAMES)
-def test_every_kind_streams_its_own_matrix(chosen: Strategy) -> None:
-    for steps in (1, 5, T):
-        strategies.check_streaming(chosen, steps)
 
 
 @pytest.mark.parametrize("part", ["rows", "coefficients", "columns"])

@@ -1,4 +1,4 @@
-"""The sum that turns released gradient differences back into a gradient."""
+"""Recurrences of order one: DiSK's average, and the sum that turns gradient differences back into a gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,35 @@ from typing import ClassVar
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.validate import Checked, Rules, unit_intervals
+from dpcore.spec.validate import Checked, Rules, fraction, unit_intervals
+
+
+@dataclass(frozen=True)
+class Averaging(Checked):
+    """``g~_t = (1 - kappa) g~_{t-1} + kappa g_t`` with ``g~_{-1} := g_0``, hence ``g~_0 = g_0``.
+
+    Parameters
+    ----------
+    kappa : float
+        Weight of the new gradient, in (0, 1].
+
+    Notes
+    -----
+    Starting at g_0 instead of 0 is the recurrence with b_0 = 1 at the first step, so it needs no state of its own.
+
+    References
+    ----------
+    DiSK (Zhang et al.), algorithm 3.
+    """
+
+    kappa: float
+    order: ClassVar[int] = 1
+    adaptive: ClassVar[bool] = False
+    rules: ClassVar[Rules] = {"kappa": fraction}
+
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
+        """Return b = (kappa,), or (1,) at the first step, and a = (-(1 - kappa),)."""
+        return (FilterCoefficients((1.0 if step == 0 else self.kappa,), (self.kappa - 1,)),)
 
 
 @dataclass(frozen=True)
