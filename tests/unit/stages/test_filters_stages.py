@@ -255,6 +255,24 @@ def test_the_full_filter_follows_the_formulas() -> None:
         np.testing.assert_allclose(kalman.step(g, product), estimate, rtol=1e-7, atol=1e-9)
 
 
+def test_the_full_filter_without_hessian_error_is_the_textbook_one_and_its_covariance_is_the_error() -> None:
+    rng = np.random.default_rng(11)
+    mix = rng.normal(size=(2, 2))
+    S_v, S_w, C = mix @ mix.T / 4, np.diag([1.0, 0.2]), np.array([[0.9, 0.1], [0.0, 0.7]])
+    errors = []
+    for _ in range(1500):
+        kalman = full(
+            2, hessian_covariance=0.0, motion_covariance=S_v, noise_covariance=S_w, observation=C,
+            initial_covariance=0.0,
+        )  # fmt: skip
+        truth = np.zeros(2)
+        for _ in range(6):
+            truth = truth + mix @ rng.normal(size=2) / 2
+            kalman.step(C @ truth + np.sqrt(np.diag(S_w)) * rng.normal(size=2), np.zeros(2))
+        errors.append(kalman.estimate - truth)
+    np.testing.assert_allclose(np.cov(np.array(errors).T, bias=True), kalman.covariance, atol=0.05)
+
+
 def test_a_hessian_covariance_of_one_step() -> None:
     g = np.ones(3)
     first, second = full(hessian_covariance=0.5), full()
