@@ -48,24 +48,12 @@ from dpcore.accounting.phases import phases
 
 @dataclass(frozen=True)
 class Fixed:
-    """What the entry "fix" says.
+    """What the entry "fix" says; `order` and `limit` are the filter's from here on."""
 
-    Attributes
-    ----------
-    runs : tuple of str
-        The runs fixed beforehand that the budget affords as planned; none in a ledger without a budget.
-    event : dict
-        All their plans, as JSON values.
-    charge, epsilon : float
-        What that costs: to the filter, and by the tightest accountant at the budget's delta.
-    order, limit : float, float or None
-        The filter's, from here on.
-    """
-
-    runs: tuple[str, ...]
-    event: dict[str, object]
-    charge: float
-    epsilon: float
+    runs: tuple[str, ...]  # that the budget affords as planned; none in a ledger without a budget
+    event: dict[str, object]  # all their plans, as JSON values
+    charge: float  # of that, to the filter
+    epsilon: float  # of that, by the tightest accountant at the budget's delta
     order: float
     limit: float | None
 
@@ -100,16 +88,7 @@ def within(planned: Event, event: Event) -> bool:
 
 
 def choose(first: tuple[str, Event], others: Iterable[tuple[str, Event]], budget: tuple[float, float]) -> list[str]:
-    """Return which runs are fixed beforehand: the first, and of the others as many as the budget affords; see above.
-
-    Parameters
-    ----------
-    first : (str, Event)
-        The run that asks for the first row, and its planned event.
-    others : iterable of (str, Event)
-        The others, in the order in which they were begun.
-    budget : (float, float)
-    """
+    """Return which runs are fixed beforehand: the first, and of the others as many as the budget affords; see above."""
     if not affords(budget, first[1]):
         return []
     runs, plans = [first[0]], [first[1]]

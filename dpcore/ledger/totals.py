@@ -7,18 +7,17 @@ import math
 from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.errors import ArgumentError
 from dpcore.ledger import checks
-from dpcore.ledger.book import Book
+from dpcore.ledger.allowance import Allowance
 from dpcore.ledger.records import Remaining, Total
-from dpcore.ledger.reservations import Reservations
 from dpcore.spec import validate
 
 
-def total(book: Book, rows: Reservations, delta: float | None) -> Total:
+def total(rows: Allowance, delta: float | None) -> Total:
     """Return what all runs cost together; see `dpcore.ledger.Ledger.total`."""
-    with book.reading() as draft:
-        runs = tuple(checks.record(run) for run in book.state.runs.values())
+    with rows.book.reading() as draft:
+        runs = tuple(checks.record(run) for run in rows.book.state.runs.values())
         spent, counted = rows.spent, rows.counted(draft)
-        state = book.state
+        state = rows.book.state
         fixed, alone, beside = state.fixed, state.fixed is not None and state.fixed.alone, checks.beside(state)
     exceeded = beside if alone else rows.limit is not None and spent > rows.limit
     if delta is None and rows.budget is None:
@@ -54,14 +53,14 @@ def total(book: Book, rows: Reservations, delta: float | None) -> Total:
     )
 
 
-def remaining(book: Book, rows: Reservations) -> Remaining:
+def remaining(rows: Allowance) -> Remaining:
     """Return what the budget leaves; see `dpcore.ledger.Ledger.remaining`."""
     if rows.budget is None:
-        raise ArgumentError(f"budget=None: the ledger {book.path} has none, so there is no end to what is left")
-    with book.reading() as draft:
-        state, limit = book.state, rows.limit
+        raise ArgumentError(f"budget=None: the ledger {rows.book.path} has none, so there is no end to what is left")
+    with rows.book.reading() as draft:
+        state, limit = rows.book.state, rows.limit
         assert limit is not None
-        plans = [Event.from_dict(run.planned) for run in state.runs.values() if draft.alive(run)]
+        plans = [run.plan for run in state.runs.values() if draft.alive(run)]
         first = None if state.fixed is not None else Composed(tuple(plans))
         kept = state.fixed is not None and state.fixed.alone
         return Remaining(rows.filter, limit if kept else rows.counted(draft), limit, rows.budget, first)

@@ -200,7 +200,7 @@ def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
     run = problem.run(epochs=400)
     take, seen, done = Mechanism._take, [], [False]
     root = str(Path(dpcore.__file__).parent)
-    own = tuple(f"{root}/{name}" for name in ("ledger_account.py", "mechanism.py", "ledger/"))
+    own = tuple(f"{root}/{name}" for name in ("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"))
 
     def watched(self: Mechanism, slots: Any, row: int, *rest: Any) -> None:
         before, done[0] = done[0], True  # no signal while the test itself reads the ledger
