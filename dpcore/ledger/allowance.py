@@ -5,8 +5,8 @@ from __future__ import annotations
 from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.errors import BudgetError
 from dpcore.ledger.book import Book, Draft
+from dpcore.ledger.checks import EventAfter, event_of
 from dpcore.ledger.entries import number_out
-from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.fixed import affords, choose
 from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
 from dpcore.ledger.state import Run

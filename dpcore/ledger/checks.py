@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import Composed, Event, smallest_epsilon
-from dpcore.errors import DpcoreError, PrivacyError
+from dpcore.accounting.branches import Rows
+from dpcore.errors import ArgumentTypeError, DpcoreError, PrivacyError
 from dpcore.ledger.entries import START, Entry, number_in, seal, write
-from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.records import RunRecord, Verification
 from dpcore.ledger.state import Run, State
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 # Between machines and versions, figures may differ by rounding.
 _TOLERANCE = 1e-9
+
+
+# (steps, abandoned): what the first `steps` rows of a branch release, and the rows of the branches that were left.
+EventAfter = Callable[[int, Sequence[Rows]], Event]
+
+
+def event_of(event_after: EventAfter, steps: int, abandoned: Sequence[Rows] = ()) -> Event:
+    """Return the event of so many steps and abandoned rows, checked to be one."""
+    event = event_after(steps, abandoned)
+    if not isinstance(event, Event):
+        raise ArgumentTypeError(f"event_after({steps}, {abandoned})={event!r}: must be an event of dpcore.accounting")
+    return event
 
 
 def follow(state: State, previous: str, entry: Entry) -> str:
@@ -74,10 +86,8 @@ def record(run: Run) -> RunRecord:
 
 def beside(state: State) -> bool:
     """Whether rows were reserved beside the plans that were fixed beforehand."""
-    return any(
-        run.releases and not state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event))
-        for run in state.runs.values()
-    )
+    runs = [run for run in state.runs.values() if run.releases]
+    return not all(state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event)) for run in runs)
 
 
 def notes(runs: Sequence[RunRecord], spent: float, exceeded: bool) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dpcore.accounting import Composed, Event
 from dpcore.accounting.branches import Rows
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import making
-from dpcore.ledger.event_after import EventAfter
+from dpcore.ledger.checks import EventAfter
 from dpcore.ledger.making import AnyPath
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.run import LedgerRun
@@ -20,9 +20,8 @@ from dpcore.ledger.view import LedgerView
 class Ledger(LedgerView):
     """A privacy ledger; made by `Ledger.create`, `Ledger.open` and `Ledger.open_or_create`.
 
-    One ledger stands for one data set: all its runs are charged to the same people. It may be used by many processes
-    of one machine at once, and survives being killed at any moment. Nothing in it is a key, but it tells which runs
-    were made, so the file can be read by its owner only. Its `path` has no links.
+    One ledger stands for one data set: its runs are charged to the same people. Many processes of one machine may use
+    it at once, and be killed at any moment. It holds no key, but it tells of runs: only its owner can read the file.
     """
 
     @classmethod
@@ -48,20 +47,18 @@ class Ledger(LedgerView):
             The Renyi order at which runs add up; by default the best one for the plans of the runs that are begun
             before the first row is reserved.
         name : str
-            What a person calls the data set.
+            Of the data set.
         composition : {"rdp", "gdp"}
             By Renyi divergence, or, for runs without secretly sampled batches, by Gaussian differential privacy, which
             loses nothing.
         accept_file_system : bool
-            The owner's word that the ledger may lie on a file system that is not in `dpcore.ledger.places.KNOWN`. It
-            is written into the ledger, and every statement of a run on it repeats it.
+            The owner's word that it may lie on a file system that is not in `dpcore.ledger.places.KNOWN`. It is written
+            into the ledger, and every statement of a run on it repeats it.
 
         Raises
         ------
-        DataError
-            If the file exists, cannot be written, or would lie on a file system that is neither known nor accepted.
-        ArgumentError
-            If the budget leaves nothing to spend.
+        DataError, ArgumentError
+            If the file exists or cannot be written safely there; if the budget leaves nothing to spend.
         """
         storage, place = making.create(path, budget, order, name, composition, accept_file_system)
         return cls(storage)._accept(place)
@@ -107,10 +104,8 @@ class Ledger(LedgerView):
 
         Raises
         ------
-        ArgumentError
-            If the ledger exists with another budget.
-        DataError
-            As `open` and `create`.
+        DataError, ArgumentError
+            As `open` and `create`, and if the ledger exists with another budget.
         """
         target = making.resolved(path)
         if not target.exists():
@@ -121,19 +116,18 @@ class Ledger(LedgerView):
                     raise
         ledger = cls.open(path, accept_file_system=accept_file_system)
         if budget is not None and making.checked(budget) != ledger.budget:
-            raise ArgumentError(
-                f"budget={budget!r}: the ledger {ledger.path} has {ledger.budget!r}, fixed when it was made"
-            )
+            had = f"the ledger {ledger.path} has {ledger.budget!r}, fixed when it was made"
+            raise ArgumentError(f"budget={budget!r}: {had}")
         return ledger
 
     @classmethod
     def restore(cls, path: AnyPath, exported: Mapping[str, Any], *, accept_file_system: bool = False) -> Ledger:
-        """Make a ledger file, of a `path` where none is, from what `export` returned.
+        """Make a ledger file, of a `path` where none is, from what `export` returned; see `create`.
 
         Raises
         ------
         DataError
-            If an entry does not follow from those before it, or the file cannot be made; see `create`.
+            If an entry does not follow from those before it.
         """
         storage, place = making.restore(path, exported, accept_file_system)
         return cls(storage)._accept(place)
@@ -178,8 +172,8 @@ class Ledger(LedgerView):
         dataset : str
             Fingerprint of the data.
         left : bool
-            Whether rows of it left before this ledger knew of the run: the others may have been chosen by their
-            results, and none of them is fixed beforehand any more.
+            Whether rows of it left before this ledger knew of it: others may have been chosen by their results, and
+            none of them is fixed beforehand any more.
 
         Raises
         ------
@@ -189,9 +183,8 @@ class Ledger(LedgerView):
             If its adjacency does not go with the ledger's, its event cannot be charged, or its key is in use.
         """
         told = {"name": str(name), "description": description, "dataset": str(dataset)}
-        return LedgerRun(
-            self._rows, *self._rows.begin(adjacency, steps, event_after, key_digest, left, **told), event_after
-        )
+        leased = self._rows.begin(adjacency, steps, event_after, key_digest, left, **told)
+        return LedgerRun(self._rows, *leased, event_after)
 
     def resume(
         self, run_id: str, branch_id: str, row: int, *, event_after: EventAfter, steps: int | None = None
@@ -214,7 +207,7 @@ class Ledger(LedgerView):
         Returns
         -------
         tuple of LedgerRun and int
-            The new branch, and the number to derive its key from. It is on disk already, and fresh from the operating
+            The new branch, and the number to derive its key from, on disk already. It is fresh from the operating
             system, so that it is not given out again even if an older copy of the ledger is put back.
 
         Raises
@@ -237,7 +230,7 @@ class Ledger(LedgerView):
         description : object
             JSON values.
         left : bool
-            Whether it was released already; see `begin`.
+            Whether it was released already.
 
         Raises
         ------
@@ -250,15 +243,8 @@ class Ledger(LedgerView):
 
         if not isinstance(event, Event):
             raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-        run = self.begin(
-            name=name,
-            adjacency=event.adjacency,
-            steps=1,
-            event_after=event_after,
-            description=description,
-            key_digest="",
-            left=left,
-        )
+        about: dict[str, Any] = {"name": name, "description": description, "adjacency": event.adjacency, "left": left}
+        run = self.begin(steps=1, event_after=event_after, key_digest="", **about)
         run.reserve(0)
         run.close(1)
         return run.run_id

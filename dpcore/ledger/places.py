@@ -13,7 +13,8 @@ from dpcore.errors import DataError
 MOUNTS = Path("/proc/self/mountinfo")
 
 KNOWN: Final = frozenset(
-    "apfs bcachefs btrfs ext2 ext3 ext4 f2fs hfs jfs nilfs2 overlay reiserfs ufs xfs zfs".split()
+    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "reiserfs"}
+    | {"ufs", "xfs", "zfs"}
 )
 """File systems on a disk of one machine, on which SQLite's locks exclude every process and a flush reaches the disk.
 

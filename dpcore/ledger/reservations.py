@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import Adjacency, Event
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.ledger import checks
 from dpcore.ledger.allowance import Allowance
 from dpcore.ledger.book import Book, Draft
+from dpcore.ledger.checks import EventAfter, check_plan, event_of
 from dpcore.ledger.entries import number_out
-from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.state import Run
 from dpcore.spec import validate
 from dpcore.spec.version import __version__
@@ -74,7 +73,7 @@ class Reservations:
             if row < parent.first:
                 raise ArgumentError(f"row={row!r}: the branch {branch_id} begins at row {parent.first}")
             steps = run.steps if steps is None else validate.integer(steps=steps, minimum=run.steps)
-            checks.check_plan(run, event_after)
+            check_plan(run, event_after)
             if row > parent.mark:
                 # An older copy of the ledger was put back: these rows have left, whatever the budget says.
                 self._append(draft, run, branch_id, row, *_after(run, branch_id, row, event_after))

@@ -7,7 +7,7 @@ import os
 from dpcore.accounting.branches import Branch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger.blocks import Blocks
-from dpcore.ledger.event_after import EventAfter
+from dpcore.ledger.checks import EventAfter
 from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.state import Run
 from dpcore.spec import validate
@@ -51,10 +51,7 @@ class LedgerRun:
     def reserve(self, row: int) -> None:
         """Return once row `row` may be released: it, and some rows after it, are then on disk as released.
 
-        Parameters
-        ----------
-        row : int
-            Of this branch; rows are asked for in ascending order.
+        Rows are asked for in ascending order.
 
         Raises
         ------
@@ -93,12 +90,7 @@ class LedgerRun:
         Parameters
         ----------
         row : int
-            How many rows of this branch were released, those of its parents included.
-
-        Raises
-        ------
-        ArgumentError
-            If fewer than were asked for.
+            How many rows of this branch were released, those of its parents included: at least those asked for.
         """
         if os.getpid() != self._process or self._closed:
             return

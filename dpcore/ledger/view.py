@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from dpcore.errors import ArgumentTypeError
+from dpcore.accounting import Composed, Event, smallest_epsilon
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.ledger import checks
 from dpcore.ledger.book import Book
 from dpcore.ledger.privacy_filter import PrivacyFilter
@@ -12,7 +14,7 @@ from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
 from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.state import FORMAT
 from dpcore.ledger.storage import Storage
-from dpcore.ledger.totals import remaining, total
+from dpcore.spec import validate
 from dpcore.spec.canonical import read_json
 
 
@@ -88,7 +90,42 @@ class LedgerView:
         ArgumentError
             If there is neither a delta nor a budget.
         """
-        return total(self._rows.allowance, delta)
+        rows = self._rows.allowance
+        with self._book.reading() as draft:
+            state = self._book.state
+            runs = tuple(checks.record(run) for run in state.runs.values())
+            spent, counted, limit = rows.spent, rows.counted(draft), rows.limit
+            fixed, beside = state.fixed, checks.beside(state)
+        if delta is None and rows.budget is None:
+            raise ArgumentError("delta=None: must be given, since the ledger has no budget to take it from")
+        chosen = validate.open_unit(delta=rows.budget[1] if delta is None and rows.budget is not None else delta)
+        alone = fixed is not None and fixed.alone
+        exceeded = beside if alone else limit is not None and spent > limit
+        whole = Composed(tuple(run.event for run in runs if run.releases))
+        epsilon, accountant = smallest_epsilon(whole, chosen) if whole.events else (0.0, "")
+        plan = smallest_epsilon(Event.from_dict(fixed.event), chosen)[0] if fixed is not None and fixed.runs else None
+        odometer = rows.filter.odometer(spent, chosen)
+        budget = None if limit is None else rows.filter.epsilon(max(limit, spent), chosen)
+        if alone and not beside:
+            budget = plan
+        elif exceeded and budget is not None:  # where the sum stopped was fixed by nobody
+            budget = max(budget, odometer)
+        return Total(
+            delta=chosen,
+            adjacency=None if whole.adjacency is None else str(whole.adjacency),
+            runs=len(runs),
+            fixed=epsilon,
+            accountant=accountant,
+            budget=budget,
+            plan=plan,
+            fixed_runs=() if fixed is None else fixed.runs,
+            alone=alone,
+            odometer=odometer,
+            spent=spent,
+            kept=max(0.0, counted - spent) if math.isfinite(counted) else 0.0,
+            limit=limit,
+            notes=checks.notes(runs, spent, exceeded),
+        )
 
     def remaining(self) -> Remaining:
         """Return what the budget leaves, with which steps and noise can be calibrated to it.
@@ -98,7 +135,18 @@ class LedgerView:
         ArgumentError
             If the ledger has no budget.
         """
-        return remaining(self._rows.allowance)
+        rows = self._rows.allowance
+        if rows.budget is None:
+            raise ArgumentError(f"budget=None: the ledger {self.path} has none, so there is no end to what is left")
+        with self._book.reading() as draft:
+            state, limit = self._book.state, rows.limit
+            assert limit is not None
+            plans = tuple(run.plan for run in state.runs.values() if draft.alive(run))
+            kept = state.fixed is not None and state.fixed.alone
+            spent = limit if kept else rows.counted(draft)
+            return Remaining(
+                rows.filter, spent, limit, rows.budget, None if state.fixed is not None else Composed(plans)
+            )
 
     def verify(self, *, seal: str | None = None) -> Verification:
         """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.
