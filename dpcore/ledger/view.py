@@ -144,9 +144,8 @@ class LedgerView:
             plans = tuple(run.plan for run in state.runs.values() if draft.alive(run))
             kept = state.fixed is not None and state.fixed.alone
             spent = limit if kept else rows.counted(draft)
-            return Remaining(
-                rows.filter, spent, limit, rows.budget, None if state.fixed is not None else Composed(plans)
-            )
+            begun = Composed(plans) if state.fixed is None else None
+            return Remaining(rows.filter, spent, limit, rows.budget, begun)
 
     def verify(self, *, seal: str | None = None) -> Verification:
         """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.

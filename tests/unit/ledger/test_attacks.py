@@ -22,11 +22,12 @@ import dpcore.torch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.ledger.reservations import Reservations
+from dpcore.ledger.state import State
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.minimize import minimize
 from dpcore.methods import dp_sgd, memf
 from dpcore.sampling import PoissonSampler
-from tests.unit.ledger_tools import begin, full, new
+from tests.unit.ledger_tools import begin, full, new, released
 from tests.unit.torch_runs import model, saved, start
 
 Sums = dict[tuple[bytes, int], list[str]]
@@ -51,17 +52,15 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
 class Problem:
     """Runs on one ledger."""
 
-    def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger.create(folder / "ledger")
+    def __init__(self, tmp_path: Path) -> None:
+        self.ledger = Ledger.create(tmp_path / "ledger")
 
     def run(self, net: nn.Module | None = None, method: Any = None, **options: Any) -> Run:
         options = {"ledger": self.ledger, "key": None, "exact_key": False, "epochs": 10, **options}
         return start(model() if net is None else net, method, **options)
 
 
-@pytest.fixture
-def problem(tmp_path: Path) -> Problem:
-    return Problem(tmp_path)
+problem = pytest.fixture(Problem)
 
 
 def go(run: Run, count: int, change: Callable[[Any], Any] = lambda batch: batch) -> None:
@@ -171,26 +170,42 @@ def test_a_charge_for_what_has_left_fixes_nobody_else(tmp_path: Path) -> None:
     assert ledger.total().fixed_runs == (run_id,)
 
 
-def test_an_interruption_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python raises KeyboardInterrupt when SQLite returns: the rows are on disk, and the run does not know it."""
-    ledger = new(tmp_path)
-    run = begin(ledger)
-    run.reserve(0)
-    reserve = Reservations.reserve
+@pytest.mark.parametrize("act", ["reserve", "close"])
+def test_an_interruption_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    """Python raises KeyboardInterrupt when SQLite returns: the file has changed, and the run does not know it."""
+    run = begin(ledger := new(tmp_path))
+    released(run, 40)
+    real, first = getattr(Reservations, act), run.mark if act == "reserve" else 40
 
-    def interrupted(self: Reservations, held: Any, row: int, size: int) -> int:
-        reserve(self, held, row, 8)
+    def interrupted(*words: Any) -> int:
+        real(*words)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reservations, "reserve", interrupted)
+        patch.setattr(Reservations, act, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run.reserve(1)
-    run.reserve(1)
-    assert run.mark == run.releases == 9
-    for row in range(2, 12):
+            getattr(run, act)(first)
+    for row in range(first, first + 12):
         run.reserve(row)
+        (held,) = Ledger.open(ledger.path).runs()
+        assert row < held.releases == run.mark
     assert ledger.verify().valid
+
+
+def test_an_interruption_amid_an_entry_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, reader = begin(new(tmp_path)), Ledger.open(tmp_path / "people.ledger")
+    apply = State.apply
+
+    def interrupted(self: State, content: Any) -> None:
+        apply(self, content)
+        raise KeyboardInterrupt
+
+    released(run, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "apply", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.runs()
+    assert reader.runs()[0].releases == run.mark
 
 
 def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
