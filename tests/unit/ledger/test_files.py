@@ -23,7 +23,7 @@ from dpcore.methods import memf
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler
 from dpcore.statement.verify import holds, verify
-from tests.unit.ledger_tools import begin, new, poisson, released, resealed
+from tests.unit.ledger_tools import begin, new, poisson, released
 
 _MADE: list[bytes] = []
 
@@ -109,13 +109,11 @@ def test_flipped_bits_never_give_another_answer(tmp_path: Path) -> None:
     assert noticed > 10
 
 
-def _tampered(ledger: Ledger, *statements: str) -> Path:
-    connection = sqlite3.connect(ledger.path, isolation_level=None)
-    for trigger in ("entries_stay", "entries_remain"):
-        connection.execute(f"DROP TRIGGER {trigger}")
-    for statement in statements:
+def _tampered(ledger: Ledger, statement: str) -> Path:
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER entries_stay")
+        connection.execute("DROP TRIGGER entries_remain")
         assert connection.execute(statement).rowcount
-    connection.close()
     return ledger.path
 
 
@@ -140,19 +138,8 @@ def test_entries_cannot_be_changed_or_removed_by_accident(tmp_path: Path) -> Non
 )
 def test_tampering_is_noticed(tmp_path: Path, statement: str, match: str) -> None:
     ledger = filled(tmp_path)
-    path = _tampered(ledger, statement)
-    refuse(path, match)
-    found = ledger.verify() if statement != "DELETE FROM entries" else None
-    assert found is None or not found.valid
-
-
-def test_what_is_changed_while_the_ledger_is_open(tmp_path: Path) -> None:
-    ledger = filled(tmp_path)
-    _tampered(ledger, "DELETE FROM entries WHERE number > 5")
-    with pytest.raises(DataError, match="entries are missing that were there before"):
-        ledger.total()
-    with pytest.raises(DataError, match="entries are missing"):
-        begin(ledger)
+    refuse(_tampered(ledger, statement), match)
+    assert statement == "DELETE FROM entries" or not ledger.verify().valid
 
 
 def test_a_cut_end_needs_a_seal_from_elsewhere(tmp_path: Path) -> None:
@@ -160,17 +147,12 @@ def test_a_cut_end_needs_a_seal_from_elsewhere(tmp_path: Path) -> None:
     seal = ledger.seal
     assert ledger.verify(seal=seal).valid
     path = _tampered(ledger, "DELETE FROM entries WHERE number > 5")
+    for use in (ledger.total, lambda: begin(ledger)):  # it was open when that happened
+        with pytest.raises(DataError, match="entries are missing that were there before"):
+            use()
     assert Ledger.open(path).verify().valid  # as the page says
     (problem,) = Ledger.open(path).verify(seal=seal).problems
     assert "the end was cut off" in problem
-
-
-def test_a_charge_that_does_not_follow_from_its_event(tmp_path: Path) -> None:
-    exported = filled(tmp_path).export()
-    item = next(item for item in exported["entries"] if item["kind"] == "reserve")
-    item["charge"] /= 2
-    (problem,) = resealed(exported, tmp_path / "forged").verify().problems
-    assert problem.startswith(f"entry {item['entry']} states the charge")
 
 
 def test_counters_must_follow_from_each_other(tmp_path: Path) -> None:
@@ -227,10 +209,9 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     allowed = os.access
     # Root may write everywhere, whatever the mode says.
     monkeypatch.setattr(os, "access", lambda path, mode: not os.path.isdir(path) and allowed(path, mode))
-    with pytest.raises(DataError, match=r"the folder .* is read-only"):
-        Ledger.open(ledger.path)
-    with pytest.raises(DataError, match=r"the folder .* is read-only"):
-        Ledger.create(tmp_path / "b.ledger")
+    for use in (lambda: Ledger.open(ledger.path), lambda: Ledger.create(tmp_path / "b.ledger")):
+        with pytest.raises(DataError, match=r"the folder .* is read-only"):
+            use()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(DataError, match="is read-only, so that nothing could be reserved"):
         Ledger.open(ledger.path)

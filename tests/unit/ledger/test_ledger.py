@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcore.accounting import (
-    Adjacency,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    epsilon,
-)
+from dpcore.accounting import Adjacency, FixedSizeSampledGaussian, Gaussian, NonPrivate, PoissonSampledGaussian, epsilon
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Total
 from dpcore.ledger.blocks import Blocks, largest
@@ -56,8 +49,7 @@ def test_rows_are_on_disk_before_they_are_granted(tmp_path: Path) -> None:
 
 
 def test_never_beyond_the_plan(tmp_path: Path) -> None:
-    run = begin(new(tmp_path), steps=37)
-    released(run, 37)
+    released(run := begin(new(tmp_path), steps=37), 37)
     assert run.mark == 37
     with pytest.raises(PrivacyError, match="planned for 37 rows"):
         run.reserve(37)
@@ -126,12 +118,12 @@ def test_rows_behind_the_checkpoint_stay_charged(tmp_path: Path) -> None:
     branch, number = ledger.resume(run.run_id, run.branch_id, 30, event_after=ordered)
     assert (branch.mark, branch.releases) == (30, 50)
     assert ledger.runs()[0].event == ordered(50)  # nothing new has left yet
-    # The number is on disk already.
     stored = Ledger.open(ledger.path).export()["entries"]
-    assert [item["number"] for item in stored if item["kind"] == "fork"] == [number]
+    assert [item["number"] for item in stored if item["kind"] == "fork"] == [number]  # on disk already
     branch.reserve(30)
     assert ledger.runs()[0].event == ordered(branch.mark, ((30, 50),))
     assert branch.releases == branch.mark + 20
+    branch.use_key("key of the branch")
     branch.use_key("key of the branch")
     with pytest.raises(PrivacyError, match="has the same noise key"):
         begin(ledger, key_digest="key of the branch")
@@ -211,9 +203,8 @@ def test_a_branch_that_was_left_may_go_on(tmp_path: Path) -> None:
     run = begin(ledger := new(tmp_path))
     run.reserve(0)
     second, _ = ledger.resume(run.run_id, run.branch_id, 0, event_after=poisson)
-    second.reserve(0)
-    run.reserve(1)
-    second.reserve(1)
+    for one, row in ((second, 0), (run, 1), (second, 1)):
+        one.reserve(row)
     (held,) = ledger.runs()
     assert held.event == poisson(held.releases)
     assert held.releases == run.mark + second.mark
@@ -248,25 +239,27 @@ def test_what_is_left_calibrates(tmp_path: Path) -> None:
     left = ledger.remaining()
     assert left.fits(Gaussian(4.0)) == (ledger.filter.charge(Gaussian(4.0)) <= left.left)
     sigma = left.noise_multiplier(lambda sigma: PoissonSampledGaussian(0.02, sigma, 300))
-    assert left.fits(PoissonSampledGaussian(0.02, sigma, 300))
-    assert not left.fits(PoissonSampledGaussian(0.02, sigma * (1 - 1e-6), 300))
+    steps = left.steps(lambda steps: PoissonSampledGaussian(0.02, 1.0, steps), 10_000)
+    for within, beyond in (((sigma, 300), (sigma * (1 - 1e-6), 300)), ((1.0, steps), (1.0, steps + 1))):
+        assert left.fits(PoissonSampledGaussian(0.02, *within))
+        assert not left.fits(PoissonSampledGaussian(0.02, *beyond))
     ledger.charge(PoissonSampledGaussian(0.02, sigma, 300), name="all of it")
     with pytest.raises(BudgetError):
         ledger.charge(Gaussian(1e3), name="a thousandth more")
     with pytest.raises(BudgetError, match="too little for any noise"):
         ledger.remaining().noise_multiplier(lambda sigma: PoissonSampledGaussian(0.5, min(sigma, 1.0), 3000))
-    steps = left.steps(lambda steps: PoissonSampledGaussian(0.02, 1.0, steps), 10_000)
-    assert left.fits(PoissonSampledGaussian(0.02, 1.0, steps))
-    assert not left.fits(PoissonSampledGaussian(0.02, 1.0, steps + 1))
 
 
 def test_adjacencies(tmp_path: Path) -> None:
     ledger = new(tmp_path)
-    begin(ledger, poisson).reserve(0)
+    begin(ledger, dataset="a").reserve(0)
     begin(ledger, full).reserve(0)
+    begin(ledger, dataset="b").reserve(0)
     total = ledger.total(1e-5)
     assert total.adjacency == "zero-out"
-    assert "Add-remove and zero-out runs are mixed" in total.notes[0]
+    assert "2 different fingerprints" in total.notes[0]
+    assert "Add-remove and zero-out runs are mixed" in total.notes[1]
+    assert total.spent == pytest.approx(2 * ledger.filter.charge(poisson(1)) + ledger.filter.charge(full(1)))
     with pytest.raises(PrivacyError, match="replace-one does not add up"):
         ledger.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
     other = Ledger.create(tmp_path / "replace.ledger")
@@ -289,15 +282,6 @@ def test_no_guarantee_is_infinite(tmp_path: Path) -> None:
     assert Ledger.open(ledger.path).total(1e-5) == total
     with pytest.raises(BudgetError):
         Ledger.create(tmp_path / "b", budget=(3, 1e-5)).charge(NonPrivate("x"), name="a leak")
-
-
-def test_different_data_are_charged_to_the_same_people(tmp_path: Path) -> None:
-    ledger = new(tmp_path)
-    for dataset in ("a", "b"):
-        begin(ledger, dataset=dataset).reserve(0)
-    total = ledger.total(1e-5)
-    assert "2 different fingerprints" in total.notes[0]
-    assert total.spent == 2 * ledger.filter.charge(poisson(1))
 
 
 def test_nonsense(tmp_path: Path) -> None:
