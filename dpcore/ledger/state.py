@@ -112,10 +112,16 @@ def _begin(state: State, content: Mapping[str, Any]) -> None:
     run_id = content["run"]
     if run_id in state.runs:
         raise ValueError(f"begins the run {run_id!r} a second time")
-    name, begun, *others = (content[key] for key in ("name", "time", "adjacency", "steps", "planned", "event"))
-    charge, early = number_in(content["charge"]), state.fixed is None
-    settings = content["description"], content["dataset"], early, content["steps"]
-    state.runs[run_id] = Run(run_id, name, begun, *others, charge, *settings, {content["branch"]: Branch()})
+    names = ("name", "adjacency", "steps", "planned", "event", "description", "dataset")
+    state.runs[run_id] = Run(
+        run_id=run_id,
+        begun=content["time"],
+        charge=number_in(content["charge"]),
+        planned_steps=content["steps"],
+        early=state.fixed is None,
+        branches={content["branch"]: Branch()},
+        **{name: content[name] for name in names},
+    )
     _key(state, content)
 
 

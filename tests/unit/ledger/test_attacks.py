@@ -274,7 +274,7 @@ def test_two_threads_that_step_one_run_release_each_row_once(ledger: Ledger, sum
     assert ledger.runs()[0].releases == run.steps_taken
     # Each sum is that of the step's own batch, at the parameters that the releases so far led to.
     met = {row: digests for (_, row), digests in sums.items()}
-    alone, now = private(ledger, epochs=30, key=bytes(32), exact_key=True, ledger=None), dict(sums)
+    alone, now = start(model(), epochs=30, key=bytes(32), exact_key=True), dict(sums)
     sums.clear()
     go(alone, run.steps_taken)
     assert {row: digests for (_, row), digests in sums.items()} == met
