@@ -27,22 +27,18 @@ STEPS = 10**4  # more than so many children reserve: each its rows, and a block 
 
 def _in_a_child(work) -> int:  # type: ignore[no-untyped-def]
     """Fork, do the work there, and leave without any clean-up; return the child's number."""
-    child = os.fork()
-    if child:
+    if child := os.fork():
         return child
-    status = 1
     try:
         work()
-        status = 0
+        os._exit(0)
     except BaseException:  # noqa: BLE001 (a forked child of pytest must not run on)
         traceback.print_exc()
     finally:
-        os._exit(status)
+        os._exit(1)
 
 
-def _killed_after(
-    released: int, seconds: float, path: Path, resume: tuple[str, str, int] | None
-) -> tuple[int, list[int]]:
+def _killed_after(released: int, seconds: float, path: Path, resume: tuple[str, str, int] | None) -> tuple[int, list]:
     """Let a child reserve rows and release them into a pipe; kill it some time after so many were released.
 
     Return the branch and its rows. Which moments these are depends on the machine; that a child gets so far does not.
