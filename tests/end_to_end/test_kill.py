@@ -11,6 +11,7 @@ import hashlib
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from collections import defaultdict
@@ -65,8 +66,8 @@ class Recorder:
 
         def recorded(mechanism: Mechanism, slots: Any, row: int, *rest: Any) -> None:
             content = b"".join(np.ascontiguousarray(slot.total).tobytes() for slot in slots)
-            line = f"{mechanism.keys.digest} {row} {hashlib.sha256(content).hexdigest()}\n"
-            os.write(self.log, line.encode())  # one write: whole, or not at all
+            line = f"\n{mechanism.keys.digest} {row} {hashlib.sha256(content).hexdigest()}"
+            os.write(self.log, line.encode())  # a kill may cut it off where a page ends: then nothing was drawn
             take(mechanism, slots, row, *rest)
 
         Mechanism._take = recorded  # type: ignore[method-assign, assignment]
@@ -92,8 +93,8 @@ def train(folder: Path, model: nn.Module, private: Any) -> None:
 
 def drawn(folder: Path) -> list[tuple[str, int, str]]:
     path = folder / "drawn"
-    words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-    return [(key, int(row), total) for key, row, total in words]
+    lines = re.findall(r"^(\S+) (\d+) ([0-9a-f]{64})$", path.read_text(), re.MULTILINE) if path.exists() else []
+    return [(key, int(row), total) for key, row, total in lines]
 
 
 def size(folder: Path) -> int:
