@@ -119,12 +119,10 @@ def _tampered(ledger: Ledger, statement: str) -> Path:
 
 def test_entries_cannot_be_changed_or_removed_by_accident(tmp_path: Path) -> None:
     with closing(sqlite3.connect(filled(tmp_path).path)) as connection:
-        for statement, match in (
-            ("UPDATE entries SET body = '{}'", "never changed"),
-            ("DELETE FROM entries", "never removed"),
-        ):
-            with pytest.raises(sqlite3.IntegrityError, match=match):
-                connection.execute(statement)
+        with pytest.raises(sqlite3.IntegrityError, match="never changed"):
+            connection.execute("UPDATE entries SET body = '{}'")
+        with pytest.raises(sqlite3.IntegrityError, match="never removed"):
+            connection.execute("DELETE FROM entries")
 
 
 @pytest.mark.parametrize(
@@ -288,13 +286,8 @@ def test_file_systems_without_a_table(tmp_path: Path, monkeypatch: pytest.Monkey
     command.write_text(f"#!/bin/sh\ncat <<'END'\n{table}END\n")
     command.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    for path, found in (
-        ("/Users", "apfs"),
-        ("/Volumes/a b/c", "smbfs"),
-        ("/Volumes/a", "hfs"),
-        ("/Volumes/ab", "apfs"),
-    ):
-        assert places.file_system(Path(path))[0] == found
+    kinds = {"/Users": "apfs", "/Volumes/a b/c": "smbfs", "/Volumes/a": "hfs", "/Volumes/ab": "apfs"}
+    assert {path: places.file_system(Path(path))[0] for path in kinds} == kinds
     monkeypatch.setenv("PATH", str(tmp_path / "absent"))
     with pytest.raises(DataError, match="an unknown file system"):
         Ledger.create(tmp_path / "a")
