@@ -906,7 +906,7 @@ MUTATIONS = [
     ),
     Mutation(
         "say that something is left where one plan keeps all",
-        "dpcore/ledger/totals.py",
+        "dpcore/ledger/view.py",
         "kept = state.fixed is not None and state.fixed.alone",
         "kept = False",
         "tests/unit/ledger/test_fixed.py",

@@ -15,31 +15,16 @@ Rows = tuple[int, int]
 
 
 class Branch(NamedTuple):
-    """Rows drawn with one noise key.
+    """Rows drawn with one noise key: first .. mark - 1 are its own, and may have left the process."""
 
-    Attributes
-    ----------
-    parent : str
-        The branch whose rows come before `first`; empty for the one that a run began with.
-    first, mark : int
-        Rows first .. mark - 1 are its own, and may have left the process.
-    """
-
-    parent: str = ""
+    parent: str = ""  # whose rows come before `first`; none of the one that a run began with
     first: int = 0
     mark: int = 0
 
 
 @dataclass(frozen=True)
 class Branches:
-    """All branches that are known, and the present one.
-
-    Parameters
-    ----------
-    present : str
-        Name of the branch that is gone on with.
-    known : mapping of str to Branch
-    """
+    """All branches that are known, by name, and the present one, which is gone on with."""
 
     present: str
     known: Mapping[str, Branch] = field(default_factory=dict)

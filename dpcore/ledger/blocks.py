@@ -23,14 +23,12 @@ def largest(steps: int) -> int:
 
 
 class Blocks:
-    """Measures what rows and durable writes take, by a `clock` in seconds, and says how long the next block is."""
+    """Measures what rows and durable writes take, in the clock's seconds, and says how long the next block is."""
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._largest = largest(steps)
-        self._clock = clock
+        self._largest, self._clock = largest(steps), clock
         self._last: tuple[float, int] | None = None
-        self._size = 0
-        self._writing = 0.0
+        self._size, self._writing = 0, 0.0
 
     def next_size(self, row: int) -> int:
         """Return the size of the block that begins at `row`."""
@@ -46,8 +44,7 @@ class Blocks:
 
     def wrote(self, row: int, seconds: float) -> None:
         """Note that a block was written at `row`, and how long that took."""
-        self._last = self._clock(), row
-        self._writing = seconds
+        self._last, self._writing = (self._clock(), row), seconds
 
     @property
     def now(self) -> float:

@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpcore.accounting.branches import Branch
 from dpcore.errors import DataError, PrivacyError
 from dpcore.ledger import checks
 from dpcore.ledger.entries import START, Entry, seal, write
 from dpcore.ledger.owner import lives, this_process
-from dpcore.ledger.state import Branch, Run, State
+from dpcore.ledger.state import Run, State
 from dpcore.ledger.storage import Storage
 
 if TYPE_CHECKING:
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class Book:
-    """A ledger's file with its state. The storage was checked to be a ledger.
-
-    `state` is that of the last time that the file was read or written here, and `seal` that of the last entry then.
-    """
+    """A ledger's file; its state, and the seal of the last entry, are of the last time it was read or written here."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -101,10 +99,14 @@ class Book:
                     raise self.storage.damaged(f"entry {entry.number} was exchanged while the ledger was open")
                 known = -1
                 continue
-            problem = checks.follow(self.state, self.seal, entry)
+            try:
+                problem = checks.follow(self.state, self.seal, entry)
+                self.seal = entry.seal
+            except BaseException:  # an interruption amid an entry: the next one to look reads all of them anew
+                self.state, self.seal = State(), START
+                raise
             if problem:
                 raise self.storage.damaged(problem)
-            self.seal = entry.seal
         if known > 0 or not self.state.entries:
             raise self.storage.damaged("entries are missing that were there before" if known > 0 else "it has no entry")
 

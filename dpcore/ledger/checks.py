@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import secrets
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import Composed, Event, smallest_epsilon
-from dpcore.errors import DataError, DpcoreError, PrivacyError
+from dpcore.accounting.branches import Rows
+from dpcore.errors import ArgumentTypeError, DpcoreError, PrivacyError
 from dpcore.ledger.entries import START, Entry, number_in, seal, write
-from dpcore.ledger.event_after import EventAfter, event_of
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.records import RunRecord, Verification
 from dpcore.ledger.state import Run, State
@@ -24,6 +21,18 @@ if TYPE_CHECKING:
 
 # Between machines and versions, figures may differ by rounding.
 _TOLERANCE = 1e-9
+
+
+# (steps, abandoned): what the first `steps` rows of a branch release, and the rows of the branches that were left.
+EventAfter = Callable[[int, Sequence[Rows]], Event]
+
+
+def event_of(event_after: EventAfter, steps: int, abandoned: Sequence[Rows] = ()) -> Event:
+    """Return the event of so many steps and abandoned rows, checked to be one."""
+    event = event_after(steps, abandoned)
+    if not isinstance(event, Event):
+        raise ArgumentTypeError(f"event_after({steps}, {abandoned})={event!r}: must be an event of dpcore.accounting")
+    return event
 
 
 def follow(state: State, previous: str, entry: Entry) -> str:
@@ -38,15 +47,7 @@ def follow(state: State, previous: str, entry: Entry) -> str:
 
 
 def check_plan(run: Run, event_after: EventAfter) -> None:
-    """Refuse a plan that is not the one whose events the ledger holds.
-
-    An event says of all rows what noise they had: with another plan's, rows that have left would be recounted.
-
-    Raises
-    ------
-    PrivacyError
-        If the event of the whole run is another one.
-    """
+    """Refuse a plan that is not the one whose events the ledger holds: rows that have left would be recounted by it."""
     if not _same(event_of(event_after, run.planned_steps).to_dict(), run.planned):
         raise PrivacyError(
             f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot be "
@@ -73,9 +74,9 @@ def record(run: Run) -> RunRecord:
         adjacency=run.adjacency,
         steps=run.steps,
         releases=run.releases,
-        forks=run.forks,
+        forks=len(run.branches) - 1,
         event=Event.from_dict(run.event),
-        planned=Event.from_dict(run.planned),
+        planned=run.plan,
         charge=run.charge,
         description=run.description,
         dataset=run.dataset,
@@ -85,10 +86,8 @@ def record(run: Run) -> RunRecord:
 
 def beside(state: State) -> bool:
     """Whether rows were reserved beside the plans that were fixed beforehand."""
-    return any(
-        run.releases and not state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event))
-        for run in state.runs.values()
-    )
+    runs = [run for run in state.runs.values() if run.releases]
+    return not all(state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event)) for run in runs)
 
 
 def notes(runs: Sequence[RunRecord], spent: float, exceeded: bool) -> tuple[str, ...]:
@@ -161,7 +160,7 @@ def _check_budget(state: State) -> list[str]:
     allowed = _filter(state).limit(*budget)
     if state.limit is None or not math.isclose(state.limit, allowed, rel_tol=_TOLERANCE):
         problems.append(f"the limit {state.limit!r} is not what the budget allows, {allowed!r}")
-    plans = Composed(tuple(Event.from_dict(state.runs[run_id].planned) for run_id in fixed.runs))
+    plans = Composed(tuple(state.runs[run_id].plan for run_id in fixed.runs))
     if not _same(plans.to_dict(), fixed.event):
         problems.append("the event of the runs fixed beforehand is not that of their plans")
     if fixed.runs:
@@ -181,32 +180,3 @@ def _filter(state: State) -> PrivacyFilter:
     if order is None:  # nothing was reserved, and nothing costs nothing at any order
         return PrivacyFilter(state.header["composition"])
     return PrivacyFilter(state.header["composition"], order)
-
-
-def restore(path: Path, exported: Mapping[str, Any]) -> Storage:
-    """Make a ledger file from an export; see `dpcore.ledger.Ledger.restore`."""
-    state, last, entries = State(), START, []
-    try:
-        pairs = list(zip(exported["entries"], exported["seals"], strict=True))
-    except (KeyError, TypeError, ValueError) as cause:
-        raise DataError("exported: must be what `Ledger.export` returned, entries and as many seals") from cause
-    for number, (content, sealed) in enumerate(pairs):
-        entry = Entry(number, write(content), sealed)
-        problem = follow(state, last, entry)
-        if problem:
-            raise DataError(f"exported: {problem}; what cannot be relied on is not restored")
-        last = entry.seal
-        entries.append(entry)
-    if not entries:
-        raise DataError("exported: holds no entry")
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.restored")
-    storage = Storage.create(draft, entries[0], secrets.token_bytes(32))
-    try:
-        with storage.writing() as connection:
-            connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries[1:])
-        os.link(draft, path)
-    except FileExistsError as cause:
-        raise DataError(f"ledger {path}: exists already, and a ledger is never overwritten") from cause
-    finally:
-        draft.unlink(missing_ok=True)
-    return Storage(path)

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from dpcore.errors import ArgumentError
 
 START = "0" * 64
-INFINITE = "inf"
 
 
 class Entry(NamedTuple):
-    """One entry as it is stored: its `body` is canonical JSON, which holds the number too."""
+    """One entry as it is stored; its body is canonical JSON, which holds the number too."""
 
     number: int
     body: str
@@ -28,10 +27,7 @@ class Entry(NamedTuple):
 
 
 def write(content: Mapping[str, Any]) -> str:
-    """Return the one JSON spelling of an entry's content.
-
-    Raises `ArgumentError` for anything that is not made of numbers, strings, lists, dicts, booleans and None.
-    """
+    """Return the one JSON spelling of an entry's content."""
     try:
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError) as cause:
@@ -47,12 +43,12 @@ def seal(previous: str, body: str) -> str:
 
 def number_out(value: float) -> float | str:
     """Return a charge as JSON has it: infinity becomes "inf"."""
-    return INFINITE if math.isinf(value) else value
+    return "inf" if math.isinf(value) else value
 
 
 def number_in(value: Any) -> float:
-    """Return the charge that `number_out` wrote; raise ValueError for anything else."""
-    if value == INFINITE:
+    """Return the charge that `number_out` wrote, or raise `ValueError`."""
+    if value == "inf":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ValueError(f"has the charge {value!r}")

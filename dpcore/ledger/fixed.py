@@ -48,17 +48,12 @@ from dpcore.accounting.phases import phases
 
 @dataclass(frozen=True)
 class Fixed:
-    """What the entry "fix" says.
+    """What the entry "fix" says; `order` and `limit` are the filter's from here on."""
 
-    `runs` are those fixed beforehand that the budget affords as planned (none in a ledger without a budget), and
-    `event` holds all their plans, as JSON values. `charge` is what that costs the filter, `epsilon` what it costs by
-    the tightest accountant at the budget's delta. `order` and `limit` are the filter's, from here on.
-    """
-
-    runs: tuple[str, ...]
-    event: dict[str, object]
-    charge: float
-    epsilon: float
+    runs: tuple[str, ...]  # that the budget affords as planned; none in a ledger without a budget
+    event: dict[str, object]  # all their plans, as JSON values
+    charge: float  # of that, to the filter
+    epsilon: float  # of that, by the tightest accountant at the budget's delta
     order: float
     limit: float | None
 
@@ -93,11 +88,7 @@ def within(planned: Event, event: Event) -> bool:
 
 
 def choose(first: tuple[str, Event], others: Iterable[tuple[str, Event]], budget: tuple[float, float]) -> list[str]:
-    """Return which runs are fixed beforehand: the first, and of the others as many as the budget affords; see above.
-
-    Runs come with their planned events: `first` asks for the first row, `others` are in the order in which they were
-    begun. The budget is (epsilon, delta).
-    """
+    """Return which runs are fixed beforehand: the first, and of the others as many as the budget affords; see above."""
     if not affords(budget, first[1]):
         return []
     runs, plans = [first[0]], [first[1]]

@@ -43,7 +43,7 @@ def _boot() -> str | None:
 
 def _namespace(pid: int) -> str | None:
     try:
-        return str((_PROC / f"{pid}/ns/pid").readlink())
+        return os.readlink(_PROC / f"{pid}/ns/pid")
     except OSError:
         return None
 

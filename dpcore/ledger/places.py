@@ -13,11 +13,9 @@ from dpcore.errors import DataError
 MOUNTS = Path("/proc/self/mountinfo")
 
 KNOWN: Final = frozenset(
-    {
-        "apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "reiserfs",
-        "ufs", "xfs", "zfs",
-    }
-)  # fmt: skip
+    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "reiserfs"}
+    | {"ufs", "xfs", "zfs"}
+)
 """File systems on a disk of one machine, on which SQLite's locks exclude every process and a flush reaches the disk.
 
 Everything else needs the owner's word. On what another machine serves (also the host of a virtual machine), locks may
@@ -33,26 +31,9 @@ _UNKNOWN = "an unknown file system", "?"
 
 
 def check_place(path: Path, accept: bool = False, accepted: Collection[str] = ()) -> str | None:
-    """Refuse a ledger on a file system that is not known to be safe, unless its owner accepts it.
+    """Refuse a ledger on a file system that is not known to be safe, unless its owner accepts it or has `accepted` it.
 
-    Parameters
-    ----------
-    path : Path
-        Of the ledger, whether it exists or not.
-    accept : bool
-        The owner's word for whatever it lies on.
-    accepted : collection of str
-        File systems that the ledger says were accepted before.
-
-    Returns
-    -------
-    str or None
-        What the owner has just accepted, to be written down; None where nothing needs to be.
-
-    Raises
-    ------
-    DataError
-        Naming the file system and where it is mounted.
+    Return the file system that the owner accepts just now, to be written down; None where nothing needs to be.
     """
     for place in (path.parent, path):  # the folder has SQLite's journal; the file may be mounted by itself
         kind, where = file_system(place) if place.exists() else ("", "")
@@ -116,13 +97,7 @@ def _listed(target: str) -> tuple[str, str]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file, or a folder for a new one, that this process must not write.
-
-    Raises
-    ------
-    DataError
-        Naming what cannot be written.
-    """
+    """Refuse a file, or a folder for a new one, that this process must not write."""
     folder = path.parent
     if not folder.is_dir():
         raise DataError(f"ledger {path}: there is no folder {folder}")

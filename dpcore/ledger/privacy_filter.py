@@ -48,6 +48,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpcore.accounting import Event, RdpAccountant, analytic_noise_multiplier
 from dpcore.accounting.gaussian import gaussian_epsilon
@@ -78,10 +79,7 @@ _SHARES = math.pi**2 / 3.0 - 1.0
 
 @dataclass(frozen=True)
 class PrivacyFilter:
-    """What a ledger adds up, and how the sum becomes an epsilon.
-
-    "rdp" adds up Renyi divergences at one `order`, above 1; "gdp" mu^2 of Gaussian mechanisms.
-    """
+    """What a ledger adds up: Renyi divergences at one order ("rdp"), or mu^2 of Gaussian mechanisms ("gdp")."""
 
     kind: str = "rdp"
     order: float = DEFAULT_ORDER
@@ -102,10 +100,7 @@ class PrivacyFilter:
         return cls(kind, order)
 
     def charge(self, event: Event) -> float:
-        """Return what the event adds to the sum: 0 or more, possibly infinity.
-
-        Raises `PrivacyError` if this filter does not cover the event.
-        """
+        """Return what the event adds to the sum: 0 or more, possibly infinity. `PrivacyError` if it is not covered."""
         if self.kind == "gdp":
             parts = phases(event)
             if parts is None or (parts.steps and math.isfinite(parts.mu)):
@@ -126,11 +121,10 @@ class PrivacyFilter:
         return epsilon_from_rdp(np.array([self.order]), np.array([total]), delta)[0]
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """Return the largest sum that is (epsilon, delta)-private. Raises `ArgumentError` if nothing could be spent."""
+        """Return the largest sum that is (epsilon, delta)-private."""
         epsilon, delta = validate.positive(epsilon=epsilon), validate.open_unit(delta=delta)
         if self.kind == "gdp":
-            most = float(analytic_noise_multiplier(epsilon, delta) ** -2)
-            return self._rounded(most, epsilon, delta)
+            return self._rounded(float(analytic_noise_multiplier(epsilon, delta) ** -2), epsilon, delta)
         most = float(_limits(np.array([self.order]), epsilon, delta)[0])
         if not most > 0.0:
             raise ArgumentError(
@@ -183,19 +177,15 @@ def order_for(event: Event, budget: tuple[float, float] | None) -> float:
     if not np.all(np.isfinite(charges)) or not np.any(charges > 0.0):
         return nothing
     if budget is None:
-        costs = [
-            PrivacyFilter("rdp", order).odometer(charge, _USUAL_DELTA)
-            for order, charge in zip(_GRID.tolist(), charges.tolist(), strict=True)
-        ]
+        both = zip(_GRID.tolist(), charges.tolist(), strict=True)
+        costs = [PrivacyFilter("rdp", order).odometer(charge, _USUAL_DELTA) for order, charge in both]
         return float(_GRID[int(np.argmin(costs))])
     limits = _limits(_GRID, *budget)
     shares = np.divide(charges, limits, out=np.full_like(charges, np.inf), where=limits > 0.0)
     return float(_GRID[int(np.argmin(shares))])
 
 
-def _limits(orders: np.ndarray[tuple[int], np.dtype[np.float64]], epsilon: float, delta: float) -> np.ndarray[
-    tuple[int], np.dtype[np.float64]
-]:  # fmt: skip
+def _limits(orders: NDArray[np.float64], epsilon: float, delta: float) -> NDArray[np.float64]:
     return epsilon - np.log1p(-1.0 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1.0)
 
 

@@ -17,46 +17,31 @@ from dpcore.spec import validate
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the ledger holds it.
-
-    Attributes
-    ----------
-    run_id, name, begun : str
-        `begun` is the UTC time in ISO format.
-    adjacency : str or None
-        None where nothing is guaranteed.
-    steps : int
-        Rows planned.
-    releases : int
-        Rows reserved and not given back, over all branches.
-    forks : int
-    event : Event
-        What they release at most.
-    planned : Event
-        What the whole run releases as it was planned.
-    charge : float
-        Of `event`, to the ledger's filter.
-    description : object
-        The settings, as they were told.
-    dataset : str
-        Fingerprint of the data.
-    marks : dict of str to int
-        The mark of each branch.
-    """
+    """A run as the ledger holds it."""
 
     run_id: str
     name: str
     begun: str
+    """UTC time in ISO format."""
     adjacency: str | None
+    """None where nothing is guaranteed."""
     steps: int
+    """Rows planned."""
     releases: int
+    """Rows reserved and not given back, over all branches."""
     forks: int
     event: Event
+    """What those rows release at most."""
     planned: Event
+    """What the whole run releases as it was planned."""
     charge: float
+    """Of `event`, to the ledger's filter."""
     description: Any
+    """The settings, as they were told."""
     dataset: str
+    """Fingerprint of the data."""
     marks: dict[str, int]
+    """Of each branch: rows below it may have left."""
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon of this run alone at `delta`."""
@@ -64,61 +49,41 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {
-            "event": self.event.to_dict(),
-            "planned": self.planned.to_dict(),
-            "charge": number_out(self.charge),
-        }
+        events = {"event": self.event.to_dict(), "planned": self.planned.to_dict()}
+        return {**vars(self), **events, "charge": number_out(self.charge)}
 
 
 @dataclass(frozen=True)
 class Total:
-    """What all runs of a ledger cost together.
-
-    Attributes
-    ----------
-    delta : float
-    adjacency : str or None
-        Zero-out where add-remove and zero-out runs are mixed; None where there is no run, or no guarantee.
-    runs : int
-    fixed : float
-        Epsilon as if all runs had been fixed beforehand: the smallest of the accountants. It does **not** cover
-        settings that were chosen after looking at earlier results.
-    accountant : str
-        Whose that is; empty where nothing was released.
-    budget : float or None
-        Epsilon of all that may still come, too, however it is chosen: the budget's at `delta`, or that of `plan` where
-        nothing else can come. The ledger stops before it is crossed. None without a budget.
-    odometer : float
-        Epsilon of what was released so far, however the runs were chosen and whenever one looks.
-    spent, limit : float or None
-        The filter's sum, and where it stops; the limit is None without a budget.
-    plan : float or None
-        Epsilon of the whole plans of the runs that were fixed before the first release; None where there are none, or
-        no budget.
-    fixed_runs : tuple of str
-        Their ids.
-    alone : bool
-        Whether those plans keep the whole budget, so that no later run can be paid for (`dpcore.ledger.fixed`).
-    kept : float
-        Of the limit: kept free for the rest of those plans as long as living processes may come to it.
-    notes : tuple of str
-    """
+    """What all runs of a ledger cost together."""
 
     delta: float
     adjacency: str | None
+    """Zero-out where add-remove and zero-out runs are mixed; None where there is no run, or no guarantee."""
     runs: int
     fixed: float
+    """Epsilon as if all runs had been fixed beforehand: the smallest of the accountants. It does **not** cover settings
+    that were chosen after looking at earlier results."""
     accountant: str
+    """Whose that is; empty where nothing was released."""
     budget: float | None
+    """Epsilon of all that may still come, too, however it is chosen: the budget's at `delta`, or that of `plan` where
+    nothing else can come. The ledger stops before it is crossed. None without a budget."""
     odometer: float
+    """Epsilon of what was released so far, however the runs were chosen and whenever one looks."""
     spent: float
+    """The filter's sum."""
     limit: float | None
+    """Where that stops; None without a budget."""
     plan: float | None = None
+    """Epsilon of the whole plans of the runs that were fixed before the first release; None where there are none, or no
+    budget."""
     fixed_runs: tuple[str, ...] = ()
+    """Their ids."""
     alone: bool = False
+    """Whether those plans keep the whole budget, so that no later run can be paid for (`dpcore.ledger.fixed`)."""
     kept: float = 0.0
+    """Of the limit: kept free for the rest of those plans as long as living processes may come to it."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -139,25 +104,18 @@ class Total:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What a budget leaves.
-
-    Attributes
-    ----------
-    filter : PrivacyFilter
-    spent, limit : float
-        The filter's sum so far, what is kept free for runs fixed beforehand included, and where it stops.
-    budget : (float, float)
-        Its epsilon and delta.
-    plans : Event or None
-        The plans of runs that were begun, while nothing is reserved: a further run is then fixed beforehand, too, and
-        what is left is counted by the tightest accountant. None afterwards: then by the filter.
-    """
+    """What a budget leaves."""
 
     filter: PrivacyFilter
     spent: float
+    """The filter's sum so far, what is kept free for runs fixed beforehand included."""
     limit: float
+    """Where the sum stops."""
     budget: tuple[float, float]
+    """Its epsilon and delta."""
     plans: Event | None = None
+    """The plans of runs that were begun, while nothing is reserved: a further run is then fixed beforehand, too, and
+    what is left is counted by the tightest accountant. None afterwards: then by the filter."""
 
     @property
     def left(self) -> float:
@@ -202,21 +160,14 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Ledger.verify` found.
-
-    Attributes
-    ----------
-    problems : tuple of str
-        One sentence each; empty where all is well.
-    entries : int
-        How many were read.
-    seal : str
-        Of the last one: it stands for the whole ledger up to there.
-    """
+    """What `Ledger.verify` found."""
 
     problems: tuple[str, ...]
+    """One sentence each; empty where all is well."""
     entries: int
+    """How many were read."""
     seal: str
+    """Of the last one: it stands for the whole ledger up to there."""
 
     @property
     def valid(self) -> bool:

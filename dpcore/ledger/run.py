@@ -7,9 +7,8 @@ import os
 from dpcore.accounting.branches import Branch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger.blocks import Blocks
-from dpcore.ledger.event_after import EventAfter
+from dpcore.ledger.checks import EventAfter
 from dpcore.ledger.reservations import Reservations
-from dpcore.ledger.state import Branch as BranchState
 from dpcore.ledger.state import Run
 from dpcore.spec import validate
 
@@ -17,41 +16,17 @@ from dpcore.spec import validate
 class LedgerRun:
     """One branch of a run, held by this process; made by `Ledger.begin` and `Ledger.resume`.
 
-    Not to be shared with a forked child.
-
-    Parameters
-    ----------
-    reservations : Reservations
-        The ledger's.
-    run : Run
-    branch : Branch
-        Of the ledger's state.
-    token : str
-        Of its lease.
-    event_after : callable
-        The plan's: what `steps` rows of this branch and the rows of others release.
-
-    Attributes
-    ----------
-    run_id, branch_id : str
-        For the checkpoint: `Ledger.resume` asks for them.
-    token : str
-    event_after : callable
+    Not to be shared with a forked child. `Ledger.resume` asks a checkpoint for its `run_id` and `branch_id`.
     """
 
     def __init__(
-        self,
-        reservations: Reservations,
-        run: Run,
-        branch: BranchState,
-        token: str,
-        event_after: EventAfter,
+        self, reservations: Reservations, run: Run, branch_id: str, token: str, event_after: EventAfter
     ) -> None:
-        self.run_id, self.branch_id = run.run_id, branch.branch_id
+        self.run_id, self.branch_id = run.run_id, branch_id
         self.token, self.event_after = token, event_after
         self._rows = reservations
         self._process = os.getpid()
-        self._mark = self._row = branch.mark
+        self._mark = self._row = run.branches[branch_id].mark
         self._closed = False
         self._blocks = Blocks(run.steps)
 
@@ -66,20 +41,17 @@ class LedgerRun:
     @property
     def releases(self) -> int:
         """All rows ever reserved in this run and not given back, over all branches."""
-        return self._rows.known(self.run_id, self.branch_id)[0].releases
+        return self._rows.book.known(self.run_id, self.branch_id)[0].releases
 
     @property
     def tree(self) -> dict[str, Branch]:
         """All branches of this run, as of the last time that the file was read."""
-        return self._rows.known(self.run_id, self.branch_id)[0].tree
+        return self._rows.book.known(self.run_id, self.branch_id)[0].branches.copy()
 
     def reserve(self, row: int) -> None:
         """Return once row `row` may be released: it, and some rows after it, are then on disk as released.
 
-        Parameters
-        ----------
-        row : int
-            Of this branch; rows are asked for in ascending order.
+        Rows are asked for in ascending order.
 
         Raises
         ------
@@ -118,18 +90,14 @@ class LedgerRun:
         Parameters
         ----------
         row : int
-            How many rows of this branch were released, those of its parents included.
-
-        Raises
-        ------
-        ArgumentError
-            If fewer than were asked for.
+            How many rows of this branch were released, those of its parents included: at least those asked for.
         """
         if os.getpid() != self._process or self._closed:
             return
         row = validate.integer(row=row, minimum=0)
         if row < self._row:
             raise ArgumentError(f"row={row!r}: must be at least {self._row}, the last row that was asked for")
+        self._mark = min(self._mark, row)  # first: an interruption after the commit must not leave the rows granted
         self._mark = self._rows.close(self, row)
         self._closed = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,11 +19,7 @@ _OPENING = re.compile(rb'\{"[a-z_]+":')
 
 
 def salvage(path: Path) -> dict[str, Any]:
-    """Return whatever entries can still be read, chain broken or not.
-
-    Parameters
-    ----------
-    path : Path
+    """Return whatever entries of the file at `path` can still be read, chain broken or not.
 
     Returns
     -------
@@ -36,17 +33,17 @@ def salvage(path: Path) -> dict[str, Any]:
     DataError
         If the file cannot be read at all.
     """
-    found, seals = _by_sqlite(Path(path))
-    try:
-        content = Path(path).read_bytes()
-    except OSError as cause:
-        raise DataError(f"ledger {path}: cannot be read ({cause.strerror})") from cause
-    for number, body in _by_bytes(content).items():
-        found.setdefault(number, body)
+    found, seals, whole = _by_sqlite(Path(path))
     intact, last = 0, START
     while intact in found and seals.get(intact) == seal(last, found[intact]):
         last = seals[intact]
         intact += 1
+    if not (whole and 0 < intact == len(found)):  # else keep off: closing the file gives up this process's locks on it
+        try:
+            content = Path(path).read_bytes()
+        except OSError as cause:
+            raise DataError(f"ledger {path}: cannot be read ({cause.strerror})") from cause
+        found = _by_bytes(content) | found
     return {
         "entries": [read_json(found[number]) for number in sorted(found)],
         "seals": {str(number): seals[number] for number in sorted(seals)},
@@ -54,38 +51,34 @@ def salvage(path: Path) -> dict[str, Any]:
     }
 
 
-def _by_sqlite(path: Path) -> tuple[dict[int, str], dict[int, str]]:
+def _by_sqlite(path: Path) -> tuple[dict[int, str], dict[int, str], bool]:
+    """Return bodies and seals by number, and whether SQLite read the table to its end."""
     import sqlite3
 
     found: dict[int, str] = {}
     seals: dict[int, str] = {}
+    whole = False
     try:
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
     except sqlite3.Error:
-        return found, seals
-    try:
-        # Forwards until it breaks, then backwards until it breaks.
-        for order in ("", " DESC"):
+        return found, seals, whole
+    with closing(connection):
+        for order in ("", " DESC"):  # forwards until it breaks, then backwards until it breaks
             try:
-                for number, body, sealed in connection.execute(
-                    f"SELECT number, body, seal FROM entries ORDER BY number{order}"
-                ):
+                rows = connection.execute(f"SELECT number, body, seal FROM entries ORDER BY number{order}")
+                for number, body, sealed in rows:
                     if number in found:
                         break
                     if _is_entry(body, number):
                         found[number], seals[number] = body, str(sealed)
+                whole = whole or not order
             except (sqlite3.Error, UnicodeDecodeError):
                 continue
-    finally:
-        connection.close()
-    return found, seals
+    return found, seals, whole
 
 
 def _by_bytes(content: bytes) -> dict[int, str]:
-    found = {}
-    decoder = json.JSONDecoder()
-    text = content.decode("latin-1")
-    end = 0
+    found, decoder, text, end = {}, json.JSONDecoder(), content.decode("latin-1"), 0
     for match in _OPENING.finditer(content):
         if match.start() < end:
             continue

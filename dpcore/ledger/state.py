@@ -11,41 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpcore.accounting import Event
-from dpcore.accounting.branches import Branch as Own
-from dpcore.accounting.branches import Branches, Rows
+from dpcore.accounting.branches import Branch, Branches, Rows
 from dpcore.ledger.entries import number_in
 from dpcore.ledger.fixed import Fixed, within
 
 FORMAT = 1
-
-
-@dataclass
-class Branch:
-    """Rows drawn with one noise key: from `first` on, and those of the parent before it.
-
-    Attributes
-    ----------
-    branch_id : str
-    parent : str
-        That it left; empty for the branch a run began with.
-    first : int
-        The first row of its own.
-    mark : int
-        Exclusive: rows from `first` to below it may have left the process.
-    number : int or None
-        By which its key was derived; None for the branch a run began with.
-    key_digest : str
-        Of the noise key; empty where it was not told.
-    """
-
-    branch_id: str
-    parent: str = ""
-    first: int = 0
-    mark: int = 0
-    number: int | None = None
-    key_digest: str = ""
-    digests: list[tuple[int, str]] = field(default_factory=list)
-    settings: list[tuple[int, int, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -56,31 +26,27 @@ class Run:
     name: str
     begun: str
     adjacency: str | None
-    steps: int
+    planned_steps: int  # at the beginning; `steps` may grow
     planned: dict[str, Any]
     event: dict[str, Any]
     charge: float
     description: Any
     dataset: str
-    planned_steps: int  # at the beginning; `steps` may grow
     early: bool  # begun before anything was reserved by anybody
+    steps: int
+    branches: dict[str, Branch]
     releases: int = 0
     mark: int = 0  # of the branch that `event` was written for
-    branches: dict[str, Branch] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)  # of the forks
 
     @property
-    def forks(self) -> int:
-        """How often a branch was left for another."""
-        return len(self.branches) - 1
+    def plan(self) -> Event:
+        """The event of all of it, as it was planned."""
+        return Event.from_dict(self.planned)
 
     def abandoned(self, branch_id: str) -> tuple[Rows, ...]:
         """Return the rows that do not lead to a branch."""
-        return Branches(branch_id, self.tree).abandoned
-
-    @property
-    def tree(self) -> dict[str, Own]:
-        """All branches, as `dpcore.accounting.branches` has them."""
-        return {name: Own(one.parent, one.first, one.mark) for name, one in self.branches.items()}
+        return Branches(branch_id, self.branches).abandoned
 
 
 @dataclass
@@ -89,7 +55,7 @@ class State:
 
     header: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
-    key_digests: dict[str, str] = field(default_factory=dict)  # to the run that uses the key
+    key_digests: dict[str, tuple[str, str]] = field(default_factory=dict)  # to the run and branch that use the key
     fixed: Fixed | None = None  # None until the first row is reserved
     entries: int = 0
     file_systems: tuple[str, ...] = ()  # that the owner accepted, of those that are not known to be safe
@@ -108,10 +74,10 @@ class State:
         """Whether a run of so many rows, a branch up to `mark` and abandoned ones, is a part of its plan if fixed."""
         if self.fixed is None or run.run_id not in self.fixed.runs:
             return False
-        return releases == mark <= run.planned_steps or within(Event.from_dict(run.planned), event)
+        return releases == mark <= run.planned_steps or within(run.plan, event)
 
     def apply(self, content: Mapping[str, Any]) -> None:
-        """Take an entry into account; a ValueError says what is wrong if it does not follow from those before it."""
+        """Take an entry into account, or raise `ValueError` if it does not follow from the entries before it."""
         kind = content.get("kind")
         handler = _HANDLERS.get(str(kind))
         if content.get("entry") != self.entries:
@@ -143,35 +109,28 @@ def _place(state: State, content: Mapping[str, Any]) -> None:
 
 
 def _begin(state: State, content: Mapping[str, Any]) -> None:
-    run_id, branch_id = content["run"], content["branch"]
+    run_id = content["run"]
     if run_id in state.runs:
         raise ValueError(f"begins the run {run_id!r} a second time")
-    run = Run(
-        run_id,
-        content["name"],
-        content["time"],
-        content["adjacency"],
-        content["steps"],
-        content["planned"],
-        content["event"],
-        number_in(content["charge"]),
-        content["description"],
-        content["dataset"],
-        content["steps"],
-        state.fixed is None,
+    names = ("name", "adjacency", "steps", "planned", "event", "description", "dataset")
+    state.runs[run_id] = Run(
+        run_id=run_id,
+        begun=content["time"],
+        charge=number_in(content["charge"]),
+        planned_steps=content["steps"],
+        early=state.fixed is None,
+        branches={content["branch"]: Branch()},
+        **{name: content[name] for name in names},
     )
-    run.branches[branch_id] = Branch(branch_id)
-    state.runs[run_id] = run
-    _key(state, {**content, "kind": "key"})
+    _key(state, content)
 
 
 def _key(state: State, content: Mapping[str, Any]) -> None:
-    _, branch = state.branch(content)
+    state.branch(content)
     if content["key_digest"]:
         if content["key_digest"] in state.key_digests:
             raise ValueError("uses a noise key that another branch has")
-        branch.key_digest = content["key_digest"]
-        state.key_digests[branch.key_digest] = content["run"]
+        state.key_digests[content["key_digest"]] = content["run"], content["branch"]
 
 
 def _resume(state: State, content: Mapping[str, Any]) -> None:
@@ -180,11 +139,12 @@ def _resume(state: State, content: Mapping[str, Any]) -> None:
 
 
 def _fork(state: State, content: Mapping[str, Any]) -> None:
-    run, parent = state.branch(content)
+    run, _ = state.branch(content)
     row, child = content["row"], content["child"]
-    if child in run.branches or any(item.number == content["number"] for item in run.branches.values()):
+    if child in run.branches or content["number"] in run.numbers:
         raise ValueError(f"makes the branch {child!r} a second time")
-    run.branches[child] = Branch(child, parent.branch_id, row, row, content["number"])
+    run.branches[child] = Branch(content["branch"], row, row)
+    run.numbers.add(content["number"])
 
 
 def _fix(state: State, content: Mapping[str, Any]) -> None:
@@ -198,14 +158,9 @@ def _fix(state: State, content: Mapping[str, Any]) -> None:
     limit = content["limit"]
     if (limit is None) != (state.header["budget"] is None):
         raise ValueError(f"has the limit {limit!r}")
-    state.fixed = Fixed(
-        tuple(content["runs"]),
-        content["event"],
-        number_in(content["charge"]),
-        number_in(content["epsilon"]),
-        order,
-        None if limit is None else number_in(limit),
-    )
+    charge, epsilon = number_in(content["charge"]), number_in(content["epsilon"])
+    limit = None if limit is None else number_in(limit)
+    state.fixed = Fixed(tuple(content["runs"]), content["event"], charge, epsilon, order, limit)
 
 
 def _reserve(state: State, content: Mapping[str, Any]) -> None:
@@ -219,10 +174,9 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
         raise ValueError(f"counts {content['releases']} releases where there are {run.releases + moved}")
     if state.fixed is None:
         raise ValueError("reserves rows before it is said which runs are fixed beforehand")
-    charge = number_in(content["charge"])
-    branch.mark, run.releases = content["mark"], content["releases"]
-    run.event, run.charge = content["event"], charge
-    run.mark = branch.mark
+    run.event, run.charge = content["event"], number_in(content["charge"])
+    run.mark, run.releases = content["mark"], content["releases"]
+    run.branches[content["branch"]] = branch._replace(mark=run.mark)
 
 
 def _settings(state: State, content: Mapping[str, Any]) -> None:
@@ -230,14 +184,6 @@ def _settings(state: State, content: Mapping[str, Any]) -> None:
 
 
 _HANDLERS: dict[str, Callable[[State, Mapping[str, Any]], None]] = {
-    "create": _create,
-    "place": _place,
-    "begin": _begin,
-    "key": _key,
-    "resume": _resume,
-    "fork": _fork,
-    "fix": _fix,
-    "reserve": _reserve,
-    "close": _reserve,
-    "settings": _settings,
-}
+    "create": _create, "place": _place, "begin": _begin, "key": _key, "resume": _resume, "fork": _fork, "fix": _fix,
+    "reserve": _reserve, "close": _reserve, "settings": _settings,
+}  # fmt: skip

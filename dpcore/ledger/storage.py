@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,10 +45,7 @@ PRAGMA user_version = {FORMAT};
 
 
 class Storage:
-    """A ledger's file, at a resolved path.
-
-    With `read_only` nothing may be written, not even what a crashed writer left to be put right.
-    """
+    """A ledger's file; `read_only` forbids even to put right what a crashed writer left."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path, self.read_only = path, read_only
@@ -88,26 +85,19 @@ class Storage:
             connection.execute("COMMIT")
 
     @classmethod
-    def create(cls, path: Path, first: Entry, salt: bytes) -> Storage:
-        """Make the file with its first entry, whole or not at all; mode 0600.
-
-        Raises `DataError` if there is a file already, or it cannot be written.
-        """
-        if path.exists():
-            raise _exists(path)
+    def create(cls, path: Path, entries: Sequence[Entry]) -> Storage:
+        """Make the file with its first entries, whole or not at all; mode 0600."""
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         try:
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with cls(draft).connection() as connection:
                 connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}")
-                connection.execute("INSERT INTO entries VALUES (?, ?, ?)", first)
-                connection.execute("INSERT INTO secret VALUES (?)", (salt,))
+                connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries)
+                connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 connection.execute("COMMIT")
             os.link(draft, path)  # fails where another process was first, unlike a rename
         except FileExistsError as cause:
-            raise DataError(
-                f"ledger {path}: exists already, and a ledger is never overwritten; open it instead"
-            ) from cause
+            raise exists(path) from cause
         except OSError as cause:
             if isinstance(cause, DataError):
                 raise
@@ -118,7 +108,7 @@ class Storage:
         return cls(path)
 
     def check(self) -> None:
-        """Refuse whatever is no ledger of a version that this dpcore reads: a `DataError` says what it is instead."""
+        """Refuse whatever is no ledger of a version that this dpcore reads, and say what it is instead."""
         if not self.path.exists():
             raise DataError(f"ledger {self.path}: does not exist; dpcore ledger create makes one")
         if not self.path.is_file():
@@ -162,22 +152,24 @@ class Storage:
         import sqlite3
 
         text = str(cause)
-        if isinstance(cause, sqlite3.OperationalError) and ("locked" in text or "busy" in text):
-            return DataError(
-                f"ledger {self.path}: another process has kept it locked for {PATIENCE:g} s; try again when that one "
-                "is done, or has been stopped"
-            )
-        if isinstance(cause, sqlite3.OperationalError) and "readonly" in text:
-            return DataError(f"ledger {self.path}: is read-only, so that nothing could be reserved in it ({text})")
-        if isinstance(cause, sqlite3.OperationalError) and "malformed" not in text and "no such" not in text:
-            return DataError(f"ledger {self.path}: cannot be used now ({text}); nothing was reserved")
+        if isinstance(cause, sqlite3.OperationalError):
+            if "locked" in text or "busy" in text:
+                return DataError(
+                    f"ledger {self.path}: another process has kept it locked for {PATIENCE:g} s; try again when that "
+                    "one is done, or has been stopped"
+                )
+            if "readonly" in text:
+                return DataError(f"ledger {self.path}: is read-only, so that nothing could be reserved in it ({text})")
+            if "malformed" not in text and "no such" not in text:
+                return DataError(f"ledger {self.path}: cannot be used now ({text}); nothing was reserved")
         found = salvage(self.path)
         if "not a database" in text and not found["entries"]:
             return DataError(f"ledger {self.path}: is no ledger of dpcore: not even a database")
         return self.damaged(text)
 
 
-def _exists(path: Path) -> DataError:
+def exists(path: Path) -> DataError:
+    """Return the error for a new ledger where a file is."""
     return DataError(f"ledger {path}: exists already, and a ledger is never overwritten; open it instead")
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting.branches import Branch
 from dpcore.errors import BudgetError
-from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.canonical import plain
 
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger, LedgerRun
+    from dpcore.mechanism.mechanism import Mechanism
 
 NO_LEDGER = (
     "The run goes on from a checkpoint that this ledger does not know: it counts as a run of its own, the steps before "
@@ -27,35 +27,17 @@ NO_LEDGER = (
 
 
 class LedgerAccount:
-    """Implements `dpcore.mechanism.mechanism.Account` by a ledger.
-
-    Parameters
-    ----------
-    ledger : Ledger
-    mechanism : Mechanism
-    name : str
-        What the ledger calls the run.
-    dataset : str
-        Fingerprint of the data, or empty.
-
-    Attributes
-    ----------
-    run : LedgerRun or None
-        None until the run has begun in the ledger.
-    caveats : tuple of str
-        For the statement.
-    """
+    """Pays for a mechanism's releases; `name` and `dataset`, its fingerprint, are what the ledger calls the run."""
 
     def __init__(self, ledger: Ledger, mechanism: Mechanism, *, name: str, dataset: str = "") -> None:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
-        self.run: LedgerRun | None = None
-        self.caveats: tuple[str, ...] = ()
-        self._granted = 0
-        self._charged = False
+        self.run: LedgerRun | None = None  # until it has begun in the ledger
+        self.caveats: tuple[str, ...] = ()  # for the statement
+        self._granted, self._charged = 0, False
         self._lock, self._inside, self._close_due = threading.RLock(), False, False
 
     def before_draw(self, step: int) -> None:
-        """Reserve the row."""
+        """Reserve the row, or raise `PrivacyError`: nothing is drawn then."""
         with self._at_work():
             self.begin().reserve(step)
 
@@ -116,12 +98,8 @@ class LedgerAccount:
             run = self.begin()
         except BudgetError:  # nothing is left to spend, which is no reason not to save
             return None
-        return {
-            "ledger": self.ledger.ledger_id,
-            "run": run.run_id,
-            "branch": run.branch_id,
-            "caveats": list(self.caveats),
-        }
+        names = {"ledger": self.ledger.ledger_id, "run": run.run_id, "branch": run.branch_id}
+        return {**names, "caveats": list(self.caveats)}
 
     @property
     def tree(self) -> Mapping[str, Branch]:
@@ -134,53 +112,28 @@ class LedgerAccount:
             return {}
         with self._at_work():
             total, seal = self.ledger.total(delta), self.ledger.seal
-        return {
-            "ledger": self.ledger.ledger_id,
-            "run": self.run.run_id,
-            "seal": seal,
-            "total": {
-                "epsilon": plain(total.filter),
-                "epsilon_if_fixed_beforehand": plain(total.fixed),
-                "delta": delta,
-            },
-            **self.ledger.stated_place,
-        }
+        fixed = plain(total.fixed)
+        stated = {"epsilon": plain(total.filter), "epsilon_if_fixed_beforehand": fixed, "delta": delta}
+        names = {"ledger": self.ledger.ledger_id, "run": self.run.run_id, "seal": seal}
+        return {**names, "total": stated, **self.ledger.stated_place}
 
     def resume(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
-        """Go on from a checkpoint, on a branch of its own.
+        """Go on from a checkpoint at step `row`, which holds `saved`, on a branch of its own.
 
-        Parameters
-        ----------
-        saved : mapping or None
-            From `saved`.
-        row : int
-            The checkpoint's step.
-
-        Returns
-        -------
-        tuple of str and int, or None
-            The branch, and the number to derive its keys from, which is on disk already. None where the ledger does not
-            know the checkpoint: a run of its own then begins with the next step.
-
-        Raises
-        ------
-        DataError, PrivacyError
-            If the ledger cannot be used, or knows the run under another plan; nothing was changed then.
+        Return the branch, and the number to derive its keys from, which is on disk already; None where the ledger does
+        not know the checkpoint: a run of its own then begins with the next step. If the ledger cannot be used, or knows
+        the run under another plan, that is an error, and nothing was changed.
         """
         with self._at_work():
-            return self._resumed(saved, row)
-
-    def _resumed(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
-        self._give_back()
-        self._granted, self._charged = 0, False
-        if saved is None or not self._knows(saved):
-            self.run, self.caveats = None, (NO_LEDGER,)
-            return None
-        self.run, number = self.ledger.resume(
-            saved["run"], saved["branch"], row, event_after=self.mechanism.plan.event_after
-        )
-        self.caveats = tuple(saved.get("caveats", ()))
-        return self.run.branch_id, number
+            self._give_back()
+            self._granted, self._charged = 0, False
+            if saved is None or not self._knows(saved):
+                self.run, self.caveats = None, (NO_LEDGER,)
+                return None
+            event_after = self.mechanism.plan.event_after
+            self.run, number = self.ledger.resume(saved["run"], saved["branch"], row, event_after=event_after)
+            self.caveats = tuple(saved.get("caveats", ()))
+            return self.run.branch_id, number
 
     def _knows(self, saved: Mapping[str, Any]) -> bool:
         """Whether the ledger has the checkpoint's branch: an older copy that was put back may lack it."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting.branches import Branch, Branches, Rows, count
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.account import Account
 from dpcore.mechanism.noise_state import check_noise_range, rebuild
 from dpcore.mechanism.turns import Turns
 from dpcore.mechanism.vectors import RunVectors
@@ -24,6 +23,9 @@ from dpcore.spec.ops import SECOND_MOMENT, Backend, UpdateSettings
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping.running import RunningNorm
 from dpcore.stages.queries import Phase
+
+if TYPE_CHECKING:
+    from dpcore.mechanism.ledger_account import LedgerAccount
 
 STATE_FORMAT = 3
 
@@ -48,7 +50,7 @@ class MechanismState:
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
         self.step = 0
         self.branches = Branches(os.urandom(8).hex())
-        self.account: Account | None = None
+        self.account: LedgerAccount | None = None
         self.turns = Turns()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))

@@ -36,19 +36,10 @@ class Turns:
 
     @contextmanager
     def alone(self, what: str, *, draws: bool = True) -> Iterator[None]:
-        """Let no other thread in, and no handler of a signal that interrupts the call.
+        """Let no other thread into the call `what`, and no handler of a signal that interrupts it.
 
-        Parameters
-        ----------
-        what : str
-            The call.
-        draws : bool
-            Whether it has to do with noise, which two processes must not share.
-
-        Raises
-        ------
-        PrivacyError
-            In a forked process, and inside of another call.
+        `draws` is whether it has to do with noise, which two processes must not share. Raises `PrivacyError` in a
+        forked process, and inside of another call.
         """
         if draws and os.getpid() != self._process:
             raise PrivacyError(

@@ -43,6 +43,10 @@ def test_create(capsys: Capture) -> None:
     assert told["order"] is None
     assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
+    assert main(["ledger", "show", "other.ledger"]) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon = 0 at delta = 1e-5" in printed
+    assert "of the budget" not in printed
     assert ask(capsys, "create", "third.ledger", "--order", 12)["order"] == 12
 
 
@@ -90,29 +94,25 @@ def test_a_narrow_terminal_loses_no_figure(capsys: Capture, monkeypatch: pytest.
 
 
 def test_a_large_delta_is_remarked(capsys: Capture) -> None:
-    words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta"]
-    assert main(["ledger", *words, "0.01"]) == 0
-    assert "remark: delta=0.01: ought to lie well below 1/n" in capsys.readouterr().err
-    assert main(["ledger", "show", "people.ledger"]) == 0
-    assert "remark" not in capsys.readouterr().err
-    assert main(["ledger", "show", "people.ledger", "--delta", "0.1"]) == 0
-    assert "fewer than 10 examples only" in capsys.readouterr().err
-
-
-def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
-    Ledger.create("people.ledger")
-    assert main(["ledger", "show", "people.ledger"]) == 0
-    printed = capsys.readouterr().out
-    assert "epsilon = 0 at delta = 1e-5" in printed
-    assert "of the budget" not in printed
+    create, show = (
+        ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta", "0.01"],
+        ["show", "people.ledger"],
+    )
+    for words, remark in (
+        (create, "0.01: ought to lie"),
+        (show, ""),
+        ([*show, "--delta", "0.1"], "fewer than 10 examples"),
+    ):
+        assert main(["ledger", *words]) == 0
+        assert bool(remark) == ("remark" in (told := capsys.readouterr().err))
+        assert remark in told
 
 
 def test_verify(capsys: Capture) -> None:
     ledger = used()
-    told = ask(capsys, "verify", "people.ledger")
-    assert told == {"valid": True, "entries": 6, "seal": ledger.seal, "problems": []}
-    assert ask(capsys, "verify", "people.ledger", "--seal", ledger.seal)["valid"]
-    assert not ask(capsys, "verify", "people.ledger", "--seal", "x", status=2)["valid"]
+    assert ask(capsys, "verify", ledger.path) == {"valid": True, "entries": 6, "seal": ledger.seal, "problems": []}
+    assert ask(capsys, "verify", ledger.path, "--seal", ledger.seal)["valid"]
+    assert not ask(capsys, "verify", ledger.path, "--seal", "x", status=2)["valid"]
     assert main(["ledger", "verify", "people.ledger", "--seal", "x"]) == 2
     assert "NOT valid: 6 entries" in capsys.readouterr().out
 

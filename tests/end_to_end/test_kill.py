@@ -11,6 +11,7 @@ import hashlib
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from collections import defaultdict
@@ -65,8 +66,8 @@ class Recorder:
 
         def recorded(mechanism: Mechanism, slots: Any, row: int, *rest: Any) -> None:
             content = b"".join(np.ascontiguousarray(slot.total).tobytes() for slot in slots)
-            line = f"{mechanism.keys.digest} {row} {hashlib.sha256(content).hexdigest()}\n"
-            os.write(self.log, line.encode())  # one write: whole, or not at all
+            line = f"\n{mechanism.keys.digest} {row} {hashlib.sha256(content).hexdigest()}"
+            os.write(self.log, line.encode())  # a kill may cut it off where a page ends: then nothing was drawn
             take(mechanism, slots, row, *rest)
 
         Mechanism._take = recorded  # type: ignore[method-assign, assignment]
@@ -92,8 +93,8 @@ def train(folder: Path, model: nn.Module, private: Any) -> None:
 
 def drawn(folder: Path) -> list[tuple[str, int, str]]:
     path = folder / "drawn"
-    words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-    return [(key, int(row), total) for key, row, total in words]
+    lines = re.findall(r"^(\S+) (\d+) ([0-9a-f]{64})$", path.read_text(), re.MULTILINE) if path.exists() else []
+    return [(key, int(row), total) for key, row, total in lines]
 
 
 def size(folder: Path) -> int:
@@ -120,17 +121,23 @@ def check(folder: Path) -> None:
     assert ledger.total(1e-5).spent == pytest.approx(sum(one.charge for one in ledger.runs()))
 
 
+def fresh(folder: Path, **options: Any) -> tuple[nn.Module, Any]:
+    """A run on a ledger, and its checkpoint from before the first step."""
+    folder.mkdir()
+    Ledger.create(folder / "ledger.db")
+    model, private = build(folder / "ledger.db", **options)
+    save(folder / "checkpoint.pt", model, private)
+    private.close()
+    return model, private
+
+
 def kill_until_complete(folder: Path, moments: random.Random, least: int, options: dict[str, Any]) -> int:
     """Run children until one completes the run, or so many were killed; return how many were.
 
     Three of four are killed after a step of theirs, so that they get on however slow the machine is; the fourth in its
     first hundredth of a second.
     """
-    folder.mkdir()
-    Ledger.create(folder / "ledger.db")
-    model, private = build(folder / "ledger.db", **options)
-    save(folder / "checkpoint.pt", model, private)
-    private.close()
+    model, private = fresh(folder, **options)
     context, kills = multiprocessing.get_context("fork"), 0
     while True:
         child = context.Process(target=train, args=(folder, model, private))
@@ -168,12 +175,7 @@ def test_killed_runs_are_covered_and_no_row_meets_two_sums(tmp_path: Path, sampl
 
 
 def test_a_sigterm_costs_no_step(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    Ledger.create(folder / "ledger.db")
-    model, private = build(folder / "ledger.db")
-    save(folder / "checkpoint.pt", model, private)
-    private.close()
+    model, private = fresh(folder := tmp_path / "run")
     context = multiprocessing.get_context("fork")
     for number in range(4):
         child = context.Process(target=train, args=(folder, model, private))
@@ -192,14 +194,22 @@ def test_a_sigterm_costs_no_step(tmp_path: Path) -> None:
 def after(folder: Path, step: int) -> Path:
     """A run of which `step` + 5 steps were released, and a checkpoint after `step`."""
     folder.mkdir()
-    ledger = folder / "ledger.db"
-    Ledger.create(ledger)
+    Ledger.create(ledger := folder / "ledger.db")
     model, private = build(ledger)
     step_on(private, step)
     save(folder / "checkpoint.pt", model, private)
     step_on(private, 5)
     private.close()
     return ledger
+
+
+def gone_on(folder: Path, ledger: Path, steps: int, **changes: Any) -> tuple[nn.Module, Any]:
+    """The run goes on from the checkpoint for so many steps."""
+    model, private = build(ledger, **changes)
+    load(folder / "checkpoint.pt", model, private)
+    step_on(private, steps)
+    private.close()
+    return model, private
 
 
 def other_data() -> Any:
@@ -222,10 +232,7 @@ def other_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("change", [{}, {"data": other_data()}, {"loss": other_loss}], ids=["none", "data", "loss"])
 def test_steps_behind_the_checkpoint_are_charged_whatever_is_the_same(tmp_path: Path, change: dict[str, Any]) -> None:
     ledger = after(tmp_path / "run", 4)
-    model, private = build(ledger, **change)
-    load(tmp_path / "run" / "checkpoint.pt", model, private)
-    step_on(private, 5)
-    private.close()
+    _, private = gone_on(tmp_path / "run", ledger, 5, **change)
     (run,) = Ledger.open(ledger).runs()
     assert run.releases == 14
     statement = private.statement()
@@ -234,32 +241,24 @@ def test_steps_behind_the_checkpoint_are_charged_whatever_is_the_same(tmp_path: 
     assert private.epsilon() == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_checkpoint_whose_ledger_is_missing_forks_and_the_statement_says_so(tmp_path: Path) -> None:
-    after(tmp_path / "run", 4)
-    other = tmp_path / "other.db"
+@pytest.mark.parametrize("put_back", [True, False], ids=["older copy", "other ledger"])
+def test_what_a_ledger_does_not_know_is_charged_anew_and_said_from_then_on(tmp_path: Path, put_back: bool) -> None:
+    ledger, folder, other = after(tmp_path / "run", 4), tmp_path / "run", tmp_path / "other.db"
     Ledger.create(other)
-    model, private = build(other)
-    load(tmp_path / "run" / "checkpoint.pt", model, private)
-    step_on(private, 1)
-    private.close()
+    if put_back:  # the same ledger, before its first run
+        exported = Ledger.open(ledger).export()
+        first = {name: exported[name][:1] for name in ("entries", "seals")}
+        other.unlink()
+        Ledger.restore(other, first)
+    model, private = gone_on(folder, other, 2)
     (run,) = Ledger.open(other).runs()
-    assert run.releases == 5, "the steps before the checkpoint are charged here too"
+    assert run.releases == 6, "the steps before the checkpoint are charged here too"
     assert "does not know" in " ".join(private.statement().caveats)
-
-
-def test_a_checkpoint_at_the_mark_costs_nothing(tmp_path: Path) -> None:
-    ledger = after(tmp_path / "run", 4)
-    model, private = build(ledger)
-    load(tmp_path / "run" / "checkpoint.pt", model, private)
-    step_on(private, 5)
-    save(tmp_path / "later.pt", model, private)
-    private.close()
-    model, private = build(ledger, data=other_data())
-    load(tmp_path / "later.pt", model, private)
-    step_on(private, 2)
-    private.close()
-    (run,) = Ledger.open(ledger).runs()
-    assert run.releases == 9 + 5 + 2
+    save(folder / "checkpoint.pt", model, private)
+    _, private = gone_on(folder, other, 0)
+    caveats = " ".join(private.statement().caveats)
+    assert "does not know" in caveats
+    assert "are counted as far as the ledger knows of them" in caveats
 
 
 def test_a_step_is_paid_for_before_its_batch_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,42 +276,6 @@ def test_a_step_is_paid_for_before_its_batch_is_drawn(tmp_path: Path, monkeypatc
     monkeypatch.setattr(type(mechanism.plan.sampler), "indices", indices)
     step_on(private, 3)
     assert [mark > step for step, mark in enumerate(known)] == [True] * 3
-
-
-def on_a_ledger_from_before(folder: Path) -> tuple[nn.Module, Any]:
-    """A run that went on for two steps from a checkpoint after four, beside a ledger from before the first."""
-    ledger = folder / "ledger.db"
-    Ledger.create(ledger)
-    before = ledger.read_bytes()
-    model, private = build(ledger)
-    step_on(private, 4)
-    save(folder / "checkpoint.pt", model, private)
-    step_on(private, 5)
-    private.close()
-    ledger.write_bytes(before)
-    model, private = build(ledger)
-    load(folder / "checkpoint.pt", model, private)
-    step_on(private, 2)
-    return model, private
-
-
-def test_a_ledger_from_before_the_run_charges_it_anew(tmp_path: Path) -> None:
-    _, private = on_a_ledger_from_before(tmp_path)
-    private.close()
-    (run,) = Ledger.open(tmp_path / "ledger.db").runs()
-    assert run.releases == 6
-    assert "does not know" in " ".join(private.statement().caveats)
-
-
-def test_what_a_ledger_never_knew_is_said_after_the_next_checkpoint_too(tmp_path: Path) -> None:
-    model, private = on_a_ledger_from_before(tmp_path)
-    save(tmp_path / "checkpoint.pt", model, private)
-    private.close()
-    model, private = build(tmp_path / "ledger.db")
-    load(tmp_path / "checkpoint.pt", model, private)
-    caveats = " ".join(private.statement().caveats)
-    assert "does not know" in caveats
-    assert "are counted as far as the ledger knows of them" in caveats
 
 
 def test_steps_lost_under_correlated_noise_are_charged_as_their_rows(tmp_path: Path) -> None:

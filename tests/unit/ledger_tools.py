@@ -10,6 +10,7 @@ from typing import Any
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.branches import Rows, count
 from dpcore.ledger import Ledger, LedgerRun
+from dpcore.ledger.entries import START, seal, write
 
 _keys = itertools.count()
 
@@ -34,13 +35,28 @@ def begin(ledger: Ledger, event_after: Any = poisson, **changes: Any) -> LedgerR
     """Begin a run with a key of its own."""
     values: dict[str, Any] = {
         "name": "a run",
-        "adjacency": event_after(1, ()).adjacency,
+        "adjacency": changes.get("adjacency") or event_after(1, ()).adjacency,
         "steps": 1000,
         "event_after": event_after,
         "description": {"lr": 0.5},
         "key_digest": f"key {next(_keys)}",
     }
     return ledger.begin(**{**values, **changes})
+
+
+def released(run: LedgerRun, rows: int, first: int = 0) -> None:
+    """Reserve rows one after the other, up to `rows`."""
+    for row in range(first, rows):
+        run.reserve(row)
+
+
+def resealed(exported: dict[str, Any], path: Path) -> Ledger:
+    """A ledger of these entries, all of them sealed anew."""
+    last, seals = START, []
+    for content in exported["entries"]:
+        last = seal(last, write(content))
+        seals.append(last)
+    return Ledger.restore(path, {**exported, "seals": seals})
 
 
 def new(folder: Path, **options: Any) -> Ledger:

@@ -53,7 +53,7 @@ def remark(ledger: Ledger, events: Sequence[Event]) -> str | None:
 def whole_runs(ledger: Ledger, events: Sequence[Event]) -> int:
     """Return how many runs of these events come to their end, one after the other and from the first on.
 
-    As `dpcore.ledger.reservations` decides: what is begun before the first row is fixed beforehand if the budget
+    As `dpcore.ledger.allowance` decides: what is begun before the first row is fixed beforehand if the budget
     affords it, and settles the filter's order; all that comes later is held to the filter.
     """
     from dpcore.ledger.privacy_filter import PrivacyFilter, order_for

@@ -15,22 +15,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.ledger.reservations import Reservations
+from dpcore.ledger.state import State
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.minimize import minimize
 from dpcore.methods import dp_sgd, memf
 from dpcore.sampling import PoissonSampler
-from tests.unit.ledger_tools import begin, full, new
+from tests.unit.ledger_tools import begin, full, new, released
 from tests.unit.torch_runs import model, saved, start
 
 Sums = dict[tuple[bytes, int], list[str]]
 Run = dpcore.torch.PrivateRun
+FREE = {"key": None, "exact_key": False, "epochs": 10}
 
 
 @pytest.fixture
@@ -48,20 +49,14 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
     return found
 
 
-class Problem:
-    """Runs on one ledger."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger.create(folder / "ledger")
-
-    def run(self, net: nn.Module | None = None, method: Any = None, **options: Any) -> Run:
-        options = {"ledger": self.ledger, "key": None, "exact_key": False, "epochs": 10, **options}
-        return start(model() if net is None else net, method, **options)
-
-
 @pytest.fixture
-def problem(tmp_path: Path) -> Problem:
-    return Problem(tmp_path)
+def ledger(tmp_path: Path) -> Ledger:
+    return new(tmp_path)
+
+
+def private(ledger: Ledger, **options: Any) -> Run:
+    """A run on the ledger, under a key of its own."""
+    return start(model(), options.pop("method", None), **{"ledger": ledger, **FREE, **options})
 
 
 def go(run: Run, count: int, change: Callable[[Any], Any] = lambda batch: batch) -> None:
@@ -85,31 +80,31 @@ def by_environment(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("order", [{}, {"sampling": "fixed_order"}], ids=["poisson", "fixed order"])
 def test_a_sum_that_changed_behind_every_digest_meets_fresh_noise(
-    problem: Problem, sums: Sums, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, sums: Sums, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay under the same keys would give away the difference of the two sums, at no charge."""
-    run = problem.run(loss=by_environment, **order)
+    run = private(ledger, loss=by_environment, **order)
     go(run, 3)
     state = saved(run)
     go(run, 4)
     monkeypatch.setenv("DPCORE_TEST_SCALE", "0.5")
-    again = problem.run(loss=by_environment, **order)
+    again = private(ledger, loss=by_environment, **order)
     again.model.load_state_dict(state["model"])
     again.optimizer.load_state_dict(state["optimizer"])
     go(again, 4)
     assert clean(sums)
     again.close()
     run.close()
-    assert problem.ledger.runs()[0].releases == 11
+    assert ledger.runs()[0].releases == 11
     assert again.statement().rows_abandoned[0][0] == 3
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, seed: int) -> None:
+def test_any_order_of_loading_saving_and_changing(ledger: Ledger, sums: Sums, seed: int) -> None:
     """Several objects, their checkpoints and branches in turn, refusals included."""
     choose = random.Random(seed)
     options = [{}, {"sampling": "fixed_order", "method": memf(lr=0.3, noise_multiplier=1.0, batch_size=8)}][seed % 2]
-    runs, states = [problem.run(**options)], []
+    runs, states = [private(ledger, **options)], []
     for _ in range(14):
         run = choose.choice(runs)
         act = choose.choice(["step", "step", "save", "load", "load", "begin", "close", "rate", "change", "look"])
@@ -126,7 +121,7 @@ def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, 
                 if choose.random() < 0.3:
                     run.model.load_state_dict(choose.choice(states)["model"])
             elif act == "begin":
-                runs.append(problem.run(**options))
+                runs.append(private(ledger, **options))
                 runs[-1].begin()
             elif act == "close":
                 run.close()
@@ -139,8 +134,8 @@ def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, 
         except PrivacyError:
             continue
     assert clean(sums)
-    assert sum(run.releases for run in problem.ledger.runs()) >= len(sums)
-    assert problem.ledger.verify().valid
+    assert sum(run.releases for run in ledger.runs()) >= len(sums)
+    assert ledger.verify().valid
 
 
 # What left is counted
@@ -148,13 +143,12 @@ def test_any_order_of_loading_saving_and_changing(problem: Problem, sums: Sums, 
 
 def test_rows_that_left_before_the_ledger_knew_fix_nobody_else(tmp_path: Path) -> None:
     """A plan chosen by their results is not fixed beforehand, even if its run is begun in time."""
-    free = {"key": None, "exact_key": False, "epochs": 10}
-    run = start(model(), **free)
+    run = start(model(), **FREE)
     go(run, 1)
     state = saved(run)
     ledger = Ledger.create(tmp_path / "ledger", budget=(60.0, 1e-5))
     chosen = begin(ledger, full, steps=4)
-    again = start(model(), ledger=ledger, **free)
+    again = private(ledger)
     again.model.load_state_dict(state["model"])
     again.optimizer.load_state_dict(state["optimizer"])
     again.begin()
@@ -162,49 +156,60 @@ def test_rows_that_left_before_the_ledger_knew_fix_nobody_else(tmp_path: Path) -
     chosen.reserve(0)
     assert ledger.total().fixed_runs == (ledger.runs()[1].run_id,)
     assert ledger.verify().valid
+    begin(other := Ledger.create(tmp_path / "other", budget=(3.0, 1e-5)), full, steps=4)
+    assert (other.charge(full(1), name="seen", left=True),) == other.total().fixed_runs
 
 
-def test_a_charge_for_what_has_left_fixes_nobody_else(tmp_path: Path) -> None:
-    ledger = new(tmp_path, budget=(3.0, 1e-5))
-    begin(ledger, full, steps=4)
-    run_id = ledger.charge(full(1), name="seen", left=True)
-    assert ledger.total().fixed_runs == (run_id,)
+@pytest.mark.parametrize("act", ["reserve", "close"])
+def test_an_interruption_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    """Python raises KeyboardInterrupt when SQLite returns: the file has changed, and the run does not know it."""
+    run = begin(ledger := new(tmp_path))
+    released(run, 40)
+    real, first = getattr(Reservations, act), run.mark if act == "reserve" else 40
 
-
-def test_an_interruption_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python raises KeyboardInterrupt when SQLite returns: the rows are on disk, and the run does not know it."""
-    ledger = new(tmp_path)
-    run = begin(ledger)
-    run.reserve(0)
-    reserve = Reservations.reserve
-
-    def interrupted(self: Reservations, held: Any, row: int, size: int) -> int:
-        reserve(self, held, row, 8)
+    def interrupted(*words: Any) -> int:
+        real(*words)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reservations, "reserve", interrupted)
+        patch.setattr(Reservations, act, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run.reserve(1)
-    run.reserve(1)
-    assert run.mark == run.releases == 9
-    for row in range(2, 12):
+            getattr(run, act)(first)
+    for row in range(first, first + 12):
         run.reserve(row)
+        (held,) = Ledger.open(ledger.path).runs()
+        assert row < held.releases == run.mark
     assert ledger.verify().valid
 
 
+def test_an_interruption_amid_an_entry_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, reader = begin(new(tmp_path)), Ledger.open(tmp_path / "people.ledger")
+    apply = State.apply
+
+    def interrupted(self: State, content: Any) -> None:
+        apply(self, content)
+        raise KeyboardInterrupt
+
+    released(run, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "apply", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.runs()
+    assert reader.runs()[0].releases == run.mark
+
+
 def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
-    problem: Problem, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, in and after each reservation, the draw and the release: every row is on disk when its noise is drawn."""
-    run = problem.run(epochs=400)
+    run = private(ledger, epochs=400)
     take, seen, done = Mechanism._take, [], [False]
     root = str(Path(dpcore.__file__).parent)
-    own = tuple(f"{root}/{name}" for name in ("ledger_account.py", "mechanism.py", "ledger/"))
+    own = tuple(f"{root}/{name}" for name in ("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"))
 
     def watched(self: Mechanism, slots: Any, row: int, *rest: Any) -> None:
         before, done[0] = done[0], True  # no signal while the test itself reads the ledger
-        (held,) = Ledger.open(problem.ledger.path).runs()
+        (held,) = Ledger.open(ledger.path).runs()
         done[0] = before
         assert max(held.marks.values()) > row
         take(self, slots, row, *rest)
@@ -232,17 +237,17 @@ def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
             go(run, 1)
         finally:
             sys.settrace(None)
-        assert Ledger.open(problem.ledger.path).runs()[0].releases >= run.steps_taken
+        assert Ledger.open(ledger.path).runs()[0].releases >= run.steps_taken
         if not done[0]:
             break
     assert {"_release", "reserve", "_at_work"} <= {*seen}
     run.close()
-    assert problem.ledger.runs()[0].releases == run.steps_taken
+    assert ledger.runs()[0].releases == run.steps_taken
 
 
-def test_two_threads_that_step_one_run_release_each_row_once(problem: Problem, sums: Sums) -> None:
+def test_two_threads_that_step_one_run_release_each_row_once(ledger: Ledger, sums: Sums) -> None:
     """Each takes its batches from an iterator of its own; what one of them cannot have is refused."""
-    run, refused = problem.run(epochs=30, key=bytes(32), exact_key=True), []
+    run, refused = private(ledger, epochs=30, key=bytes(32), exact_key=True), []
 
     def work() -> None:
         while run.steps_taken < 60:
@@ -266,10 +271,10 @@ def test_two_threads_that_step_one_run_release_each_row_once(problem: Problem, s
         sys.setswitchinterval(interval)
     assert len(sums) == run.steps_taken >= 60
     run.close()
-    assert problem.ledger.runs()[0].releases == run.steps_taken
+    assert ledger.runs()[0].releases == run.steps_taken
     # Each sum is that of the step's own batch, at the parameters that the releases so far led to.
     met = {row: digests for (_, row), digests in sums.items()}
-    alone, now = problem.run(epochs=30, key=bytes(32), exact_key=True, ledger=None), dict(sums)
+    alone, now = start(model(), epochs=30, key=bytes(32), exact_key=True), dict(sums)
     sums.clear()
     go(alone, run.steps_taken)
     assert {row: digests for (_, row), digests in sums.items()} == met
