@@ -23,21 +23,11 @@ from dpcore.torch.randomness import step_seed
 class Engine(Loop):
     """The training step of a torch model: joins per-example gradients, working arrays and the mechanism.
 
-    Parameters
-    ----------
-    gradient : PerExampleGradient
-    mechanism : Mechanism
-    working : Working
-    microbatch_size : int
-        Examples differentiated at once. Changes the order of summation, and which example gets which dropout mask.
+    `microbatch_size` changes the order of summation, and which example gets which dropout mask.
     """
 
     def __init__(
-        self,
-        gradient: PerExampleGradient,
-        mechanism: Mechanism,
-        working: Working,
-        microbatch_size: int,
+        self, gradient: PerExampleGradient, mechanism: Mechanism, working: Working, microbatch_size: int
     ) -> None:
         super().__init__(mechanism, microbatch_size)
         self.gradient = gradient
@@ -137,10 +127,8 @@ class Engine(Loop):
                 parameter.copy_(value)
 
     def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
-        return [
-            self.working.to_tensor(array).to(parameter.dtype)
-            for array, parameter in zip(arrays, self.working.parameters, strict=True)
-        ]
+        pairs = zip(arrays, self.working.parameters, strict=True)
+        return [self.working.to_tensor(array).to(parameter.dtype) for array, parameter in pairs]
 
     def _check_parameters(self) -> None:
         """Refuse a model whose set of trained parameters is no longer the run's."""

@@ -12,18 +12,12 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.torch.data.data import Data
+from dpcore.torch.data.fingerprint import data_fingerprint
 from dpcore.torch.engine import Engine
-from dpcore.torch.fingerprint import data_fingerprint
 
 
 def open_ledger(ledger: Any) -> Ledger:
-    """Return the ledger, opened if it was given as a path.
-
-    Raises
-    ------
-    DataError
-        If there is no ledger at that path, or it cannot be used.
-    """
+    """Return the ledger, opened if it was given as a path."""
     if isinstance(ledger, Ledger):
         return ledger
     if isinstance(ledger, (str, Path)):

@@ -54,18 +54,9 @@ _WORDS = 624  # of the Mersenne Twister's state
 
 
 def step_seed(keys: RunKeys, use: str, step: int, place: int = 0) -> bytes:
-    """Return the secret seed of one use ("dropout", "augmentation") in one step.
+    """Return the secret seed of one use ("dropout", "augmentation") in one step, at the micro-batch's first example.
 
-    Parameters
-    ----------
-    keys : RunKeys
-        After a fork they are others, and so are all later seeds.
-    use : str
-        A label; each has a key of its own.
-    step : int
-        From 0.
-    place : int
-        First example of the micro-batch.
+    Each use has a key of its own; after a fork the run's keys are others, and so are all later seeds.
     """
     return derive_key(derive_key(keys.noise, f"dpcore {use}"), f"step {step} example {place}")
 
@@ -76,22 +67,10 @@ def seeded(
 ) -> Iterator[Callable[[], list[Any]]]:
     """Run the block with generators set from `seed`, and put the user's states back afterwards.
 
-    torch's default ones of the CPU and, for a CUDA device, of that device: ``torch.manual_seed`` would reseed every GPU
-    of the process. The user's own states tell nothing of the block, not even how many numbers it took.
-
-    Parameters
-    ----------
-    device : torch.device
-    seed : bytes
-    generators : sequence
-        Further ones, of the kinds in `GENERATORS`.
-    others : bool
-        The global ones of NumPy and Python, too.
-
-    Yields
-    ------
-    callable
-        Returns the generators that were drawn from so far.
+    They are torch's default ones of the CPU and, for a CUDA device, of that device (``torch.manual_seed`` would reseed
+    every GPU of the process), NumPy's and Python's global ones where `others` says so, and `generators`. The user's own
+    states tell nothing of the block, not even how many numbers it took. Yields a function that returns the generators
+    drawn from so far.
     """
     every = [torch.default_generator]
     if device.type == "cuda":

@@ -59,13 +59,7 @@ class PrivateLoader:
         self._pending = None
 
     def consume(self, batch: Tree) -> None:
-        """Check that this is the batch that was drawn, by its number of examples.
-
-        Raises
-        ------
-        PrivacyError
-            If no batch is waiting for a step, or it has another number of examples.
-        """
+        """Check that this is the batch that was drawn, by its number of examples."""
         if self._pending is None:
             raise PrivacyError(
                 "no drawn batch is waiting for a step: take each batch from private.loader and step it exactly once"

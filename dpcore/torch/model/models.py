@@ -17,26 +17,10 @@ MLP_WIDTH = 128
 
 
 def build(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Return a fresh model by name.
+    """Return a fresh model by name, for one example's shape: (height, width), (channels, height, width) or (features,).
 
-    Parameters
-    ----------
-    name : {"logistic", "mlp", "cnn-5"}
-    input_shape : sequence of int
-        Shape of one example without the batch dimension: (height, width), (channels, height, width) or (features,).
-    classes : int
-        Number of outputs.
-
-    Returns
-    -------
-    torch.nn.Module
-        Takes (batch, *input_shape), returns logits (batch, classes); initialized by torch's global generator, so
-        ``torch.manual_seed`` fixes it.
-
-    Raises
-    ------
-    ArgumentError
-        For an unknown name, or a shape that the model cannot take.
+    It takes (batch, *input_shape) and returns logits (batch, classes). torch's global generator initializes it, so
+    ``torch.manual_seed`` fixes it.
     """
     validate.choice(MODELS, model=name)
     validate.integer(minimum=2, classes=classes)

@@ -34,16 +34,9 @@ Loss = Callable[..., torch.Tensor]
 class PerExampleGradient:
     """Gradients of one model's loss, example by example, for its parameters that require gradients.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Any model that torch.func can differentiate per example.
-    loss : callable
-        ``loss(output, *targets)`` for a batch; called with batches of one example, so a mean and a sum over the batch
-        are the same.
-    vectorize : bool
-        Run a micro-batch through vmap. False takes the examples one by one: slow, for modules that vmap cannot batch
-        (torch's RNN and GRU, and all recurrent cells).
+    ``loss(output, *targets)`` is called with batches of one example, so a mean and a sum over the batch are the same.
+    With `vectorize` a micro-batch runs through vmap; without, the examples are taken one by one: slow, for modules that
+    vmap cannot batch (torch's RNN and GRU, and all recurrent cells).
 
     Attributes
     ----------
@@ -93,7 +86,7 @@ class PerExampleGradient:
             A batch (see `dpcore.torch.data.batches`) of b >= 1 examples.
         seed : bytes
             Of the dropout masks (see `dpcore.torch.randomness`). The same seed gives the same masks for the same batch
-            at another point, as two-point queries need. The state of the user's generators is put back.
+            at another point, as two-point queries need.
         synthetic : bool
             The batch is made up, so that an error may quote torch's words; of private data they may show values.
 
@@ -101,11 +94,6 @@ class PerExampleGradient:
         -------
         list of torch.Tensor
             For each of `names`, the gradients, of shape (b, *shape) and the parameter's dtype.
-
-        Raises
-        ------
-        ArgumentError
-            If torch.func cannot differentiate the model, or the loss does not return one number for one example.
         """
         if synthetic:
             return self._gradients(point, batch, seed, synthetic)

@@ -19,8 +19,8 @@ import torch
 from torch._C import _functorch
 from torch.nn.modules import module as torchs_own
 
-from dpcore.torch.model.reachable import ITEMS, PLAIN, attributes, global_names, is_own, walk
 from dpcore.torch.randomness import GENERATORS, generator_state, same_state, set_generator_state
+from dpcore.torch.reachable import ITEMS, PLAIN, attributes, global_names, is_own, walk
 
 GLOBAL_HOOKS = {
     f"torch.nn.modules.module.{name}": getattr(torchs_own, name)
@@ -38,15 +38,7 @@ def keeps(path: str) -> str:
 
 
 class Snapshot:
-    """The values of everything reachable from some objects, at one moment.
-
-    Parameters
-    ----------
-    roots : mapping of str to object
-        By the names with which paths begin.
-    skip : sequence of object
-        Objects to pass over.
-    """
+    """The values of everything reachable from some objects, at one moment; `skip` is passed over."""
 
     def __init__(self, roots: Mapping[str, Any], skip: Sequence[Any] = ()) -> None:
         self._values: dict[str, list[Any]] = {}

@@ -14,26 +14,15 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.model.probe import probe, unlike
-from dpcore.torch.model.reachable import walk
 from dpcore.torch.model.state_probe import Snapshot, keeps
+from dpcore.torch.reachable import walk
 
 
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
     """Refuse a model that mixes examples, and a model or loss that cannot be differentiated or that keeps anything.
 
-    Parameters
-    ----------
-    gradient : PerExampleGradient
-        Its model runs in training mode and in the mode it is in.
-    example : tree of torch.Tensor
-        A batch, of which only shapes, dtypes and devices are read.
-    frozen : tuple of torch.nn.Module
-        Modules that stay in the mode they are in.
-
-    Raises
-    ------
-    ArgumentError
-        Names the first module that mixes, or what is kept and where.
+    The model runs in training mode and in the mode it is in, but for `frozen` modules. Of the batch `example` only
+    shapes, dtypes and devices are read.
     """
     model = gradient.model
     _check_registered(model)

@@ -21,20 +21,9 @@ _SAME_NOISE = 1e-6
 def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Refuse a state that this run cannot go on from: what passes here can be loaded.
 
-    Parameters
-    ----------
-    engine : Engine
-    state : mapping
-        The saved state.
-    present : mapping
-        This run's own, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like.
-
-    Raises
-    ------
-    ArgumentError
-        Names the first setting that differs (the steps already taken were released under the saved settings, and the
-        plan would account for them under its own), or what is missing or of another form; never a value of the secret
-        part.
+    `present` is this run's own state, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like. Names the
+    first setting that differs (the steps already taken were released under the saved settings, and the plan would
+    account for them under its own), or what is missing or of another form; never a value of the secret part.
     """
     if "secret" not in state or "public" not in state:
         raise ArgumentError(
