@@ -115,9 +115,8 @@ def same_state(left: Any, right: Any) -> bool:
     """Whether two states of one generator are equal."""
     if isinstance(left, dict):
         return all(same_state(left[name], right[name]) for name in left)
-    if isinstance(left, (torch.Tensor, np.ndarray)):
-        return bool((left == right).all())
-    return bool(left == right)
+    same = left == right
+    return bool(same.all() if isinstance(same, (torch.Tensor, np.ndarray)) else same)
 
 
 def _set(generator: Any, seed: bytes) -> None:

@@ -6,9 +6,8 @@ such examples at once. Points are separate parameter values handed to ``function
 are never changed and nothing is stored on them (adding a displacement in place and subtracting it again drifts). Model
 and loss get copies of the buffers and of the batch: what they write there is gone after the call.
 
-Convolutions rewritten by unfold and bmm, and weight gradients of our own, were tried for cnn-5 on a CPU (torch 2.13):
-neither was reliably faster than vmap's own grouped convolution, so there is no such special case. What a step costs
-now: ``make bench``, `asv_benchmarks/benchmarks`.
+Convolutions by unfold and bmm, and weight gradients of our own, were not reliably faster for cnn-5 on a CPU (torch
+2.13) than vmap's grouped convolution. What a step costs: ``make bench``, `asv_benchmarks/benchmarks`.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class PerExampleGradient:
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the model's own parameters, detached and sharing memory, in the order of `names`."""
-        named = dict(self.model.named_parameters())
-        return [named[name].detach() for name in self.names]
+        return [parameter.detach() for parameter in self._trained()]
 
     def __call__(
         self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
@@ -95,10 +93,8 @@ class PerExampleGradient:
         list of torch.Tensor
             For each of `names`, the gradients, of shape (b, *shape) and the parameter's dtype.
         """
-        if synthetic:
-            return self._gradients(point, batch, seed, synthetic)
-        self._calls += 1
-        if self._calls & (self._calls - 1):
+        self._calls += not synthetic
+        if synthetic or self._calls & (self._calls - 1):
             return self._gradients(point, batch, seed, synthetic)
         # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
         before = self.held()
@@ -118,13 +114,11 @@ class PerExampleGradient:
         """Return what model and loss hold at this moment, beside parameters."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
 
-    def _gradients(
-        self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes, synthetic: bool
-    ) -> list[torch.Tensor]:
+    def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[torch.Tensor]:
         # Whatever model or loss write to the batch, another point and the caller see it as it was.
         inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
         point = tuple(value.detach() for value in point)
-        trained = {id(p): place for p, place in zip(self._trained(), range(len(point)), strict=True)}
+        trained = {id(p): place for place, p in enumerate(self._trained())}
         places, rest = {}, {}
         for name, tensor in slots(self.model):
             if id(tensor) in trained:

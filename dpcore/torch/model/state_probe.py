@@ -66,7 +66,7 @@ class Snapshot:
         if isinstance(value, GENERATORS):
             state = generator_state(value)
             self._undo.append(lambda: set_generator_state(value, state))
-            return _State(state)
+            return state
         if isinstance(value, functools._lru_cache_wrapper):
             misses = value.cache_info().misses
             self._undo.append(lambda: None if value.cache_info().misses == misses else value.cache_clear())
@@ -110,13 +110,6 @@ class Snapshot:
 
         self._undo.append(undo)
         return kept
-
-
-class _State:
-    """A generator's state, to be compared as such."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
 
 
 def _items(container: Any) -> list[Any]:
@@ -165,6 +158,6 @@ def _same(left: Any, right: Any) -> bool:
         )
     if isinstance(left, np.ndarray):
         return bool((left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes()))
-    if isinstance(left, _State):
-        return same_state(left.state, right.state)
+    if isinstance(left, dict):  # the state of a generator
+        return same_state(left, right)
     return left is right or repr(left) == repr(right)

@@ -24,17 +24,17 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     The model runs in training mode and in the mode it is in, but for `frozen` modules. Of the batch `example` only
     shapes, dtypes and devices are read.
     """
-    model = gradient.model
+    model, inputs = gradient.model, batches.normalize(example)[0]
     _check_registered(model)
     start = Snapshot(gradient.roots, gradient.passed_over)
     try:
         for training in sorted({model.training, True}):
-            for check in (_try_forward, _try_gradient):
+            for check in (lambda: probe(model, inputs), lambda: _try_gradient(gradient, example)):
                 start.restore()
                 for module in model.modules():
                     if module not in frozen:
                         module.training = training  # not train(): a model may override it to keep parts frozen
-                check(gradient, example)
+                check()
     finally:
         start.restore()
 
@@ -60,10 +60,6 @@ def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 
     made = batches.tree_map(unlike, made) if other else made
     filled = batches.tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
     return (made, *filled) if filled else made
-
-
-def _try_forward(gradient: PerExampleGradient, example: Tree) -> None:
-    probe(gradient.model, batches.normalize(example)[0])
 
 
 def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:

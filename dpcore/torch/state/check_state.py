@@ -79,15 +79,12 @@ def _check_branches(public: Mapping[str, Any]) -> None:
     """Refuse branches of which cannot be told which rows left: those of the present one lead to the state's step."""
     known, present = public["branches"], public["branch"]
     fits = isinstance(known, Mapping) and present in known
-    for parent, first, mark in map(_branch, known.values() if fits else ()):
+    for item in known.values() if fits else ():
+        parent, first, mark = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
         fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
         fits = fits and (parent in known if parent else True)
     if not fits or not known[present][1] <= public["step"] == known[present][2]:
         raise ArgumentError("state_dict['dpcore']: its branches must be [parent, first, mark] by name")
-
-
-def _branch(item: Any) -> tuple[Any, Any, Any]:
-    return tuple(item) if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
 
 
 def _check_recorded(recorded: Any, dimension: int) -> None:
