@@ -40,6 +40,17 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 9, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(tokens)).mean(1)
+
+
 def sgd(**settings: Any) -> dpcore.Method:
     return dp_sgd(**{"lr": 0.3, "noise_multiplier": 1.0, "batch_size": 8, **settings})
 
@@ -87,12 +98,18 @@ def keep_keys(run: dpcore.torch.PrivateRun, state: dict[str, Any]) -> None:
     run._engine.mechanism.keys = RunKeys.from_dict(secret | keys | {"earlier_keys": earlier, "origin": EXACT})
 
 
+def load(run: dpcore.torch.PrivateRun, state: dict[str, Any], fork: bool = False) -> dpcore.torch.PrivateRun:
+    """Go on from what `saved` returned: with the saved run's draws, or with fresh ones as users do."""
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    if not fork:
+        keep_keys(run, state["optimizer"])
+    return run
+
+
 def as_text(run: dpcore.torch.PrivateRun) -> str:
-    torch.set_printoptions(profile="full")
-    try:
+    with torch._tensor_str.printoptions(profile="full"):
         return repr(run.optimizer.state_dict())
-    finally:
-        torch.set_printoptions(profile="default")
 
 
 BANDED = NamedStrategy("banded-inverse-square-root", 4)

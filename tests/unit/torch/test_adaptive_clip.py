@@ -9,7 +9,7 @@ import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.stages.clipping import AdaptiveClip
-from tests.unit.torch_runs import finish, keep_keys, model, saved, sgd, start, values
+from tests.unit.torch_runs import finish, keep_keys, load, model, saved, sgd, start, values
 
 METHOD = sgd(noise_multiplier=0.7, adaptive_clip=AdaptiveClip())
 
@@ -22,9 +22,7 @@ def test_a_resumed_run_goes_on_with_the_norm_bit_for_bit() -> None:
     state = saved(first)
     assert "clip_norms" in state["optimizer"]["dpcore"]["public"]
     for fork in (False, True):
-        resumed = start(model(), METHOD, key=None, exact_key=False)
-        resumed.model.load_state_dict(state["model"])
-        resumed.optimizer.load_state_dict(state["optimizer"])
+        resumed = load(start(model(), METHOD, key=None, exact_key=False), state, fork=True)
         if not fork:
             keep_keys(resumed, state["optimizer"])
         assert resumed.clip_norms == straight.clip_norms[:6]

@@ -12,6 +12,7 @@ from dpcore.torch.model.check_module import check_module, check_still_frozen
 from dpcore.torch.model.models import build
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.model.trial import try_out
+from tests.unit.torch_runs import Tied
 
 IMAGES = torch.zeros(1, 1, 8, 8)
 ROWS = torch.zeros(1, 6)
@@ -94,70 +95,34 @@ class LastAlone(nn.Module):
         return self.lstm(x)[0][:, -1]
 
 
+# fmt: off
 REFUSED = {
     "batchnorm": (conv_bn, IMAGES, "'1.0'", "BatchNorm2d", "GroupNorm(4, 8)"),
     "sync batchnorm": (lambda: nn.Sequential(nn.SyncBatchNorm(6)), ROWS, "'0'", "SyncBatchNorm", "GroupNorm"),
     "instancenorm": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
-        IMAGES,
-        "'1'",
-        "InstanceNorm2d",
-        "track_running_stats=False",
-    ),
+        IMAGES, "'1'", "InstanceNorm2d", "track_running_stats=False"),
     "lstm": (lambda: LastAlone(False), SEQUENCES, "'lstm'", "LSTM", "batch_first=True"),
     "attention": (
         lambda: nn.TransformerEncoderLayer(6, 2, 8),
-        SEQUENCES,
-        "'self_attn'",
-        "MultiheadAttention",
-        "batch_first=True",
-    ),
+        SEQUENCES, "'self_attn'", "MultiheadAttention", "batch_first=True"),
     "embedding max_norm": (
-        lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)),
-        TOKENS,
-        "'0'",
-        "Embedding",
-        "max_norm=None",
-    ),
+        lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), TOKENS, "'0'", "Embedding", "max_norm=None"),
     "embedding sparse": (lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True)), TOKENS, "'0'", "Embedding", "sparse="),
     "custom mixer": (
         lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), Center()), nn.Linear(6, 2)),
-        ROWS,
-        "'1.1'",
-        "Center",
-        "GroupNorm",
-    ),
+        ROWS, "'1.1'", "Center", "GroupNorm"),
     "mixer that checks its inputs": (
-        lambda: nn.Sequential(nn.Linear(6, 6), Picky()),
-        ROWS,
-        "'1'",
-        "Picky",
-        "GroupNorm",
-    ),
+        lambda: nn.Sequential(nn.Linear(6, 6), Picky()), ROWS, "'1'", "Picky", "GroupNorm"),
     "faint mixer": (
-        lambda: nn.Sequential(nn.Linear(6, 6), Center(1e-12), nn.Linear(6, 2)),
-        ROWS,
-        "'1'",
-        "Center",
-        "GroupNorm",
-    ),
+        lambda: nn.Sequential(nn.Linear(6, 6), Center(1e-12), nn.Linear(6, 2)), ROWS, "'1'", "Center", "GroupNorm"),
     "mixes in training mode only": (
-        lambda: nn.Sequential(nn.Linear(6, 6), OnlyInTraining()).eval(),
-        ROWS,
-        "'1'",
-        "OnlyInTraining",
-        "GroupNorm",
-    ),
-    "mixes tokens": (
-        lambda: nn.Sequential(nn.Embedding(9, 4), Center()),
-        TOKENS,
-        "'1'",
-        "Center",
-        "GroupNorm",
-    ),
+        lambda: nn.Sequential(nn.Linear(6, 6), OnlyInTraining()).eval(), ROWS, "'1'", "OnlyInTraining", "GroupNorm"),
+    "mixes tokens": (lambda: nn.Sequential(nn.Embedding(9, 4), Center()), TOKENS, "'1'", "Center", "GroupNorm"),
     "buffer in place": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(False)), ROWS, "'1'", "Counter", "eval()"),
     "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
@@ -172,17 +137,6 @@ def test_refused_with_name_class_and_remedy(case: tuple) -> None:
     assert "\n" not in str(caught.value)
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name])
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 4)
-        self.out = nn.Linear(4, 9, bias=False)
-        self.out.weight = self.embed.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.embed(tokens)).mean(1)
 
 
 ACCEPTED = {

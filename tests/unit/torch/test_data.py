@@ -25,7 +25,7 @@ import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
 from dpcore.torch.model.state_probe import Snapshot
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, sgd, start
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start
 
 
 class Rows(Dataset):
@@ -82,10 +82,7 @@ def drawn(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.T
     net = model()
     run = fresh()
     if fork is not None:
-        state, run = run.optimizer.state_dict(), fresh()
-        run.optimizer.load_state_dict(state)
-        if not fork:
-            keep_keys(run, state)
+        run = load(fresh(), saved(run), fork)
     before = torch.get_rng_state()
     result = []
     for batch in run.loader:
@@ -146,12 +143,11 @@ def test_draws_of_the_data_sets_own_generators_follow_from_the_key(kind: str, co
         data = Noisy(kind, collates, lazily)
         for _ in range(used):
             data.drawn()
-        before = Snapshot({"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand})  # type: ignore[attr-defined]
+        users = {"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand}  # type: ignore[attr-defined]
+        before = Snapshot(users)
         run = start(model(), data=data, collate_fn=data.join if collates else None, key=key, sampling="fixed_order")
         inputs, _ = next(iter(run.loader))
-        assert used == 0 or not before.changed(
-            Snapshot({"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand})  # type: ignore[attr-defined]
-        )
+        assert used == 0 or not before.changed(Snapshot(users))
         return inputs
 
     drawn = batch(KEY, 0)
@@ -205,19 +201,16 @@ class Lengthless(Rows):
         raise TypeError("no length")
 
 
+# fmt: off
 ARGUMENTS_REFUSED = {
     "a mapping of names": (lambda: {"data": {"train": Rows()}}, r"data\['train'\]=Rows: must be a tensor or an array"),
-    "a tuple of lists": (
-        lambda: {"data": (DATA[0].tolist(), [0] * 30)},
-        r"data\[0\]\[0\]\[0\]=float: must be a tensor",
-    ),
+    "a tuple of lists": (lambda: {"data": (DATA[0].tolist(), [0] * 30)}, r"data\[0\]\[0\]\[0\]=float: must be a"),
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
     "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers in its examples"),
     "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers in its examples"),
     "token lists": (
         lambda: {"data": [{"input_ids": [1, 2, 3], "labels": 0}] * 30},
-        "lists of numbers in its examples: must be tensors or arrays",
-    ),
+        "lists of numbers in its examples: must be tensors or arrays"),
     "texts": (lambda: {"data": [{"text": "a", "labels": 0}] * 30}, "batch='str': a batch holds tensors"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
     "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
@@ -239,58 +232,47 @@ ARGUMENTS_REFUSED = {
     "both": (lambda: {"target_epsilon": 3.0}, "already has noise_multiplier"),
     "no delta": (
         lambda: {"method": sgd(noise_multiplier=None), "target_epsilon": 3.0, "target_delta": None},
-        "target_delta=None",
-    ),
+        "target_delta=None"),
     "delta": (lambda: {"target_delta": 1.0}, "target_delta=1.0"),
     "epsilon": (lambda: {"method": sgd(noise_multiplier=None), "target_epsilon": -3.0}, "target_epsilon=-3.0"),
     "no batch size": (lambda: {"method": sgd(batch_size=None)}, "batch_size=None"),
     "batch too large": (lambda: {"method": sgd(batch_size=31)}, "batch_size=31"),
     "sampling": (lambda: {"sampling": "poison"}, "did you mean 'poisson'"),
     "correlated noise": (
-        lambda: {"method": dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8)},
-        "sampler=PoissonSampler: correlated noise.*sampling='fixed-order'",
-    ),
+        lambda: {"method": METHODS["memf"](8)}, "sampler=PoissonSampler: correlated noise.*sampling='fixed-order'"),
     "independent moments": (
         lambda: {"method": METHODS["adam independent"](8)},
-        "sampler=PoissonSampler: independent moments need a hard maximum.*sampling='fixed-order'",
-    ),
+        "sampler=PoissonSampler: independent moments need a hard maximum.*sampling='fixed-order'"),
     "joint moments": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "fixed_size"},
-        "sampler=FixedSizeSampler: joint moments.*sampling='fixed-order'",
-    ),
+        "sampler=FixedSizeSampler: joint moments.*sampling='fixed-order'"),
     "joint moments of a cut batch": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "truncated_poisson"},
-        "sampler=TruncatedPoissonSampler: joint moments.*sampling='fixed-order'",
-    ),
+        "sampler=TruncatedPoissonSampler: joint moments.*sampling='fixed-order'"),
     "maximum of another sampler": (lambda: {"max_batch_size": 12}, "is only for sampling 'truncated-poisson'"),
     "maximum below the batch size": (
         lambda: {"sampling": "truncated_poisson", "max_batch_size": 7},
-        "max_batch_size=7: must be at least the expected batch size 8",
-    ),
+        "max_batch_size=7: must be at least the expected batch size 8"),
     "groups of another sampler": (lambda: {"groups": 2}, "groups=2: is only for sampling 'cyclic-poisson'"),
     "no groups": (lambda: {"sampling": "cyclic_poisson"}, "groups=None: must be given with sampling 'cyclic-poisson'"),
     "users of other data": (
         lambda: {"sampling": UserSampler(PoissonSampler(dataset_size=8, batch_size=8), range(8), 1)},
-        "user_of_example of length 8: must name the user of each of the 30,",
-    ),
+        "user_of_example of length 8: must name the user of each of the 30,"),
     "correlated noise with a sampler": (
         lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},
-        "sampler=PoissonSampler",
-    ),
-    "sampler of other data": (
-        lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)},
-        "must be 30",
-    ),
-    "sampler of other batch": (
-        lambda: {"sampling": FixedOrderSampler(dataset_size=30, batch_size=10)},
-        "batch_size=8",
-    ),
+        "sampler=PoissonSampler"),
+    "sampler of other data": (lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)}, "must be 30"),
+    "sampler of other batch": (lambda: {"sampling": FixedOrderSampler(dataset_size=30, batch_size=10)}, "batch_size=8"),
+    "option of a sampler": (
+        lambda: {"sampling": PoissonSampler(dataset_size=30, batch_size=8), "groups": 2},
+        "groups=2: is only for a sampling by name"),
     "epochs and steps": (lambda: {"steps": 3}, "exactly one"),
     "epochs": (lambda: {"epochs": 0}, "epochs=0"),
     "memory": (lambda: {"max_memory": "plenty"}, "max_memory='plenty'"),
     "microbatch": (lambda: {"microbatch_size": 0}, "microbatch_size=0"),
     "method": (lambda: {"method": "disk"}, "dpcore.Method"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", ARGUMENTS_REFUSED)

@@ -41,7 +41,7 @@ def test_points_share_the_memory_of_the_parameters_or_of_the_mechanism() -> None
     assert counts == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("name", ["pmlf", "srg_memf", "accelerated_srgd"])
+@pytest.mark.parametrize("name", ["disk", "pmlf", "srg_memf", "accelerated_srgd"])
 def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(model(), METHODS[name](8), sampling="fixed_order", microbatch_size=4)
     seeds: list[bytes] = []

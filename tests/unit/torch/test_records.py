@@ -15,7 +15,7 @@ import dpcore.torch
 from dpcore.cli.reports.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.minimize import PRIVATE_DIAGNOSTICS
-from tests.unit.torch_runs import DATA, METHODS, finish, keep_keys, model, saved, sgd, start
+from tests.unit.torch_runs import DATA, METHODS, finish, load, model, saved, sgd, start
 
 
 def test_a_record_is_the_evenly_spaced_part_of_the_whole_and_goes_on_after_loading(tmp_path: Path) -> None:
@@ -37,9 +37,7 @@ def test_a_record_is_the_evenly_spaced_part_of_the_whole_and_goes_on_after_loadi
         part = start(model(), method)
         if name == "asked first":
             part.record_gradients(7)
-        part.model.load_state_dict(state["model"])
-        part.optimizer.load_state_dict(state["optimizer"])
-        keep_keys(part, state["optimizer"])
+        load(part, state)
         part.record_gradients(10)
         finish(part)
         places = [66 * i // 10 for i in range(10)]

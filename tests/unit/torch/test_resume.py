@@ -17,7 +17,7 @@ from dpcore.sampling import FixedBatches
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 from dpcore.stages.strategies import NamedStrategy
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, saved, start, values
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, start, values
 
 PLAIN = {
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8),
@@ -38,10 +38,7 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
         again = fresh()
         finish(again, stop=stop)
         state = saved(again)
-        again = fresh(bytes(32))
-        again.model.load_state_dict(state["model"])
-        again.optimizer.load_state_dict(state["optimizer"])
-        keep_keys(again, state["optimizer"])
+        again = load(fresh(bytes(32)), state)
         assert torch.equal(finish(again), end)
         assert all(torch.equal(again.output_state_dict()[key], value) for key, value in output.items())
         got = again._engine.mechanism.state_dict()
@@ -49,9 +46,7 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
             for key, value in want[part]["arrays"].items():
                 assert np.array_equal(got[part]["arrays"][key], value), key
         assert got["public"]["statistics"] == want["public"]["statistics"]
-    forked = fresh(bytes(32))
-    forked.model.load_state_dict(state["model"])
-    forked.optimizer.load_state_dict(state["optimizer"])
+    forked = load(fresh(bytes(32)), state, fork=True)
     assert not torch.equal(finish(forked), end)
 
 
@@ -85,9 +80,7 @@ def test_a_fork_under_correlated_noise_keeps_the_rows_it_has_drawn(name: str) ->
             )
             torch.testing.assert_close(before - values(run.model), 1.5 * noise, rtol=1e-9, atol=1e-9)
         state = saved(run)
-        run = fresh()
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
+        run = load(fresh(), state, fork=True)
     assert len(set(keys)) == 3
     assert [row for row, _ in run._engine.mechanism.keys.earlier] == [3, 6, 11]
 
@@ -132,9 +125,7 @@ def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype:
     finish(run, scheduler, stop=stop)
     state, schedule = saved(run), scheduler.state_dict()
     run, scheduler = fresh(microbatch_size=5, key=bytes(32), seed=2)
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    keep_keys(run, state["optimizer"])
+    load(run, state)
     scheduler.load_state_dict(schedule)
     assert run.steps_taken == stop
     assert torch.equal(finish(run, scheduler), straight)
@@ -147,9 +138,7 @@ def test_resuming_forks_and_the_statement_says_so() -> None:
     straight = finish(run)
     ends, batches = [], []
     for _ in range(2):
-        again = start(model())
-        again.model.load_state_dict(state["model"])
-        again.optimizer.load_state_dict(state["optimizer"])
+        again = load(start(model()), state, fork=True)
         assert again.steps_taken == 5
         batches.append(next(iter(again.loader))[0])
         ends.append(finish(again))
@@ -196,8 +185,7 @@ def test_two_runs_that_go_on_from_one_state_do_not_share_noise(key: dict[str, An
     finish(runs[0], stop=2)
     state = saved(runs[0])
     for run in runs[1:]:
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
+        load(run, state, fork=True)
         finish(run, stop=3)
     assert len({run._engine.mechanism.keys.noise for run in runs}) == 3
 
@@ -226,7 +214,5 @@ def test_the_noise_share_of_a_second_moment_follows_the_saved_noise_multiplier()
     state = saved(run)
     other = fresh(1.0, key=bytes(32))
     finish(other, stop=1)  # which makes it work out the variances of its own noise
-    other.model.load_state_dict(state["model"])
-    other.optimizer.load_state_dict(state["optimizer"])
-    keep_keys(other, state["optimizer"])
+    load(other, state)
     assert torch.equal(finish(other), end)

@@ -11,7 +11,7 @@ import dpcore
 from dpcore.accounting import CyclicPoissonSampledGaussian, Gaussian, TruncatedPoissonSampledGaussian
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
 from dpcore.stages.strategies import BandedToeplitz
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, saved, sgd, start, values
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
 
 USERS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), [1, 9, 4, 2, 6, 8]))
 
@@ -32,10 +32,7 @@ def test_runs_by_name_and_goes_on_bit_for_bit(options: dict, event: type) -> Non
     halted = start(model(), **options)
     finish(halted, stop=5)
     kept = saved(halted)
-    again = start(model(), **options)
-    again.model.load_state_dict(kept["model"])
-    again.optimizer.load_state_dict(kept["optimizer"])
-    keep_keys(again, kept["optimizer"])
+    again = load(start(model(), **options), kept)
     assert torch.equal(finish(again), straight)
 
 
@@ -54,8 +51,7 @@ def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_
     kept, sampling = saved(run), run._engine.mechanism.keys.sampling
     straight = run.plan.event_after(6)
     finish(run, stop=6)
-    run.model.load_state_dict(kept["model"])
-    run.optimizer.load_state_dict(kept["optimizer"])
+    load(run, kept, fork=True)
     again = run._engine.mechanism.keys.sampling
     sampler = run.plan.sampler
     assert any(sampler.indices(again, t).tolist() != sampler.indices(sampling, t).tolist() for t in range(4, 12))
