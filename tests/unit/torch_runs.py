@@ -55,9 +55,14 @@ def sgd(**settings: Any) -> dpcore.Method:
     return dp_sgd(**{"lr": 0.3, "noise_multiplier": 1.0, "batch_size": 8, **settings})
 
 
-def start(net: nn.Module, method: dpcore.Method | None = None, **options: Any) -> dpcore.torch.PrivateRun:
+def start(
+    net: nn.Module, method: dpcore.Method | None = None, *, stop: int = 0, **options: Any
+) -> dpcore.torch.PrivateRun:
+    """Return a run on the small problem, after `stop` steps."""
     options = {"data": DATA, "epochs": 3, "target_delta": 1e-5, "key": KEY, "exact_key": True, **options}
-    return dpcore.torch.make_private(net, options.pop("data"), sgd() if method is None else method, **options)
+    run = dpcore.torch.make_private(net, options.pop("data"), sgd() if method is None else method, **options)
+    finish(run, stop=stop)
+    return run
 
 
 def values(net: nn.Module) -> torch.Tensor:
@@ -72,7 +77,7 @@ def public_batch(run: dpcore.torch.PrivateRun) -> Any:
 
 
 def finish(run: dpcore.torch.PrivateRun, scheduler: Any = None, stop: int | None = None) -> torch.Tensor:
-    while run.steps_taken < run.plan.steps:
+    while run.steps_taken < run.plan.steps and run.steps_taken != stop:
         for batch in run.loader:
             run.step(batch, public_batch(run))
             if scheduler is not None:

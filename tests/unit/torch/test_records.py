@@ -58,8 +58,7 @@ def test_a_record_is_the_evenly_spaced_part_of_the_whole_and_goes_on_after_loadi
 
 
 def test_a_record_of_abandoned_steps_is_dropped() -> None:
-    run = start(model())
-    finish(run, stop=2)
+    run = start(model(), stop=2)
     state = saved(run)
     run.record_gradients(3)
     finish(run, stop=4)
@@ -90,8 +89,7 @@ def test_a_record_without_noise_and_filter_is_the_mean_gradient() -> None:
 def test_private_diagnostics_are_asked_for_and_stay_secret() -> None:
     assert start(model()).private_diagnostics is None
     assert PRIVATE_DIAGNOSTICS not in start(model()).statement().caveats
-    run = start(model(), private_diagnostics=True)
-    finish(run, stop=3)
+    run = start(model(), private_diagnostics=True, stop=3)
     assert PRIVATE_DIAGNOSTICS in run.statement().caveats
     state = saved(run)
     assert "diagnostics" not in repr(dpcore.torch.public_state(state["optimizer"]))
@@ -105,8 +103,7 @@ def test_private_diagnostics_are_asked_for_and_stay_secret() -> None:
     again.optimizer.load_state_dict(state["optimizer"])
     assert PRIVATE_DIAGNOSTICS in again.statement().caveats
     late = start(model(), private_diagnostics=True)
-    plain = start(model())
-    finish(plain, stop=2)
+    plain = start(model(), stop=2)
     late.optimizer.load_state_dict(saved(plain)["optimizer"])
     finish(late, stop=3)
     assert late.private_diagnostics is not None

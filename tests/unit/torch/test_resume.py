@@ -94,8 +94,7 @@ def normals(run: dpcore.torch.PrivateRun, key: bytes, row: int) -> torch.Tensor:
 
 def test_a_branch_of_correlated_noise_is_charged_as_its_rows() -> None:
     method = METHODS["memf tree"](8)
-    run = start(model(), method, sampling="fixed_order")
-    finish(run, stop=2)
+    run = start(model(), method, sampling="fixed_order", stop=2)
     state = saved(run)
     finish(run, stop=3)
     run.optimizer.load_state_dict(state["optimizer"])
@@ -132,8 +131,7 @@ def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype:
 
 
 def test_resuming_forks_and_the_statement_says_so() -> None:
-    run = start(model())
-    finish(run, stop=5)
+    run = start(model(), stop=5)
     state = saved(run)
     straight = finish(run)
     ends, batches = [], []
@@ -152,8 +150,7 @@ def test_resuming_forks_and_the_statement_says_so() -> None:
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
 def test_abandoned_steps_stay_counted(sampling: str) -> None:
-    run = start(model(), sampling=sampling)
-    finish(run, stop=2)
+    run = start(model(), sampling=sampling, stop=2)
     state = saved(run)
     finish(run, stop=5)
     run.optimizer.load_state_dict(state["optimizer"])
@@ -169,8 +166,7 @@ def test_abandoned_steps_stay_counted(sampling: str) -> None:
 
 
 def test_going_back_twice() -> None:
-    run = start(model(), key=None, exact_key=False)
-    finish(run, stop=2)
+    run = start(model(), key=None, exact_key=False, stop=2)
     state = saved(run)
     for back in range(2):
         run.optimizer.load_state_dict(state["optimizer"])

@@ -29,8 +29,7 @@ def test_runs_by_name_and_goes_on_bit_for_bit(options: dict, event: type) -> Non
     run = start(model(), **options)
     assert type(run.plan.event) is event
     straight = finish(run)
-    halted = start(model(), **options)
-    finish(halted, stop=5)
+    halted = start(model(), **options, stop=5)
     kept = saved(halted)
     again = load(start(model(), **options), kept)
     assert torch.equal(finish(again), straight)
@@ -46,8 +45,7 @@ def test_a_cyclic_run_takes_banded_noise() -> None:
 
 def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_saw() -> None:
     method = dpcore.methods.memf(lr=0.1, noise_multiplier=2.0, batch_size=5, strategy=BandedToeplitz((1.0, 0.4)))
-    run = start(model(), method, sampling="cyclic_poisson", groups=3)
-    finish(run, stop=4)
+    run = start(model(), method, sampling="cyclic_poisson", groups=3, stop=4)
     kept, sampling = saved(run), run._engine.mechanism.keys.sampling
     straight = run.plan.event_after(6)
     finish(run, stop=6)

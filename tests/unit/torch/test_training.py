@@ -151,21 +151,6 @@ def test_equals_brute_force(name: str) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_without_noise_and_clipping_dp_adam_is_torch_adam() -> None:
-    model, data = problem()
-    method = dpcore.methods.dp_adam(lr=0.02, max_grad_norm=1e9, noise_multiplier=0.0, batch_size=30)
-    run = start(model, data, method, sampling="fixed_order", epochs=12)
-    got = train(run)
-    assert run.epsilon() == math.inf
-    twin, _ = problem()
-    adam = torch.optim.Adam(twin.parameters(), lr=0.02)
-    for _ in range(12):
-        adam.zero_grad()
-        F.cross_entropy(twin(data[0]), data[1]).backward()
-        adam.step()
-    close(got, [p.detach() for p in twin.parameters()], rtol=1e-9, atol=1e-12)
-
-
 def test_microbatch_size_changes_nothing_but_rounding() -> None:
     results = []
     for size in (1, 4, 64):
