@@ -31,16 +31,13 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, 
 ITEMS = (list, tuple, deque, set, frozenset, bytearray)
 
 _OPAQUE = (logging.Logger, logging.Handler, weakref.ref, CodeType, RemovableHandle, *GENERATORS)
+# fmt: off
 _WRAPPERS = {
-    MethodType: ("__self__", "__func__"),
-    BuiltinType: ("__self__",),
-    functools.partial: ("func", "args", "keywords"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget",),
-    functools.cached_property: ("func",),
-    CellType: ("cell_contents",),
+    MethodType: ("__self__", "__func__"), BuiltinType: ("__self__",), functools.partial: ("func", "args", "keywords"),
+    staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget",),
+    functools.cached_property: ("func",), CellType: ("cell_contents",),
 }
+# fmt: on
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), Path(errors.__file__).parent)
 
 

@@ -37,17 +37,14 @@ class Data:
         self, data: Any, device: torch.device, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
     ) -> None:
         if isinstance(data, DataLoader):
-            raise ArgumentTypeError(
-                "data=DataLoader: pass its dataset (loader.dataset); dpcore draws the batches itself, so that the "
-                "sampling is the one that is accounted"
-            )
+            told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
+            raise ArgumentTypeError(f"data=DataLoader: pass its dataset (loader.dataset); {told}")
         self.device = device
         tree = _arrays(data)
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if tree is None and (isinstance(data, IterableDataset) or not sized):
-            raise ArgumentTypeError(
-                f"data={type(data).__name__}: must be a map-style dataset (with len and indexing) or a tuple of tensors"
-            )
+            told = "must be a map-style dataset (with len and indexing) or a tuple of tensors"
+            raise ArgumentTypeError(f"data={type(data).__name__}: {told}")
         if collate_fn is not None and tree is not None:
             if not isinstance(data, Dataset):
                 raise ArgumentError(

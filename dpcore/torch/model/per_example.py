@@ -37,16 +37,9 @@ class PerExampleGradient:
     With `vectorize` a micro-batch runs through vmap; without, the examples are taken one by one: slow, for modules that
     vmap cannot batch (torch's RNN and GRU, and all recurrent cells).
 
-    Attributes
-    ----------
-    names : tuple of str
-        The parameters' names in `named_parameters` order; tied parameters stand once, under their first name.
-    draws : bool
-        Whether model or loss drew random numbers in a call on synthetic examples.
-    roots : dict
-        What is looked at for state that model and loss keep.
-    passed_over : list
-        Objects that are not: large ones that a loss may hold, such as the data.
+    `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
+    random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
+    `passed_over` are large objects that are not, such as the data.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, vectorize: bool = True) -> None:
@@ -74,24 +67,11 @@ class PerExampleGradient:
     def __call__(
         self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
     ) -> list[torch.Tensor]:
-        """Return the gradients of every example of a micro-batch at one point.
+        """Return the gradients of every example of a micro-batch at one point: for each of `names`, (b, *shape) in its dtype.
 
-        Parameters
-        ----------
-        point : sequence of torch.Tensor
-            A value for each of `names`, of its shape; need not be the model's present parameters.
-        batch : tree of torch.Tensor
-            A batch (see `dpcore.torch.data.batches`) of b >= 1 examples.
-        seed : bytes
-            Of the dropout masks (see `dpcore.torch.randomness`). The same seed gives the same masks for the same batch
-            at another point, as two-point queries need.
-        synthetic : bool
-            The batch is made up, so that an error may quote torch's words; of private data they may show values.
-
-        Returns
-        -------
-        list of torch.Tensor
-            For each of `names`, the gradients, of shape (b, *shape) and the parameter's dtype.
+        `point` has a value for each of `names`; it need not be the model's present parameters. The same `seed` gives
+        the same dropout masks for the same batch at another point, as two-point queries need. A `synthetic` batch is
+        made up, so that an error may quote torch's words; of private data they may show values.
         """
         self._calls += not synthetic
         if synthetic or self._calls & (self._calls - 1):

@@ -85,10 +85,8 @@ def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
         raise ArgumentError(keeps(path))
     for name, now, once in zip(gradient.names, later, first, strict=True):
         if not torch.allclose(now, once, rtol=1e-3, atol=1e-3 * once.abs().max().item(), equal_nan=True):
-            raise ArgumentError(
-                f"gradient of {name!r} of one example: depends on whether others came before it; model and loss must "
-                "not tell the first example from later ones"
-            )
+            told = "depends on whether others came before it; model and loss must not tell the first from later ones"
+            raise ArgumentError(f"gradient of {name!r} of one example: {told}")
 
 
 class _Calls(TorchFunctionMode):

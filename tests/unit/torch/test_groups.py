@@ -21,7 +21,7 @@ from tests.unit.torch_runs import METHODS, finish, model, sgd, start, values
     ("method", "settings"),
     [
         (METHODS["adam"](8), {"lr": 0.05, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
-        (METHODS["adagrad"](8), {"lr": 0.05, "weight_decay": 0.0, "eps": 1e-8}),
+        (METHODS["adagrad"](8), {"lr": 0.05, "weight_decay": 0.0, "eps": 0.0}),
         (METHODS["accelerated_srgd"](8), {"lr": 0.01}),
     ],
 )
