@@ -67,7 +67,7 @@ class PerExampleGradient:
     def __call__(
         self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
     ) -> list[torch.Tensor]:
-        """Return the gradients of every example of a micro-batch at one point: for each of `names`, (b, *shape) in its dtype.
+        """Return the gradients of every example of a micro-batch at one point: (b, *shape) for each of `names`.
 
         `point` has a value for each of `names`; it need not be the model's present parameters. The same `seed` gives
         the same dropout masks for the same batch at another point, as two-point queries need. A `synthetic` batch is

@@ -60,10 +60,3 @@ def test_calibration_keeps_the_target_and_raises_the_noise_on_the_gradients_alon
     assert run.plan.event.noise_multiplier == run.plan.noise_multiplier < run.plan.gradient_noise_multiplier
     with pytest.raises(PrivacyError, match="must be more than half of noise_multiplier"):
         start(model(), sgd(noise_multiplier=None, adaptive_clip=AdaptiveClip()), target_epsilon=0.1)
-
-
-def test_recorded_gradients_are_not_of_one_noise() -> None:
-    run = start(model(), METHOD)
-    run.record_gradients(5)
-    finish(run, stop=3)
-    assert run.recorded["white_noise"] is False

@@ -67,7 +67,7 @@ def test_a_record_of_abandoned_steps_is_dropped() -> None:
     assert len(run.recorded["released"]) == 0
 
 
-@pytest.mark.parametrize("name", ["adam scaled", "memf"])
+@pytest.mark.parametrize("name", ["adam scaled", "memf", "adaptive clip"])
 def test_noise_that_is_not_white_is_said_to_be_so(name: str) -> None:
     run = start(model(), METHODS[name](8), sampling="fixed_order")
     run.record_gradients(3)
