@@ -15,7 +15,7 @@ PRIVACY_SETTINGS = frozenset({
     "max_grad_norm", "noise_multiplier", "clipping", "clipping_groups", "batch_size", "expected_batch_size",
     "sample_rate", "target_epsilon", "target_delta", "kappa", "gamma", "filter", "strategy", "window", "beta", "decay",
     "scale_eps", "max_scaled_norm", "unscaled_steps", "scaled_steps", "second_moment", "denominator", "bias_corrected",
-    "joint_scale", "allow_nonprivate", "variant", "schedule", "averaging", "galore", "radius",
+    "joint_scale", "allow_nonprivate", "variant", "schedule", "averaging", "galore", "radius"
 })
 # fmt: on
 """Properties of the whole run. A group with its own would change what one example can do to the sum, or what the sum

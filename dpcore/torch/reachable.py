@@ -35,7 +35,7 @@ _OPAQUE = (logging.Logger, logging.Handler, weakref.ref, CodeType, RemovableHand
 _WRAPPERS = {
     MethodType: ("__self__", "__func__"), BuiltinType: ("__self__",), functools.partial: ("func", "args", "keywords"),
     staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget",),
-    functools.cached_property: ("func",), CellType: ("cell_contents",),
+    functools.cached_property: ("func",), CellType: ("cell_contents",)
 }
 # fmt: on
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), Path(errors.__file__).parent)
@@ -96,7 +96,7 @@ def attributes(value: Any) -> dict[str, Any]:
     if isinstance(value, (type, ModuleType)):
         return {n: v for n, v in vars(value).items() if not n.startswith("__") or isinstance(v, FunctionType)}
     held = dict(getattr(value, "__dict__", None) or {})
-    held |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    held |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}  # type: ignore[arg-type]
     return held
 
 

@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[[], dpcore.Method]] = {
     "scale_then_privatize": lambda: dpcore.methods.dp_adam(
         lr=0.05, variant="scale_then_privatize", scale_eps=0.1, max_scaled_norm=1.0, eps=0.01, **COMMON),
     "independent_moments": lambda: dpcore.methods.dp_adam(lr=0.05, variant="independent_moments", eps=0.01, **COMMON),
-    "adagrad": lambda: dpcore.methods.dp_adagrad(lr=0.05, eps=0.01, averaging=ExponentialAverage(0.5), **COMMON),
+    "adagrad": lambda: dpcore.methods.dp_adagrad(lr=0.05, eps=0.01, averaging=ExponentialAverage(0.5), **COMMON)
 }
 # fmt: on
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="CPU tensors need the interpreter")
@@ -55,7 +55,7 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
     with dpcore.use_backend(backend):
         run = dpcore.torch.make_private(
             model, data, method, sampling=sampling(method), steps=3, microbatch_size=5, key=KEY, exact_key=True,
-            target_delta=1e-5,
+            target_delta=1e-5
         )  # fmt: skip
     for batch in run.loader:
         assert batch[0].device.type == torch.device(device).type

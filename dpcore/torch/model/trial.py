@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     start = Snapshot(gradient.roots, gradient.passed_over)
     try:
         for training in sorted({model.training, True}):
-            for check in (lambda: probe(model, inputs), lambda: _try_gradient(gradient, example)):
+            for check in (partial(probe, model, inputs), partial(_try_gradient, gradient, example)):
                 start.restore()
                 for module in model.modules():
                     if module not in frozen:

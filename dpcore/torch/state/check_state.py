@@ -80,7 +80,8 @@ def _check_branches(public: Mapping[str, Any]) -> None:
     known, present = public["branches"], public["branch"]
     fits = isinstance(known, Mapping) and present in known
     for item in known.values() if fits else ():
-        parent, first, mark = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
+        parts: Any = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
+        parent, first, mark = parts
         fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
         fits = fits and (parent in known if parent else True)
     if not fits or not known[present][1] <= public["step"] == known[present][2]:

@@ -122,7 +122,7 @@ REFUSED = {
         lambda: nn.Sequential(nn.Linear(6, 6), OnlyInTraining()).eval(), ROWS, "'1'", "OnlyInTraining", "GroupNorm"),
     "mixes tokens": (lambda: nn.Sequential(nn.Embedding(9, 4), Center()), TOKENS, "'1'", "Center", "GroupNorm"),
     "buffer in place": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(False)), ROWS, "'1'", "Counter", "eval()"),
-    "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()"),
+    "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()")
 }
 # fmt: on
 

@@ -97,7 +97,7 @@ OTHER_SETTINGS = {  # options of the saved run, of the one that shall go on, and
     "denominator": (adam(**FLOORED), adam(), "denominator"),
     "bias": (adam(**FLOORED, bias_corrected=True), adam(**FLOORED), "bias_corrected"),
     "average's decay": (
-        adam(averaging=ExponentialAverage(0.9)), adam(averaging=ExponentialAverage(0.8)), "averaging"),
+        adam(averaging=ExponentialAverage(0.9)), adam(averaging=ExponentialAverage(0.8)), "averaging")
 }
 # fmt: on
 

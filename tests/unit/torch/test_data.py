@@ -268,7 +268,7 @@ ARGUMENTS_REFUSED = {
     "epochs": (lambda: {"epochs": 0}, "epochs=0"),
     "memory": (lambda: {"max_memory": "plenty"}, "max_memory='plenty'"),
     "microbatch": (lambda: {"microbatch_size": 0}, "microbatch_size=0"),
-    "method": (lambda: {"method": "disk"}, "dpcore.Method"),
+    "method": (lambda: {"method": "disk"}, "dpcore.Method")
 }
 # fmt: on
 

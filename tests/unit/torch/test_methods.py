@@ -75,7 +75,7 @@ def on_torch(name: str, record: bool) -> dpcore.torch.PrivateRun:
     method, sampler = method_and_sampler(name)
     run = start(
         Logistic(), method, data=(A, LABELS), loss=loss, sampling=sampler, steps=STEPS, epochs=None, microbatch_size=2,
-        private_diagnostics=record,
+        private_diagnostics=record
     )  # fmt: skip
     if record:
         run.record_gradients(1000)

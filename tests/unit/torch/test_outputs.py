@@ -16,7 +16,7 @@ def test_the_average_is_that_of_the_values_on_the_way(dtype: torch.dtype) -> Non
     decay, weights, path = 0.8, [], []
     run = start(
         model().to(dtype), sgd(averaging=ExponentialAverage(decay)), data=(DATA[0].to(dtype), DATA[1]), steps=5,
-        epochs=None,
+        epochs=None
     )  # fmt: skip
     before = values(run.model)
     with run.averaged():
@@ -61,11 +61,7 @@ def test_values_come_back_after_an_exception_and_steps_are_refused_inside() -> N
     end, batch, back = values(run.model), next(iter(run.loader)), []
     with run.averaged():
         assert not torch.equal(values(run.model), end)
-    for call in (
-        lambda: run.step(batch),
-        run.optimizer.state_dict,
-        lambda: run.optimizer.load_state_dict(state),
-    ):
+    for call in (lambda: run.step(batch), run.optimizer.state_dict, lambda: run.optimizer.load_state_dict(state)):
         with pytest.raises(PrivacyError, match=r"leave private\.averaged\(\) first"), run.averaged():
             call()
         back.append(torch.equal(values(run.model), end))

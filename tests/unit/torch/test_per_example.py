@@ -92,7 +92,7 @@ CASES = {
         F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
     "unused parameter": lambda: (
         nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)}),
-        F.mse_loss, (torch.randn(4, 3), torch.randn(4, 2))),
+        F.mse_loss, (torch.randn(4, 3), torch.randn(4, 2)))
 }
 # fmt: on
 

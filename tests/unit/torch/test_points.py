@@ -47,7 +47,7 @@ def test_points_are_summed_up_so_that_a_long_window_takes_no_more_than_two() -> 
 def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
     method = dpcore.methods.dp_adam(
         lr=0.1, betas=(0.0, 0.0), eps=1e-3, variant="side_information", noise_multiplier=0.0, batch_size=8,
-        max_grad_norm=1e6,
+        max_grad_norm=1e6
     )  # fmt: skip
     run = start(model().double(), method, data=(DATA[0].double(), DATA[1]), sampling="fixed_order", microbatch_size=3)
     batch = next(iter(run.loader))

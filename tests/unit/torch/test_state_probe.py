@@ -179,7 +179,7 @@ LOSSES = {
     "a module": (lambda: loss_with(Layer(sets("last", lambda layer, x: x))), "loss.keep.last"),
     "NumPy's generator": (
         lambda: loss_with(functools.partial(lambda own, _: own.random(), np.random.default_rng(1))),
-        "loss.keep[0]"),
+        "loss.keep[0]")
 }
 # fmt: on
 ITERATORS = ("loss: itertools.count", "loss: a generator function")  # which nobody can wind back

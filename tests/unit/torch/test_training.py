@@ -133,7 +133,7 @@ METHODS = {  # the method, torch's optimizer, and what else the brute force need
         lambda p: torch.optim.SGD(p, lr=0.3), {"rule": "automatic", "query": (0.7, 0.5), "average": 0.7}),
     "dp_adam": (
         lambda: dpcore.methods.dp_adam(lr=0.05, weight_decay=0.1, **SETTINGS),
-        lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1), {"rule": "standard"}),
+        lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1), {"rule": "standard"})
 }
 # fmt: on
 
@@ -325,7 +325,7 @@ def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
     public = dpcore.torch.public_state(run.optimizer.state_dict())["dpcore"]["public"]
     assert set(public) == {
         "step", "branch", "branches", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings",
-        "statistics", "corrections", "caller_noise", "recorded", "ledger",
+        "statistics", "corrections", "caller_noise", "recorded", "ledger"
     }  # fmt: skip
 
 
