@@ -23,13 +23,7 @@ from dpcore.torch.randomness import step_seed
 class Engine(Loop):
     """The training step of a torch model: joins per-example gradients, working arrays and the mechanism.
 
-    Parameters
-    ----------
-    gradient : PerExampleGradient
-    mechanism : Mechanism
-    working : Working
-    microbatch_size : int
-        Examples differentiated at once. Changes the order of summation, and which example gets which dropout mask.
+    `microbatch_size` changes the order of summation, and which example gets which dropout mask.
     """
 
     def __init__(
@@ -44,8 +38,8 @@ class Engine(Loop):
     def accumulate(self, batch: Tree, public: Tree | None = None) -> None:
         """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
 
-        After an exception the same batch may be tried once more: the noise of a step depends on its number only, and
-        nothing of this step was released.
+        After an exception the same batch may be tried again: a step's noise depends on its number only, and none was
+        released.
         """
         self._check_parameters()
         self.working.refresh()
@@ -76,16 +70,15 @@ class Engine(Loop):
         """Refuse a public batch that is missing, not wanted, or empty."""
         wanted = self.mechanism.plan.method.update.second_moment == "public"
         if wanted and public is None:
-            raise ArgumentError(
-                "public=None: must be a batch of public data, since the method's second moment is made of its gradient"
-            )
-        if not wanted and public is not None:
-            raise ArgumentError(
-                "public: must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
-                "'side_information') uses public data"
-            )
-        if public is not None and batches.size(public) == 0:
-            raise ArgumentError("public: must have at least one example")
+            told = "=None: must be a batch of public data, since the method's second moment is made of its gradient"
+        elif not wanted and public is not None:
+            told = ": must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
+            told += "'side_information') uses public data"
+        elif public is not None and batches.size(public) == 0:
+            told = ": must have at least one example"
+        else:
+            return
+        raise ArgumentError(f"public{told}")
 
     def _public_gradient(self, public: Tree) -> list[Any]:
         """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
@@ -133,20 +126,15 @@ class Engine(Loop):
                 parameter.copy_(value)
 
     def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
-        return [
-            self.working.to_tensor(array).to(parameter.dtype)
-            for array, parameter in zip(arrays, self.working.parameters, strict=True)
-        ]
+        pairs = zip(arrays, self.working.parameters, strict=True)
+        return [self.working.to_tensor(array).to(parameter.dtype) for array, parameter in pairs]
 
     def _check_parameters(self) -> None:
         """Refuse a model whose set of trained parameters is no longer the run's."""
         named = {name: p for name, p in self.gradient.model.named_parameters() if p.requires_grad}
-        for name, parameter in zip(self.working.names, self.working.parameters, strict=True):
-            if named.pop(name, None) is not parameter:
-                raise ArgumentError(
-                    f"parameter {name!r} was replaced, removed or frozen after make_private: call make_private again"
-                )
-        if named:
-            raise ArgumentError(
-                f"parameter {next(iter(named))!r} was added or unfrozen after make_private: call make_private again"
-            )
+        pairs = zip(self.working.names, self.working.parameters, strict=True)
+        changed = [name for name, parameter in pairs if named.pop(name, None) is not parameter]
+        if changed or named:
+            what = "replaced, removed or frozen" if changed else "added or unfrozen"
+            name = [*changed, *named][0]
+            raise ArgumentError(f"parameter {name!r} was {what} after make_private: call make_private again")

@@ -108,11 +108,10 @@ def files(
 def _arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return a state dict's tensors as arrays, and the types that NumPy does not have."""
     arrays, dtypes = {}, {}
-    for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):  # a module's extra state
-            continue
-        tensor = tensor.detach().cpu().contiguous()
-        if tensor.dtype == torch.bfloat16:
-            dtypes[name], tensor = "BF16", tensor.view(torch.int16)
-        arrays[name] = tensor.numpy()
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):  # and not a module's extra state
+            tensor = value.detach().cpu().contiguous()
+            if tensor.dtype == torch.bfloat16:
+                dtypes[name], tensor = "BF16", tensor.view(torch.int16)
+            arrays[name] = tensor.numpy()
     return arrays, dtypes

@@ -10,40 +10,14 @@ from dpcore.spec import validate
 from dpcore.spec.ops import UpdateSettings
 from dpcore.stages.updates import Update
 
-PRIVACY_SETTINGS = frozenset(
-    {
-        "max_grad_norm",
-        "noise_multiplier",
-        "clipping",
-        "clipping_groups",
-        "batch_size",
-        "expected_batch_size",
-        "sample_rate",
-        "target_epsilon",
-        "target_delta",
-        "kappa",
-        "gamma",
-        "filter",
-        "strategy",
-        "window",
-        "beta",
-        "decay",
-        "scale_eps",
-        "max_scaled_norm",
-        "unscaled_steps",
-        "scaled_steps",
-        "second_moment",
-        "denominator",
-        "bias_corrected",
-        "joint_scale",
-        "allow_nonprivate",
-        "variant",
-        "schedule",
-        "averaging",
-        "galore",
-        "radius",
-    }
-)
+# fmt: off
+PRIVACY_SETTINGS = frozenset({
+    "max_grad_norm", "noise_multiplier", "clipping", "clipping_groups", "batch_size", "expected_batch_size",
+    "sample_rate", "target_epsilon", "target_delta", "kappa", "gamma", "filter", "strategy", "window", "beta", "decay",
+    "scale_eps", "max_scaled_norm", "unscaled_steps", "scaled_steps", "second_moment", "denominator", "bias_corrected",
+    "joint_scale", "allow_nonprivate", "variant", "schedule", "averaging", "galore", "radius"
+})
+# fmt: on
 """Properties of the whole run. A group with its own would change what one example can do to the sum, or what the sum
 becomes, unseen."""
 
@@ -64,11 +38,7 @@ def defaults(update: Update) -> dict[str, Any]:
 
 
 def check_keys(group: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse settings of a new group that belong to the run, or that the update does not have.
-
-    Raises `PrivacyError` for `max_grad_norm`, `noise_multiplier` and the like. Raises `ArgumentError` for an unknown
-    setting; names the nearest known one.
-    """
+    """Refuse settings of a new group that belong to the run, or that the update does not have."""
     refuse_privacy_settings(group)
     for key in group:
         if key not in ("params", "param_names"):

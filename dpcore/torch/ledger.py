@@ -1,26 +1,25 @@
-"""A torch run's account in a ledger."""
+"""A torch run's account in a ledger, and the fingerprint by which it notices that its runs saw different data."""
 
 from __future__ import annotations
 
 import atexit
+import hmac
 import warnings
 import weakref
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.torch.data.data import Data
 from dpcore.torch.engine import Engine
-from dpcore.torch.fingerprint import data_fingerprint
 
 
 def open_ledger(ledger: Any) -> Ledger:
-    """Return the ledger, opened if it was given as a path.
-
-    Raises `DataError` if there is no ledger at that path, or it cannot be used.
-    """
+    """Return the ledger, opened if it was given as a path."""
     if isinstance(ledger, Ledger):
         return ledger
     if isinstance(ledger, (str, Path)):
@@ -41,12 +40,29 @@ def attach(ledger: Ledger, engine: Engine, source: Data, *, data_id: str | None,
         ledger,
         mechanism,
         name=run_name or f"{type(engine.gradient.model).__name__}, {mechanism.plan.method.name}",
-        dataset=data_fingerprint(source, ledger.salt, data_id),
+        dataset=_fingerprint(source, ledger.salt, data_id),
     )
     mechanism.account = account
     # A process that ends in good order gives back what it reserved and did not release.
     atexit.register(_close, weakref.ref(account))
     return account
+
+
+def _fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:
+    """Return an HMAC of the data, or of the caller's name for them; empty for a dataset that nobody named.
+
+    Keyed by the ledger's salt: the bare digest of private data would let anybody test a guess of them.
+    """
+    if data_id is not None:
+        return hmac.new(salt, f"named {data.length} {data_id}".encode(), "sha256").hexdigest()
+    if data.tensors is None:
+        return ""
+    total = hmac.new(salt, b"tensors", "sha256")
+    for tensor in data.tensors:
+        total.update(f"\0{tuple(tensor.shape)} {tensor.dtype}\0".encode())
+        whole = tensor.detach().contiguous().cpu().reshape(-1)
+        total.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+    return total.hexdigest()
 
 
 def _close(reference: weakref.ref[LedgerAccount]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,6 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
-from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
@@ -161,8 +161,8 @@ def make_private(
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers)
-    plan = _plan(method, source.length, sampling, epochs, steps, gradient.names, max_batch_size, groups)
-    plan = _with_noise(plan, target_epsilon, target_delta, accountant)
+    sampler = _sampler(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
+    plan = _with_noise(_plan(method, sampler, epochs, steps, gradient.names), target_epsilon, target_delta, accountant)
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=2)
@@ -181,20 +181,14 @@ def make_private(
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen)
     if size is None:
-        row = layout.dimension * working.dtype.itemsize
-        rows = row * (2 if _points(plan) > 1 else 1)
-        one, two = (_peak(gradient, example, examples) for examples in (1, 2))
+        rows = layout.dimension * working.dtype.itemsize * min(_points(plan), 2)
+        at, made = gradient.parameters(), [trial_batch(example, examples) for examples in (1, 2)]
+        one, two = (peak_bytes(functools.partial(gradient, at, few, synthetic=True)) for few in made)
         engine.microbatch_size = fitting_microbatch_size(max_memory, one, two, rows)
     if ledger is not None:
         attach(ledger, engine, source, data_id=data_id, run_name=run_name)
     caveats = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    return PrivateRun(model, optimizer, loader, engine, frozen, target_delta, caveats)
-
-
-def _peak(gradient: PerExampleGradient, example: Tree, examples: int) -> int:
-    """Return the bytes that the gradients of so many made-up examples take at most."""
-    made = trial_batch(example, examples)
-    return peak_bytes(lambda: gradient(gradient.parameters(), made, synthetic=True))
+    return PrivateRun(optimizer, loader, engine, frozen, target_delta, caveats)
 
 
 def _points(plan: Plan) -> int:
@@ -203,37 +197,29 @@ def _points(plan: Plan) -> int:
     return max(len(plan.method.query.points(step)) for step in first)
 
 
-def _plan(
-    method: Method,
-    examples: int,
-    sampling: str | Sampler,
-    epochs: int | None,
-    steps: int | None,
-    names: tuple[str, ...],
-    max_batch_size: int | None = None,
-    groups: int | None = None,
-) -> Plan:
+def _sampler(method: Method, examples: int, sampling: str | Sampler, **options: int | None) -> Sampler:
+    """Return the sampler for so many examples, given by name with its options, or as an object."""
     if isinstance(sampling, str):
         if method.batch_size is None:
             raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
-        sampler = make_sampler(
-            sampling, dataset_size=examples, batch_size=method.batch_size, max_batch_size=max_batch_size, groups=groups
+        return make_sampler(sampling, dataset_size=examples, batch_size=method.batch_size, **options)
+    for option, value in options.items():
+        if value is not None:
+            raise ArgumentError(f"{option}={value!r}: is only for a sampling by name; the sampler has its own")
+    if not is_sampler(sampling):
+        raise ArgumentTypeError(
+            f"sampling={sampling!r}: must be a name, such as 'poisson', or a sampler of dpcore.sampling, such as "
+            "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
         )
-    else:
-        for option, value in (("max_batch_size", max_batch_size), ("groups", groups)):
-            if value is not None:
-                raise ArgumentError(f"{option}={value!r}: is only for a sampling by name; the sampler has its own")
-        if not is_sampler(sampling):
-            raise ArgumentTypeError(
-                f"sampling={sampling!r}: must be a name, such as 'poisson', or a sampler of dpcore.sampling, such as "
-                "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
-            )
-        sampler = sampling
-        if sampler.example_count != examples:
-            told = f"dataset_size={sampler.example_count}: must be"
-            if sampler.unit_of_privacy != "example":
-                told = f"user_of_example of length {sampler.example_count}: must name the user of each of the"
-            raise ArgumentError(f"sampling.{told} {examples}, the number of examples of the data")
+    if sampling.example_count != examples:
+        told = f"dataset_size={sampling.example_count}: must be"
+        if sampling.unit_of_privacy != "example":
+            told = f"user_of_example of length {sampling.example_count}: must name the user of each of the"
+        raise ArgumentError(f"sampling.{told} {examples}, the number of examples of the data")
+    return sampling
+
+
+def _plan(method: Method, sampler: Sampler, epochs: int | None, steps: int | None, names: tuple[str, ...]) -> Plan:
     if (epochs is None) == (steps is None):
         raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
     if steps is None:

@@ -30,8 +30,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, engine: Engine, loader: PrivateLoader) -> None:
         self._engine = engine
         self._loader = loader
-        self._ready = self._taking = False
-        self._sealed = False
+        self._ready = self._taking = self._sealed = False
         self._update = engine.mechanism.plan.method.update
         known = groups.defaults(self._update)
         # Groups saved by an older state, or by torch's own schedulers, may carry more; a new one may not.
@@ -150,11 +149,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False))
             needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state
             for group in state_dict["param_groups"]:
-                lacking = next((key for key in needed if key not in group), None)
-                if lacking is not None:
-                    raise ArgumentError(
-                        f"state_dict['param_groups']: a group lacks {lacking!r}, which the update needs"
-                    )
+                if not needed.keys() <= group.keys():
+                    key = next(key for key in needed if key not in group)
+                    raise ArgumentError(f"state_dict['param_groups']: a group lacks {key!r}, which the update needs")
                 groups.settings(group, self._update)
             # torch checks the number of groups and of their parameters before it changes them; only a ledger may still
             # refuse what comes after, and then the groups are put back.

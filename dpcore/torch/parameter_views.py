@@ -17,10 +17,9 @@ from dpcore.spec.ops import Backend
 
 
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
-    """Return the one device of the model's parameters, if the backend computes there.
+    """Return the one device of the model's parameters; refuse a model that is not where the backend computes.
 
-    Raises `BackendError` for a CUDA model under "numpy", and the like: nothing is ever copied to another device
-    silently; also for float64 parameters under "triton".
+    Nothing is ever copied to another device silently.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if not tensors:
@@ -48,7 +47,7 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
 
 
 class Working:
-    """Working arrays of a model's trained parameters, with their names."""
+    """Working arrays of a model's trained parameters, which have these names."""
 
     def __init__(self, backend: Backend[Any], names: Sequence[str], parameters: Sequence[torch.nn.Parameter]) -> None:
         self.names = tuple(names)
@@ -68,8 +67,7 @@ class Working:
     def refresh(self) -> None:
         """Take up what the user did to the parameters since the last step (loaded weights, say).
 
-        Raises `ArgumentError` if a parameter changed its shape, dtype or device: the run's layout is fixed when it is
-        built.
+        Refuses another shape, dtype or device: the run's layout is fixed when it is built.
         """
         for name, parameter, kind in zip(self.names, self.parameters, self._kinds, strict=True):
             if (parameter.shape, parameter.dtype, parameter.device) != kind:

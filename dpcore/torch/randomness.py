@@ -54,10 +54,9 @@ _WORDS = 624  # of the Mersenne Twister's state
 
 
 def step_seed(keys: RunKeys, use: str, step: int, place: int = 0) -> bytes:
-    """Return the secret seed of one use ("dropout", "augmentation") in one step, counted from 0.
+    """Return the secret seed of one use ("dropout", "augmentation") in one step, at the micro-batch's first example.
 
-    Each use has a key of its own. `place` is the first example of the micro-batch. After a fork the keys are others,
-    and so are all later seeds.
+    Each use has a key of its own; after a fork the run's keys are others, and so are all later seeds.
     """
     return derive_key(derive_key(keys.noise, f"dpcore {use}"), f"step {step} example {place}")
 
@@ -68,22 +67,10 @@ def seeded(
 ) -> Iterator[Callable[[], list[Any]]]:
     """Run the block with generators set from `seed`, and put the user's states back afterwards.
 
-    torch's default ones of the CPU and, for a CUDA device, of that device: ``torch.manual_seed`` would reseed every GPU
-    of the process. The user's own states tell nothing of the block, not even how many numbers it took.
-
-    Parameters
-    ----------
-    device : torch.device
-    seed : bytes
-    generators : sequence
-        Further ones, of the kinds in `GENERATORS`.
-    others : bool
-        The global ones of NumPy and Python, too.
-
-    Yields
-    ------
-    callable
-        Returns the generators that were drawn from so far.
+    They are torch's default ones of the CPU and, for a CUDA device, of that device (``torch.manual_seed`` would reseed
+    every GPU of the process), NumPy's and Python's global ones where `others` says so, and `generators`. The user's own
+    states tell nothing of the block, not even how many numbers it took. Yields a function that returns the generators
+    drawn from so far.
     """
     every = [torch.default_generator]
     if device.type == "cuda":
@@ -128,9 +115,8 @@ def same_state(left: Any, right: Any) -> bool:
     """Whether two states of one generator are equal."""
     if isinstance(left, dict):
         return all(same_state(left[name], right[name]) for name in left)
-    if isinstance(left, (torch.Tensor, np.ndarray)):
-        return bool((left == right).all())
-    return bool(left == right)
+    same = left == right
+    return bool(same.all() if isinstance(same, (torch.Tensor, np.ndarray)) else same)
 
 
 def _set(generator: Any, seed: bytes) -> None:

@@ -45,21 +45,18 @@ class PrivateRun:
 
     def __init__(
         self,
-        model: nn.Module,
         optimizer: PrivateOptimizer,
         loader: PrivateLoader,
         engine: Engine,
         frozen: tuple[nn.Module, ...],
         target_delta: float | None,
-        caveats: tuple[str, ...] = (),
+        caveats: tuple[str, ...],
     ) -> None:
-        self.model = model
+        self.model = engine.gradient.model
         self.optimizer = optimizer
         self.loader = loader
-        self._engine = engine
-        self._frozen = frozen
-        self._target_delta = target_delta
-        self._caveats = caveats
+        self._engine, self._frozen = engine, frozen
+        self._target_delta, self._caveats = target_delta, caveats
 
     @property
     def plan(self) -> Plan:
@@ -162,13 +159,12 @@ class PrivateRun:
         recorder, plan = self._engine.recorder, self.plan
         if recorder is None:
             raise ArgumentError("recorded: nothing was; call private.record_gradients(coordinates) before the steps")
+        colored = (plan.method.noise.strategy, plan.method.preconditioning, plan.adaptive_clip)
         return {
             **recorder.arrays(),
             "dimension": self._engine.mechanism.layout.dimension,
             "noise_std": plan.noise_standard_deviation() / plan.batch_size,
-            "white_noise": plan.method.noise.strategy is None
-            and plan.method.preconditioning is None
-            and plan.adaptive_clip is None,
+            "white_noise": all(cause is None for cause in colored),
         }
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -14,33 +15,31 @@ import dpcore.torch
 from dpcore.errors import BackendError
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
-from tests.unit.torch_runs import keep_keys
+from tests.unit.torch_runs import KEY, load, saved
 
 pytest.importorskip("triton")
 
-KEY = bytes(range(32))
+BANDED = NamedStrategy("banded-inverse-square-root", 3)
 COMMON = {"noise_multiplier": 0.7, "batch_size": 4, "max_grad_norm": 0.2}
+# Denominators of the gradient's size: with a tiny eps, Adam makes steps of any size out of rounding.
+# fmt: off
 METHODS: dict[str, Callable[[], dpcore.Method]] = {
     "dp_sgd": lambda: dpcore.methods.dp_sgd(lr=0.3, clipping_groups="per_layer", **COMMON),
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", **COMMON),
     "disk": lambda: dpcore.methods.disk(lr=0.3, base="momentum", **COMMON),
     "dp_adam": lambda: dpcore.methods.dp_adam(lr=0.05, **COMMON),
     "pmlf": lambda: dpcore.methods.pmlf(lr=0.3, window=3, beta=0.5, **COMMON),
-    "memf": lambda: dpcore.methods.memf(
-        lr=0.3, strategy=NamedStrategy("banded-inverse-square-root", 3), base="momentum", **COMMON
-    ),
+    "memf": lambda: dpcore.methods.memf(lr=0.3, strategy=BANDED, base="momentum", **COMMON),
     "memf tree": lambda: dpcore.methods.memf(lr=0.3, strategy="tree", **COMMON),
-    "srg_memf": lambda: dpcore.methods.srg_memf(
-        lr=0.1, decay=0.5, strategy=NamedStrategy("banded-inverse-square-root", 3), **COMMON
-    ),
+    "srg_memf": lambda: dpcore.methods.srg_memf(lr=0.1, decay=0.5, strategy=BANDED, **COMMON),
     "accelerated_srgd": lambda: dpcore.methods.accelerated_srgd(lr=0.1, radius=1.5, **COMMON),
-    # Denominators of the gradient's size: with a tiny eps, Adam makes steps of any size out of rounding.
     "scale_then_privatize": lambda: dpcore.methods.dp_adam(
-        lr=0.05, variant="scale_then_privatize", scale_eps=0.1, max_scaled_norm=1.0, eps=0.01, **COMMON
-    ),
+        lr=0.05, variant="scale_then_privatize", scale_eps=0.1, max_scaled_norm=1.0, eps=0.01, **COMMON),
     "independent_moments": lambda: dpcore.methods.dp_adam(lr=0.05, variant="independent_moments", eps=0.01, **COMMON),
-    "adagrad": lambda: dpcore.methods.dp_adagrad(lr=0.05, eps=0.01, averaging=ExponentialAverage(0.5), **COMMON),
+    "adagrad": lambda: dpcore.methods.dp_adagrad(lr=0.05, eps=0.01, averaging=ExponentialAverage(0.5), **COMMON)
 }
+# fmt: on
+interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="CPU tensors need the interpreter")
 
 
 def sampling(method: dpcore.Method) -> str:
@@ -56,7 +55,7 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
     with dpcore.use_backend(backend):
         run = dpcore.torch.make_private(
             model, data, method, sampling=sampling(method), steps=3, microbatch_size=5, key=KEY, exact_key=True,
-            target_delta=1e-5,
+            target_delta=1e-5
         )  # fmt: skip
     for batch in run.loader:
         assert batch[0].device.type == torch.device(device).type
@@ -65,12 +64,9 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
     return [value.cpu() for value in run.output_state_dict().values()]
 
 
+@interpreted
 @pytest.mark.parametrize("name", METHODS)
-def test_cpu_tensors_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("CPU tensors need Triton's interpreter")
+def test_cpu_tensors_agree(name: str) -> None:
     want = train("numpy", METHODS[name](), "cpu")
     got = train("triton", METHODS[name](), "cpu")
     for a, b in zip(got, want, strict=True):
@@ -79,11 +75,8 @@ def test_cpu_tensors_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max((a - b).abs().max().item() for a, b in zip(want, other, strict=True)) > 1e-3
 
 
+@interpreted
 def test_bfloat16_agrees() -> None:
-    import os
-
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("CPU tensors need Triton's interpreter")
     want = train("numpy", METHODS["disk"](), "cpu", torch.bfloat16)
     got = train("triton", METHODS["disk"](), "cpu", torch.bfloat16)
     for a, b in zip(got, want, strict=True):
@@ -106,15 +99,10 @@ def test_cuda_model_under_numpy_is_refused() -> None:
         train("numpy", METHODS["dp_sgd"](), "cuda")
 
 
+@interpreted
 def test_records_public_data_and_states_cross_the_backends() -> None:
     """What was saved under "triton" goes on under either backend to one place."""
-    import os
-
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("CPU tensors need Triton's interpreter")
-    method = dpcore.methods.dp_adam(
-        lr=0.05, variant="side_information", eps=0.01, strategy=NamedStrategy("banded-inverse-square-root", 3), **COMMON
-    )
+    method = dpcore.methods.dp_adam(lr=0.05, variant="side_information", eps=0.01, strategy=BANDED, **COMMON)
     data = (torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 3)
 
     def start(backend: str) -> dpcore.torch.PrivateRun:
@@ -135,13 +123,10 @@ def test_records_public_data_and_states_cross_the_backends() -> None:
     runs = {backend: start(backend) for backend in ("numpy", "triton")}
     train_to(runs["numpy"], 4)
     train_to(runs["triton"], 2)
-    model, state = runs["triton"].model.state_dict(), runs["triton"].optimizer.state_dict()
-    assert state["dpcore"]["secret"]["arrays"]
+    state = saved(runs["triton"])
+    assert state["optimizer"]["dpcore"]["secret"]["arrays"]
     for backend in runs:
-        again = start(backend)
-        again.model.load_state_dict(model)
-        again.optimizer.load_state_dict(state)
-        keep_keys(again, state)
+        again = load(start(backend), state)
         train_to(again, 4)
         for key, value in runs["numpy"].recorded.items():
             np.testing.assert_allclose(again.recorded[key], value, rtol=0, atol=3e-6)

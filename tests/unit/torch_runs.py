@@ -40,13 +40,29 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 9, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(tokens)).mean(1)
+
+
 def sgd(**settings: Any) -> dpcore.Method:
     return dp_sgd(**{"lr": 0.3, "noise_multiplier": 1.0, "batch_size": 8, **settings})
 
 
-def start(net: nn.Module, method: dpcore.Method | None = None, **options: Any) -> dpcore.torch.PrivateRun:
+def start(
+    net: nn.Module, method: dpcore.Method | None = None, *, stop: int = 0, **options: Any
+) -> dpcore.torch.PrivateRun:
+    """Return a run on the small problem, after `stop` steps."""
     options = {"data": DATA, "epochs": 3, "target_delta": 1e-5, "key": KEY, "exact_key": True, **options}
-    return dpcore.torch.make_private(net, options.pop("data"), sgd() if method is None else method, **options)
+    run = dpcore.torch.make_private(net, options.pop("data"), sgd() if method is None else method, **options)
+    finish(run, stop=stop)
+    return run
 
 
 def values(net: nn.Module) -> torch.Tensor:
@@ -61,7 +77,7 @@ def public_batch(run: dpcore.torch.PrivateRun) -> Any:
 
 
 def finish(run: dpcore.torch.PrivateRun, scheduler: Any = None, stop: int | None = None) -> torch.Tensor:
-    while run.steps_taken < run.plan.steps:
+    while run.steps_taken < run.plan.steps and run.steps_taken != stop:
         for batch in run.loader:
             run.step(batch, public_batch(run))
             if scheduler is not None:
@@ -87,12 +103,18 @@ def keep_keys(run: dpcore.torch.PrivateRun, state: dict[str, Any]) -> None:
     run._engine.mechanism.keys = RunKeys.from_dict(secret | keys | {"earlier_keys": earlier, "origin": EXACT})
 
 
+def load(run: dpcore.torch.PrivateRun, state: dict[str, Any], fork: bool = False) -> dpcore.torch.PrivateRun:
+    """Go on from what `saved` returned: with the saved run's draws, or with fresh ones as users do."""
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    if not fork:
+        keep_keys(run, state["optimizer"])
+    return run
+
+
 def as_text(run: dpcore.torch.PrivateRun) -> str:
-    torch.set_printoptions(profile="full")
-    try:
+    with torch._tensor_str.printoptions(profile="full"):
         return repr(run.optimizer.state_dict())
-    finally:
-        torch.set_printoptions(profile="default")
 
 
 BANDED = NamedStrategy("banded-inverse-square-root", 4)

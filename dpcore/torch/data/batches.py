@@ -36,11 +36,8 @@ def leaves(tree: Tree) -> Iterator[torch.Tensor]:
     """Yield the tensors of the tree in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
-        for value in tree:
+    elif isinstance(tree, (Mapping, Sequence)) and not isinstance(tree, (str, bytes)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from leaves(value)
 
 
@@ -55,10 +52,7 @@ def normalize(batch: Tree) -> tuple[Tree, tuple[Tree, ...]]:
 
 
 def size(batch: Tree) -> int:
-    """Return the number of examples of a batch.
-
-    Raises `ArgumentError` if its tensors disagree about the first dimension, or one has none.
-    """
+    """Return the number of examples of a batch; refuse tensors that disagree about it."""
     counts = [tensor.shape[0] if tensor.dim() else None for tensor in leaves(batch)]
     if not counts or None in counts or len(set(counts)) != 1:
         raise ArgumentError(

@@ -15,61 +15,36 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.reachable import walk
 from dpcore.torch.randomness import GENERATORS, TRIAL, seeded
+from dpcore.torch.reachable import walk
 
 _SEARCHED = 1000
 """Items of each container of a data set that are searched for generators."""
 
 
 class Data:
-    """Batches by indices.
+    """Batches by indices, of a dataset read example by example, or of tensors and arrays, which are indexed directly.
 
-    Parameters
-    ----------
-    data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
-        A map-style dataset (``len`` and ``[i]``; a list of examples is one), a TensorDataset, or arrays ``(inputs,
-        *targets)`` of equal length in the form of a batch (see `dpcore.torch.data.batches`). Tensors and arrays are
-        indexed directly, other datasets (subclasses of TensorDataset too) example by example.
-    device : torch.device
-        Where the batches go.
-    collate_fn : callable, optional
-        Joins a list of a dataset's examples, each into one row; torch's default_collate if not given.
-    num_workers : int
-        Threads that read examples of a dataset; 0 reads them in this thread.
+    Subclasses of TensorDataset are read example by example too. A DataLoader is refused: it draws its own batches,
+    which the accounting does not cover. `collate_fn` joins a list of a dataset's examples, each into one row (torch's
+    default_collate if not given); `num_workers` threads read them, 0 is this thread.
 
-    Raises
-    ------
-    ArgumentTypeError
-        For a DataLoader (it draws its own batches, which the accounting does not cover) or an iterable dataset.
-    ArgumentError
-        If there are no examples, or tensors come with a collate_fn.
-
-    Notes
-    -----
     Nothing that an error says of a drawn batch (its size, shapes or values) may be published: sentences leave it out,
     and it stays in ``__cause__``.
     """
 
     def __init__(
-        self,
-        data: Any,
-        device: torch.device,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
+        self, data: Any, device: torch.device, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
     ) -> None:
         if isinstance(data, DataLoader):
-            raise ArgumentTypeError(
-                "data=DataLoader: pass its dataset (loader.dataset); dpcore draws the batches itself, so that the "
-                "sampling is the one that is accounted"
-            )
+            told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
+            raise ArgumentTypeError(f"data=DataLoader: pass its dataset (loader.dataset); {told}")
         self.device = device
         tree = _arrays(data)
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if tree is None and (isinstance(data, IterableDataset) or not sized):
-            raise ArgumentTypeError(
-                f"data={type(data).__name__}: must be a map-style dataset (with len and indexing) or a tuple of tensors"
-            )
+            told = "must be a map-style dataset (with len and indexing) or a tuple of tensors"
+            raise ArgumentTypeError(f"data={type(data).__name__}: {told}")
         if collate_fn is not None and tree is not None:
             if not isinstance(data, Dataset):
                 raise ArgumentError(
@@ -94,17 +69,8 @@ class Data:
     def batch(self, indices: np.ndarray[Any, np.dtype[np.int64]], seed: bytes) -> Tree:
         """Return the examples at `indices`, in that order, on the device; with none, tensors of 0 rows.
 
-        Parameters
-        ----------
-        indices : (m,) int64
-        seed : bytes
-            Of what reading and joining the examples draws; secret (see `dpcore.torch.randomness`).
-
-        Raises
-        ------
-        ArgumentError
-            If the examples cannot be joined, or not into one row each, or their rows have other shapes than example 0
-            alone: padding to the longest of a batch lets one example change the inputs of all others.
+        What reading and joining them draws follows from the secret `seed`. Refuses rows of other shapes than example 0
+        has alone: padding to the longest of a batch lets one example change the inputs of all others.
         """
         if self.tensors is not None:
             index = torch.from_numpy(np.array(indices, dtype=np.int64))
@@ -168,9 +134,8 @@ def _length(data: Any) -> int:
     try:
         return len(data)
     except (TypeError, ValueError) as cause:  # no integer, or a negative one
-        raise ArgumentTypeError(
-            f"data={type(data).__name__}: its len() must be a number of examples ({cause})"
-        ) from None
+        told = f"data={type(data).__name__}: its len() must be a number of examples ({cause})"
+        raise ArgumentTypeError(told) from None
 
 
 def _arrays(data: Any) -> Tree | None:

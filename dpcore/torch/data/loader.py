@@ -16,8 +16,8 @@ from dpcore.torch.randomness import step_seed
 class PrivateLoader:
     """Iterates over one epoch of the run's batches; the next iteration goes on where this one ended.
 
-    Every batch drawn is stepped once, in order: step t is drawn only after step t - 1 was taken. A new iteration begins
-    with the batch that was not stepped yet, if there is one, so looking at a batch is harmless.
+    Step t is drawn only after step t - 1 was taken. A new iteration begins with the batch that was not stepped yet, if
+    there is one, so looking at a batch is harmless.
     """
 
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
@@ -59,10 +59,7 @@ class PrivateLoader:
         self._pending = None
 
     def consume(self, batch: Tree) -> None:
-        """Check that this is the batch that was drawn, by its number of examples.
-
-        Raises `PrivacyError` if no batch is waiting for a step, or it has another number of examples.
-        """
+        """Check that this is the batch that was drawn, by its number of examples."""
         if self._pending is None:
             raise PrivacyError(
                 "no drawn batch is waiting for a step: take each batch from private.loader and step it exactly once"

@@ -19,23 +19,9 @@ from dpcore.torch.model.functional import refusal
 
 
 def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Refuse a model that cannot be trained example by example.
+    """Refuse a model that cannot be trained example by example, naming module, class and remedy.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-
-    Returns
-    -------
-    tuple of torch.nn.Module
-        Frozen BatchNorm modules that were accepted; they must stay in eval mode (`check_still_frozen`).
-
-    Raises
-    ------
-    ArgumentError
-        Names the module's qualified name, its class and the remedy.
-    ArgumentTypeError
-        For parameters of float16 or complex type.
+    Returns the frozen BatchNorm modules that were accepted; they must stay in eval mode (`check_still_frozen`).
     """
     frozen = []
     for name, module in model.named_modules():
@@ -55,9 +41,8 @@ def check_still_frozen(model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:
         return
     for name, module in model.named_modules():
         if module in frozen and module.training:
-            raise ArgumentError(
-                refusal(name, module, "was frozen and now is in training mode", "call its eval() again")
-            )
+            fault = "was frozen and now is in training mode"
+            raise ArgumentError(refusal(name, module, fault, "call its eval() again"))
 
 
 def _complaint(module: nn.Module) -> tuple[str, str] | None:

@@ -46,14 +46,8 @@ def peak_bytes(function: Callable[[], Any]) -> int:
 def microbatch_size(max_memory: int | str, one: int, two: int, rows: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
-    Parameters
-    ----------
-    max_memory : int or str
-        Bytes, or a text such as ``"1 GiB"``.
-    one, two : int
-        Peak bytes of the gradient of one example, and of two.
-    rows : int
-        Bytes that the step holds for each example besides: the combination of points, and working space of the clip.
+    `one` and `two` are the peak bytes of the gradient of one example and of two; `rows` are the bytes that the step
+    holds for each example besides: the combination of points, and working space of the clip.
     """
     each = max(two - one, 1) + rows
     return max((parse_memory(max_memory) - max(2 * one - two, 0)) // each, 1)

@@ -6,9 +6,8 @@ such examples at once. Points are separate parameter values handed to ``function
 are never changed and nothing is stored on them (adding a displacement in place and subtracting it again drifts). Model
 and loss get copies of the buffers and of the batch: what they write there is gone after the call.
 
-Convolutions rewritten by unfold and bmm, and weight gradients of our own, were tried for cnn-5 on a CPU (torch 2.13):
-neither was reliably faster than vmap's own grouped convolution, so there is no such special case. What a step costs
-now: ``make bench``, `asv_benchmarks/benchmarks`.
+Convolutions by unfold and bmm, and weight gradients of our own, were not reliably faster for cnn-5 on a CPU (torch
+2.13) than vmap's grouped convolution. What a step costs: ``make bench``, `asv_benchmarks/benchmarks`.
 """
 
 from __future__ import annotations
@@ -34,27 +33,13 @@ Loss = Callable[..., torch.Tensor]
 class PerExampleGradient:
     """Gradients of one model's loss, example by example, for its parameters that require gradients.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Any model that torch.func can differentiate per example.
-    loss : callable
-        ``loss(output, *targets)`` for a batch; called with batches of one example, so a mean and a sum over the batch
-        are the same.
-    vectorize : bool
-        Run a micro-batch through vmap. False takes the examples one by one: slow, for modules that vmap cannot batch
-        (torch's RNN and GRU, and all recurrent cells).
+    ``loss(output, *targets)`` is called with batches of one example, so a mean and a sum over the batch are the same.
+    With `vectorize` a micro-batch runs through vmap; without, the examples are taken one by one: slow, for modules that
+    vmap cannot batch (torch's RNN and GRU, and all recurrent cells).
 
-    Attributes
-    ----------
-    names : tuple of str
-        The parameters' names in `named_parameters` order; tied parameters stand once, under their first name.
-    draws : bool
-        Whether model or loss drew random numbers in a call on synthetic examples.
-    roots : dict
-        What is looked at for state that model and loss keep.
-    passed_over : list
-        Objects that are not: large ones that a loss may hold, such as the data.
+    `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
+    random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
+    `passed_over` are large objects that are not, such as the data.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, vectorize: bool = True) -> None:
@@ -77,40 +62,19 @@ class PerExampleGradient:
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the model's own parameters, detached and sharing memory, in the order of `names`."""
-        named = dict(self.model.named_parameters())
-        return [named[name].detach() for name in self.names]
+        return [parameter.detach() for parameter in self._trained()]
 
     def __call__(
         self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
     ) -> list[torch.Tensor]:
-        """Return the gradients of every example of a micro-batch at one point.
+        """Return the gradients of every example of a micro-batch at one point: (b, *shape) for each of `names`.
 
-        Parameters
-        ----------
-        point : sequence of torch.Tensor
-            A value for each of `names`, of its shape; need not be the model's present parameters.
-        batch : tree of torch.Tensor
-            A batch (see `dpcore.torch.data.batches`) of b >= 1 examples.
-        seed : bytes
-            Of the dropout masks (see `dpcore.torch.randomness`). The same seed gives the same masks for the same batch
-            at another point, as two-point queries need. The state of the user's generators is put back.
-        synthetic : bool
-            The batch is made up, so that an error may quote torch's words; of private data they may show values.
-
-        Returns
-        -------
-        list of torch.Tensor
-            For each of `names`, the gradients, of shape (b, *shape) and the parameter's dtype.
-
-        Raises
-        ------
-        ArgumentError
-            If torch.func cannot differentiate the model, or the loss does not return one number for one example.
+        `point` has a value for each of `names`; it need not be the model's present parameters. The same `seed` gives
+        the same dropout masks for the same batch at another point, as two-point queries need. A `synthetic` batch is
+        made up, so that an error may quote torch's words; of private data they may show values.
         """
-        if synthetic:
-            return self._gradients(point, batch, seed, synthetic)
-        self._calls += 1
-        if self._calls & (self._calls - 1):
+        self._calls += not synthetic
+        if synthetic or self._calls & (self._calls - 1):
             return self._gradients(point, batch, seed, synthetic)
         # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
         before = self.held()
@@ -130,13 +94,11 @@ class PerExampleGradient:
         """Return what model and loss hold at this moment, beside parameters."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
 
-    def _gradients(
-        self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes, synthetic: bool
-    ) -> list[torch.Tensor]:
+    def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[torch.Tensor]:
         # Whatever model or loss write to the batch, another point and the caller see it as it was.
         inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
         point = tuple(value.detach() for value in point)
-        trained = {id(p): place for p, place in zip(self._trained(), range(len(point)), strict=True)}
+        trained = {id(p): place for place, p in enumerate(self._trained())}
         places, rest = {}, {}
         for name, tensor in slots(self.model):
             if id(tensor) in trained:

@@ -9,7 +9,6 @@ modules return before the ones that contain them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,19 +30,9 @@ Calls = list[tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]]
 
 
 def probe(model: nn.Module, example: Tree) -> None:
-    """Refuse a model whose examples mix or whose forward pass changes its buffers or parameters.
+    """Refuse a model that mixes examples or changes its buffers or parameters in forward, naming the first module.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It runs on copies of its parameters and buffers.
-    example : tree of torch.Tensor
-        The model's inputs; only shapes, dtypes and devices are read.
-
-    Raises
-    ------
-    ArgumentError
-        Names the first module that mixes, or that changes a buffer or parameter.
+    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read.
     """
     first = batches.synthetic(example, EXAMPLES, seed=0)
     _run(model, first)  # what is filled once is filled for all
@@ -56,8 +45,8 @@ def _run(model: nn.Module, inputs: Tree) -> Calls:
     calls: Calls = []
 
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        ins = [t.detach().clone() for t in _tensors((args, kwargs))]
-        calls.append((module, ins, [t.detach().clone() for t in _tensors(output)]))
+        ins = [t.detach().clone() for t in batches.leaves((args, kwargs))]
+        calls.append((module, ins, [t.detach().clone() for t in batches.leaves(output)]))
 
     state = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in slots(model)}
     versions = {name: tensor._version for name, tensor in state.items()}
@@ -117,17 +106,6 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
         if not torch.allclose(x, y, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True):
             return False
     return True
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _tensors(value)
 
 
 def _replace_row(tree: Tree, source: Tree) -> Tree:

@@ -19,8 +19,8 @@ import torch
 from torch._C import _functorch
 from torch.nn.modules import module as torchs_own
 
-from dpcore.torch.model.reachable import ITEMS, PLAIN, attributes, global_names, is_own, walk
 from dpcore.torch.randomness import GENERATORS, generator_state, same_state, set_generator_state
+from dpcore.torch.reachable import ITEMS, PLAIN, attributes, global_names, is_own, walk
 
 GLOBAL_HOOKS = {
     f"torch.nn.modules.module.{name}": getattr(torchs_own, name)
@@ -38,15 +38,7 @@ def keeps(path: str) -> str:
 
 
 class Snapshot:
-    """The values of everything reachable from some objects, at one moment.
-
-    Parameters
-    ----------
-    roots : mapping of str to object
-        By the names with which paths begin.
-    skip : sequence of object
-        Objects to pass over.
-    """
+    """The values of everything reachable from some objects, at one moment; `skip` is passed over."""
 
     def __init__(self, roots: Mapping[str, Any], skip: Sequence[Any] = ()) -> None:
         self._values: dict[str, list[Any]] = {}
@@ -74,7 +66,7 @@ class Snapshot:
         if isinstance(value, GENERATORS):
             state = generator_state(value)
             self._undo.append(lambda: set_generator_state(value, state))
-            return _State(state)
+            return state
         if isinstance(value, functools._lru_cache_wrapper):
             misses = value.cache_info().misses
             self._undo.append(lambda: None if value.cache_info().misses == misses else value.cache_clear())
@@ -118,13 +110,6 @@ class Snapshot:
 
         self._undo.append(undo)
         return kept
-
-
-class _State:
-    """A generator's state, to be compared as such."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
 
 
 def _items(container: Any) -> list[Any]:
@@ -173,6 +158,6 @@ def _same(left: Any, right: Any) -> bool:
         )
     if isinstance(left, np.ndarray):
         return bool((left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes()))
-    if isinstance(left, _State):
-        return same_state(left.state, right.state)
+    if isinstance(left, dict):  # the state of a generator
+        return same_state(left, right)
     return left is right or repr(left) == repr(right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,38 +15,27 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.model.probe import probe, unlike
-from dpcore.torch.model.reachable import walk
 from dpcore.torch.model.state_probe import Snapshot, keeps
+from dpcore.torch.reachable import walk
 
 
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
     """Refuse a model that mixes examples, and a model or loss that cannot be differentiated or that keeps anything.
 
-    Parameters
-    ----------
-    gradient : PerExampleGradient
-        Its model runs in training mode and in the mode it is in.
-    example : tree of torch.Tensor
-        A batch, of which only shapes, dtypes and devices are read.
-    frozen : tuple of torch.nn.Module
-        Modules that stay in the mode they are in.
-
-    Raises
-    ------
-    ArgumentError
-        Names the first module that mixes, or what is kept and where.
+    The model runs in training mode and in the mode it is in, but for `frozen` modules. Of the batch `example` only
+    shapes, dtypes and devices are read.
     """
-    model = gradient.model
+    model, inputs = gradient.model, batches.normalize(example)[0]
     _check_registered(model)
     start = Snapshot(gradient.roots, gradient.passed_over)
     try:
         for training in sorted({model.training, True}):
-            for check in (_try_forward, _try_gradient):
+            for check in (partial(probe, model, inputs), partial(_try_gradient, gradient, example)):
                 start.restore()
                 for module in model.modules():
                     if module not in frozen:
                         module.training = training  # not train(): a model may override it to keep parts frozen
-                check(gradient, example)
+                check()
     finally:
         start.restore()
 
@@ -73,10 +63,6 @@ def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 
     return (made, *filled) if filled else made
 
 
-def _try_forward(gradient: PerExampleGradient, example: Tree) -> None:
-    probe(gradient.model, batches.normalize(example)[0])
-
-
 def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
     """Differentiate unlike examples, from the same start and one after the other: all must leave the same.
 
@@ -100,10 +86,8 @@ def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
         raise ArgumentError(keeps(path))
     for name, now, once in zip(gradient.names, later, first, strict=True):
         if not torch.allclose(now, once, rtol=1e-3, atol=1e-3 * once.abs().max().item(), equal_nan=True):
-            raise ArgumentError(
-                f"gradient of {name!r} of one example: depends on whether others came before it; model and loss must "
-                "not tell the first example from later ones"
-            )
+            told = "depends on whether others came before it; model and loss must not tell the first from later ones"
+            raise ArgumentError(f"gradient of {name!r} of one example: {told}")
 
 
 class _Calls(TorchFunctionMode):

@@ -21,20 +21,9 @@ _SAME_NOISE = 1e-6
 def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Refuse a state that this run cannot go on from: what passes here can be loaded.
 
-    Parameters
-    ----------
-    engine : Engine
-    state : mapping
-        The saved state.
-    present : mapping
-        This run's own, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like.
-
-    Raises
-    ------
-    ArgumentError
-        Names the first setting that differs (the steps already taken were released under the saved settings, and the
-        plan would account for them under its own), or what is missing or of another form; never a value of the secret
-        part.
+    `present` is this run's own state, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like. Names the
+    first setting that differs (the steps already taken were released under the saved settings, and the plan would
+    account for them under its own), or what is missing or of another form; never a value of the secret part.
     """
     if "secret" not in state or "public" not in state:
         raise ArgumentError(
@@ -90,15 +79,13 @@ def _check_branches(public: Mapping[str, Any]) -> None:
     """Refuse branches of which cannot be told which rows left: those of the present one lead to the state's step."""
     known, present = public["branches"], public["branch"]
     fits = isinstance(known, Mapping) and present in known
-    for parent, first, mark in map(_branch, known.values() if fits else ()):
+    for item in known.values() if fits else ():
+        parts: Any = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
+        parent, first, mark = parts
         fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
         fits = fits and (parent in known if parent else True)
     if not fits or not known[present][1] <= public["step"] == known[present][2]:
         raise ArgumentError("state_dict['dpcore']: its branches must be [parent, first, mark] by name")
-
-
-def _branch(item: Any) -> tuple[Any, Any, Any]:
-    return tuple(item) if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
 
 
 def _check_recorded(recorded: Any, dimension: int) -> None:

@@ -59,10 +59,7 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
 def load(engine: Engine, state: Mapping[str, Any]) -> None:
     """Take over a state that `dpcore.torch.state.check_state.check` accepted.
 
-    Raises
-    ------
-    DataError, PrivacyError
-        Where a ledger does not allow it; nothing was changed then.
+    Where a ledger does not allow it (DataError, PrivacyError), nothing was changed.
     """
     public, secret = dict(state["public"]), dict(state["secret"])
     mechanism, before = engine.mechanism, engine.mechanism.plan

@@ -16,19 +16,16 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentTypeError
 
-_FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16"}
-_NAMES = {**_FLOATS, "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16"}
+_NAMES |= {"int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
 def encode(
     tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], dtypes: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return the bytes of a .safetensors file, with the tensors in this order.
+    """Return the bytes of a .safetensors file, tensors in this order, with `metadata` as free text in the header.
 
-    `metadata` is free text for the header. `dtypes` holds the format's name of a tensor's type where NumPy has none:
-    "BF16" for bits that are given as int16.
-
-    Raises `ArgumentTypeError` for a dtype that the format does not have.
+    `dtypes` has the format's name of a tensor's type where NumPy has none: "BF16" for bits that are given as int16.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     blocks, offset = [], 0

@@ -9,7 +9,7 @@ import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.stages.clipping import AdaptiveClip
-from tests.unit.torch_runs import finish, keep_keys, model, saved, sgd, start, values
+from tests.unit.torch_runs import finish, load, model, saved, sgd, start, values
 
 METHOD = sgd(noise_multiplier=0.7, adaptive_clip=AdaptiveClip())
 
@@ -17,16 +17,11 @@ METHOD = sgd(noise_multiplier=0.7, adaptive_clip=AdaptiveClip())
 def test_a_resumed_run_goes_on_with_the_norm_bit_for_bit() -> None:
     straight = start(model(), METHOD)
     whole = finish(straight)
-    first = start(model(), METHOD)
-    finish(first, stop=5)
+    first = start(model(), METHOD, stop=5)
     state = saved(first)
     assert "clip_norms" in state["optimizer"]["dpcore"]["public"]
     for fork in (False, True):
-        resumed = start(model(), METHOD, key=None, exact_key=False)
-        resumed.model.load_state_dict(state["model"])
-        resumed.optimizer.load_state_dict(state["optimizer"])
-        if not fork:
-            keep_keys(resumed, state["optimizer"])
+        resumed = load(start(model(), METHOD, key=None, exact_key=False), state, fork)
         assert resumed.clip_norms == straight.clip_norms[:6]
         assert resumed.clip_norms[-1] != 1.0
         end = finish(resumed)
@@ -39,8 +34,7 @@ def test_a_resumed_run_goes_on_with_the_norm_bit_for_bit() -> None:
     [lambda n: n[:-1], lambda n: [*n[:-1], math.nan], lambda n: [*n[:-1], 1e7], lambda n: [*n[:-1], -1.0], lambda _: 3],
 )
 def test_damaged_norms_are_refused_and_nothing_is_changed(damage) -> None:
-    run = start(model(), METHOD)
-    finish(run, stop=3)
+    run = start(model(), METHOD, stop=3)
     state, before = saved(run), run.clip_norms
     public = state["optimizer"]["dpcore"]["public"]
     public["clip_norms"] = damage(public["clip_norms"])
@@ -50,8 +44,7 @@ def test_damaged_norms_are_refused_and_nothing_is_changed(damage) -> None:
 
 
 def test_other_adaptive_settings_are_another_run() -> None:
-    run = start(model(), METHOD)
-    finish(run, stop=3)
+    run = start(model(), METHOD, stop=3)
     state = saved(run)["optimizer"]
     fixed = start(model(), sgd(noise_multiplier=0.7))
     assert fixed.clip_norms is None
@@ -67,10 +60,3 @@ def test_calibration_keeps_the_target_and_raises_the_noise_on_the_gradients_alon
     assert run.plan.event.noise_multiplier == run.plan.noise_multiplier < run.plan.gradient_noise_multiplier
     with pytest.raises(PrivacyError, match="must be more than half of noise_multiplier"):
         start(model(), sgd(noise_multiplier=None, adaptive_clip=AdaptiveClip()), target_epsilon=0.1)
-
-
-def test_recorded_gradients_are_not_of_one_noise() -> None:
-    run = start(model(), METHOD)
-    run.record_gradients(5)
-    finish(run, stop=3)
-    assert run.recorded["white_noise"] is False

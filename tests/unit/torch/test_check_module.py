@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from dpcore.torch.model.check_module import check_module, check_still_frozen
 from dpcore.torch.model.models import build
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.model.trial import try_out
+from tests.unit.torch_runs import Tied
 
 IMAGES = torch.zeros(1, 1, 8, 8)
 ROWS = torch.zeros(1, 6)
@@ -94,70 +97,34 @@ class LastAlone(nn.Module):
         return self.lstm(x)[0][:, -1]
 
 
+# fmt: off
 REFUSED = {
     "batchnorm": (conv_bn, IMAGES, "'1.0'", "BatchNorm2d", "GroupNorm(4, 8)"),
     "sync batchnorm": (lambda: nn.Sequential(nn.SyncBatchNorm(6)), ROWS, "'0'", "SyncBatchNorm", "GroupNorm"),
     "instancenorm": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
-        IMAGES,
-        "'1'",
-        "InstanceNorm2d",
-        "track_running_stats=False",
-    ),
+        IMAGES, "'1'", "InstanceNorm2d", "track_running_stats=False"),
     "lstm": (lambda: LastAlone(False), SEQUENCES, "'lstm'", "LSTM", "batch_first=True"),
     "attention": (
         lambda: nn.TransformerEncoderLayer(6, 2, 8),
-        SEQUENCES,
-        "'self_attn'",
-        "MultiheadAttention",
-        "batch_first=True",
-    ),
+        SEQUENCES, "'self_attn'", "MultiheadAttention", "batch_first=True"),
     "embedding max_norm": (
-        lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)),
-        TOKENS,
-        "'0'",
-        "Embedding",
-        "max_norm=None",
-    ),
+        lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), TOKENS, "'0'", "Embedding", "max_norm=None"),
     "embedding sparse": (lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True)), TOKENS, "'0'", "Embedding", "sparse="),
     "custom mixer": (
         lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), Center()), nn.Linear(6, 2)),
-        ROWS,
-        "'1.1'",
-        "Center",
-        "GroupNorm",
-    ),
+        ROWS, "'1.1'", "Center", "GroupNorm"),
     "mixer that checks its inputs": (
-        lambda: nn.Sequential(nn.Linear(6, 6), Picky()),
-        ROWS,
-        "'1'",
-        "Picky",
-        "GroupNorm",
-    ),
+        lambda: nn.Sequential(nn.Linear(6, 6), Picky()), ROWS, "'1'", "Picky", "GroupNorm"),
     "faint mixer": (
-        lambda: nn.Sequential(nn.Linear(6, 6), Center(1e-12), nn.Linear(6, 2)),
-        ROWS,
-        "'1'",
-        "Center",
-        "GroupNorm",
-    ),
+        lambda: nn.Sequential(nn.Linear(6, 6), Center(1e-12), nn.Linear(6, 2)), ROWS, "'1'", "Center", "GroupNorm"),
     "mixes in training mode only": (
-        lambda: nn.Sequential(nn.Linear(6, 6), OnlyInTraining()).eval(),
-        ROWS,
-        "'1'",
-        "OnlyInTraining",
-        "GroupNorm",
-    ),
-    "mixes tokens": (
-        lambda: nn.Sequential(nn.Embedding(9, 4), Center()),
-        TOKENS,
-        "'1'",
-        "Center",
-        "GroupNorm",
-    ),
+        lambda: nn.Sequential(nn.Linear(6, 6), OnlyInTraining()).eval(), ROWS, "'1'", "OnlyInTraining", "GroupNorm"),
+    "mixes tokens": (lambda: nn.Sequential(nn.Embedding(9, 4), Center()), TOKENS, "'1'", "Center", "GroupNorm"),
     "buffer in place": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(False)), ROWS, "'1'", "Counter", "eval()"),
-    "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()"),
+    "buffer replaced": (lambda: nn.Sequential(nn.Linear(6, 2), Counter(True)), ROWS, "'1'", "Counter", "eval()")
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
@@ -172,17 +139,6 @@ def test_refused_with_name_class_and_remedy(case: tuple) -> None:
     assert "\n" not in str(caught.value)
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name])
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 4)
-        self.out = nn.Linear(4, 9, bias=False)
-        self.out.weight = self.embed.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.embed(tokens)).mean(1)
 
 
 ACCEPTED = {
@@ -217,34 +173,26 @@ def test_harmless_models_pass_and_stay_as_they_are(case: tuple, training: bool) 
     assert all(p.grad is None for p in model.parameters())
 
 
-class Hidden(nn.Module):
+class Hidden(nn.Linear):
     """Holds layers or a weight that torch does not know of."""
 
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.out = nn.Linear(6, 2)
-        if how == "list":
-            self.layers = [nn.Linear(6, 6)]
-        elif how == "dict":
-            self.layers = {"first": nn.Linear(6, 6)}  # type: ignore[assignment]
-        else:
-            self.weight = torch.ones(6, requires_grad=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        layers = getattr(self, "layers", [])
-        for layer in layers.values() if isinstance(layers, dict) else layers:
-            x = layer(x)
-        return self.out(x * getattr(self, "weight", 1.0))
+    def __init__(self, own: Any) -> None:
+        super().__init__(6, 2)
+        self.own = own
 
 
 @pytest.mark.parametrize(
-    ("how", "path"),
-    [("list", "model.layers[0].weight"), ("dict", "model.layers.first.weight"), ("tensor", "model.weight")],
+    ("own", "path"),
+    [
+        ([nn.Linear(6, 6)], "model.own[0].weight"),
+        ({"first": nn.Linear(6, 6)}, "model.own.first.weight"),
+        (torch.ones(6, requires_grad=True), "model.own"),
+    ],
+    ids=["list", "dict", "tensor"],
 )
-def test_what_is_not_registered_is_refused_by_name(how: str, path: str) -> None:
-    model = Hidden(how)
+def test_what_is_not_registered_is_refused_by_name(own: Any, path: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        check(model, ROWS)
+        check(Hidden(own), ROWS)
     assert str(caught.value).startswith(f"{path} requires gradients and is not registered")
     assert "ModuleList" in str(caught.value)
 
@@ -255,17 +203,13 @@ def test_a_scripted_model_is_refused_by_name() -> None:
         check(nn.Sequential(torch.jit.script(nn.Linear(6, 2))), ROWS)
 
 
-class Renormed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((9, 4), 5.0))
-
+class Renormed(nn.Embedding):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return nn.functional.embedding(tokens, self.weight, max_norm=1.0)
 
 
 def test_a_refused_model_keeps_its_weights() -> None:
-    model = Renormed()
+    model = Renormed(9, 4, _weight=torch.full((9, 4), 5.0))
     with pytest.raises(ArgumentError, match=r"the model itself .Renormed. changes its parameter 'weight' in forward"):
         check(model, TOKENS)
     assert torch.equal(model.weight, torch.full((9, 4), 5.0))
@@ -273,7 +217,10 @@ def test_a_refused_model_keeps_its_weights() -> None:
 
 def test_frozen_batchnorm_is_accepted_while_it_stays_frozen() -> None:
     model = conv_bn()
-    model[1].eval().requires_grad_(False)
+    model[1].eval()
+    with pytest.raises(ArgumentError, match="requires_grad_"):
+        check(model, IMAGES)
+    model[1].requires_grad_(False)
     frozen = check(model, IMAGES)
     assert frozen == (model[1][0],)
     check_still_frozen(model, frozen)
@@ -282,22 +229,12 @@ def test_frozen_batchnorm_is_accepted_while_it_stays_frozen() -> None:
         check_still_frozen(model, frozen)
 
 
-def test_eval_batchnorm_with_trained_scale_is_refused() -> None:
-    model = conv_bn()
-    model[1].eval()
-    with pytest.raises(ArgumentError, match="requires_grad_"):
-        check(model, IMAGES)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64])
-def test_dtypes_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(ArgumentTypeError, match="'weight' has dtype"):
-        check_module(nn.Linear(3, 2, dtype=dtype))
-
-
-def test_frozen_half_parameters_are_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    model[0].half().requires_grad_(False)
+def test_dtypes_refused_where_they_are_trained(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(3, 2, dtype=dtype), nn.Linear(2, 2))
+    with pytest.raises(ArgumentTypeError, match=r"'0\.weight' has dtype"):
+        check_module(model)
+    model[0].requires_grad_(False)
     check_module(model)
 
 

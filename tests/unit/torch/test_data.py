@@ -25,7 +25,7 @@ import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
 from dpcore.torch.model.state_probe import Snapshot
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, sgd, start
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start
 
 
 class Rows(Dataset):
@@ -38,14 +38,12 @@ class Rows(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
-    ends = []
     read_only = DATA[0].numpy().copy()
     read_only.flags.writeable = False
-    for data in (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]]):
-        run = start(model(), data=data, num_workers=workers)
-        ends.append(finish(run))
-    for end in ends[1:]:
-        assert torch.equal(end, ends[0])
+    kinds = (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]])
+    kinds = (*kinds, ({"input": DATA[0]}, DATA[1]), list(zip(*DATA, strict=True)))
+    ends = [finish(start(model(), data=data, num_workers=workers)) for data in kinds]
+    assert all(torch.equal(end, ends[0]) for end in ends[1:])
 
 
 def test_empty_draw_from_a_dataset_has_shapes_and_dtypes() -> None:
@@ -82,10 +80,7 @@ def drawn(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.T
     net = model()
     run = fresh()
     if fork is not None:
-        state, run = run.optimizer.state_dict(), fresh()
-        run.optimizer.load_state_dict(state)
-        if not fork:
-            keep_keys(run, state)
+        run = load(fresh(), saved(run), fork)
     before = torch.get_rng_state()
     result = []
     for batch in run.loader:
@@ -146,12 +141,11 @@ def test_draws_of_the_data_sets_own_generators_follow_from_the_key(kind: str, co
         data = Noisy(kind, collates, lazily)
         for _ in range(used):
             data.drawn()
-        before = Snapshot({"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand})  # type: ignore[attr-defined]
+        users = {"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand}  # type: ignore[attr-defined]
+        before = Snapshot(users)
         run = start(model(), data=data, collate_fn=data.join if collates else None, key=key, sampling="fixed_order")
         inputs, _ = next(iter(run.loader))
-        assert used == 0 or not before.changed(
-            Snapshot({"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand})  # type: ignore[attr-defined]
-        )
+        assert used == 0 or not before.changed(Snapshot(users))
         return inputs
 
     drawn = batch(KEY, 0)
@@ -205,19 +199,16 @@ class Lengthless(Rows):
         raise TypeError("no length")
 
 
+# fmt: off
 ARGUMENTS_REFUSED = {
     "a mapping of names": (lambda: {"data": {"train": Rows()}}, r"data\['train'\]=Rows: must be a tensor or an array"),
-    "a tuple of lists": (
-        lambda: {"data": (DATA[0].tolist(), [0] * 30)},
-        r"data\[0\]\[0\]\[0\]=float: must be a tensor",
-    ),
+    "a tuple of lists": (lambda: {"data": (DATA[0].tolist(), [0] * 30)}, r"data\[0\]\[0\]\[0\]=float: must be a"),
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
     "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers in its examples"),
     "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers in its examples"),
     "token lists": (
         lambda: {"data": [{"input_ids": [1, 2, 3], "labels": 0}] * 30},
-        "lists of numbers in its examples: must be tensors or arrays",
-    ),
+        "lists of numbers in its examples: must be tensors or arrays"),
     "texts": (lambda: {"data": [{"text": "a", "labels": 0}] * 30}, "batch='str': a batch holds tensors"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
     "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
@@ -239,58 +230,47 @@ ARGUMENTS_REFUSED = {
     "both": (lambda: {"target_epsilon": 3.0}, "already has noise_multiplier"),
     "no delta": (
         lambda: {"method": sgd(noise_multiplier=None), "target_epsilon": 3.0, "target_delta": None},
-        "target_delta=None",
-    ),
+        "target_delta=None"),
     "delta": (lambda: {"target_delta": 1.0}, "target_delta=1.0"),
     "epsilon": (lambda: {"method": sgd(noise_multiplier=None), "target_epsilon": -3.0}, "target_epsilon=-3.0"),
     "no batch size": (lambda: {"method": sgd(batch_size=None)}, "batch_size=None"),
     "batch too large": (lambda: {"method": sgd(batch_size=31)}, "batch_size=31"),
     "sampling": (lambda: {"sampling": "poison"}, "did you mean 'poisson'"),
     "correlated noise": (
-        lambda: {"method": dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8)},
-        "sampler=PoissonSampler: correlated noise.*sampling='fixed-order'",
-    ),
+        lambda: {"method": METHODS["memf"](8)}, "sampler=PoissonSampler: correlated noise.*sampling='fixed-order'"),
     "independent moments": (
         lambda: {"method": METHODS["adam independent"](8)},
-        "sampler=PoissonSampler: independent moments need a hard maximum.*sampling='fixed-order'",
-    ),
+        "sampler=PoissonSampler: independent moments need a hard maximum.*sampling='fixed-order'"),
     "joint moments": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "fixed_size"},
-        "sampler=FixedSizeSampler: joint moments.*sampling='fixed-order'",
-    ),
+        "sampler=FixedSizeSampler: joint moments.*sampling='fixed-order'"),
     "joint moments of a cut batch": (
         lambda: {"method": METHODS["adam joint"](8), "sampling": "truncated_poisson"},
-        "sampler=TruncatedPoissonSampler: joint moments.*sampling='fixed-order'",
-    ),
+        "sampler=TruncatedPoissonSampler: joint moments.*sampling='fixed-order'"),
     "maximum of another sampler": (lambda: {"max_batch_size": 12}, "is only for sampling 'truncated-poisson'"),
     "maximum below the batch size": (
         lambda: {"sampling": "truncated_poisson", "max_batch_size": 7},
-        "max_batch_size=7: must be at least the expected batch size 8",
-    ),
+        "max_batch_size=7: must be at least the expected batch size 8"),
     "groups of another sampler": (lambda: {"groups": 2}, "groups=2: is only for sampling 'cyclic-poisson'"),
     "no groups": (lambda: {"sampling": "cyclic_poisson"}, "groups=None: must be given with sampling 'cyclic-poisson'"),
     "users of other data": (
         lambda: {"sampling": UserSampler(PoissonSampler(dataset_size=8, batch_size=8), range(8), 1)},
-        "user_of_example of length 8: must name the user of each of the 30,",
-    ),
+        "user_of_example of length 8: must name the user of each of the 30,"),
     "correlated noise with a sampler": (
         lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},
-        "sampler=PoissonSampler",
-    ),
-    "sampler of other data": (
-        lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)},
-        "must be 30",
-    ),
-    "sampler of other batch": (
-        lambda: {"sampling": FixedOrderSampler(dataset_size=30, batch_size=10)},
-        "batch_size=8",
-    ),
+        "sampler=PoissonSampler"),
+    "sampler of other data": (lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)}, "must be 30"),
+    "sampler of other batch": (lambda: {"sampling": FixedOrderSampler(dataset_size=30, batch_size=10)}, "batch_size=8"),
+    "option of a sampler": (
+        lambda: {"sampling": PoissonSampler(dataset_size=30, batch_size=8), "groups": 2},
+        "groups=2: is only for a sampling by name"),
     "epochs and steps": (lambda: {"steps": 3}, "exactly one"),
     "epochs": (lambda: {"epochs": 0}, "epochs=0"),
     "memory": (lambda: {"max_memory": "plenty"}, "max_memory='plenty'"),
     "microbatch": (lambda: {"microbatch_size": 0}, "microbatch_size=0"),
-    "method": (lambda: {"method": "disk"}, "dpcore.Method"),
+    "method": (lambda: {"method": "disk"}, "dpcore.Method")
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", ARGUMENTS_REFUSED)
@@ -347,17 +327,12 @@ def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> No
 def test_models_refused() -> None:
     with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
         start(lambda x: x)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"BatchNorm1d.*GroupNorm"):
-        start(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)))
     mixed = model()
     mixed[0].double()
     with pytest.raises(DpcoreError):
         start(mixed)
     with pytest.raises(ArgumentTypeError, match="float16"):
         start(model().half())
-
-
-def test_inputs_that_the_model_cannot_take_are_refused_at_once() -> None:
     with pytest.raises(ArgumentError, match="synthetic"):
         start(nn.Linear(6, 3))
 
@@ -370,14 +345,14 @@ def test_changes_of_the_model_after_make_private_are_refused() -> None:
         change(net)
         run.step(batch)
 
-    with pytest.raises(ArgumentError, match=r"'2\.weight' was replaced, removed or frozen"):
-        stepped(lambda net: net.__setitem__(2, nn.Linear(7, 3)))
-    with pytest.raises(ArgumentError, match=r"'0\.weight' was replaced, removed or frozen"):
-        stepped(lambda net: net[0].requires_grad_(False))
-    with pytest.raises(ArgumentError, match=r"'3\.weight' was added"):
-        stepped(lambda net: net.append(nn.Linear(3, 3)))
-    with pytest.raises(ArgumentError, match="changed from"):
-        stepped(lambda net: net.double())
+    for change, words in (
+        (lambda net: net.__setitem__(2, nn.Linear(7, 3)), r"'2\.weight' was replaced, removed or frozen"),
+        (lambda net: net[0].requires_grad_(False), r"'0\.weight' was replaced, removed or frozen"),
+        (lambda net: net.append(nn.Linear(3, 3)), r"'3\.weight' was added"),
+        (lambda net: net.double(), "changed from"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            stepped(change)
 
 
 def test_a_frozen_batchnorm_must_stay_frozen() -> None:
@@ -416,11 +391,6 @@ def test_mappings_of_inputs_reach_the_model_by_keyword() -> None:
         assert torch.equal(finish(run), end)
 
 
-@pytest.mark.parametrize("data", [({"input": DATA[0]}, DATA[1]), list(zip(*DATA, strict=True))])
-def test_inputs_by_name_and_lists_of_examples(data: Any) -> None:
-    assert torch.equal(finish(start(model(), data=data)), finish(start(model())))
-
-
 def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU the meta device stands in: any device but the CPU takes the same branch."""
     with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
@@ -439,30 +409,20 @@ def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPa
     working.check_place(Triton(), model().double().float())  # type: ignore[arg-type]
 
 
-def test_epsilon_grows_to_the_target() -> None:
-    run = start(model(), sgd(noise_multiplier=None), target_epsilon=2.0)
-    assert run.epsilon() == 0
-    spent = []
-    for batch in run.loader:
-        run.step(batch)
-        spent.append(run.epsilon())
-    assert spent == sorted(spent)
-    finish(run)
-    assert 1.99 < run.epsilon() <= 2.0
-    assert run.statement().best_epsilon == run.epsilon()
-    assert run.statement(1e-6).best_epsilon > 2.0
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
 def test_epsilon_is_the_statements_under_every_sampler(sampling: str) -> None:
     run = start(model(), sgd(noise_multiplier=None), sampling=sampling, target_epsilon=4.0)
-    finish(run, stop=5)
-    statement = run.statement()
-    assert 0 < run.epsilon() == statement.best_epsilon < 4.0
-    assert statement.epsilon == {name: run.epsilon(accountant=name) for name in statement.epsilon}
-    finish(run)
+    spent = [run.epsilon()]
+    for stop in (1, 5, 12):
+        finish(run, stop=stop)
+        statement = run.statement()
+        spent.append(statement.best_epsilon)
+        assert run.epsilon() == statement.best_epsilon
+        assert statement.epsilon == {name: run.epsilon(accountant=name) for name in statement.epsilon}
+    assert spent[0] == 0 < spent[1] <= spent[2] < spent[3] <= 4.0 or sampling == "fixed_order"
     assert run.epsilon() <= 4.0
     assert run.epsilon() == pytest.approx(4.0, rel=1e-2)
+    assert run.statement(1e-6).best_epsilon > 4.0
 
 
 def test_without_a_target_delta_one_must_be_asked_for() -> None:

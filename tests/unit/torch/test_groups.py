@@ -17,30 +17,26 @@ from dpcore.torch.groups import PRIVACY_SETTINGS
 from tests.unit.torch_runs import METHODS, finish, model, sgd, start, values
 
 
-def test_is_a_torch_optimizer_with_the_methods_settings() -> None:
-    run = start(model(), dpcore.methods.dp_adam(lr=0.1, betas=(0.8, 0.95), noise_multiplier=1.0, batch_size=8))
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (METHODS["adam"](8), {"lr": 0.05, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
+        (METHODS["adagrad"](8), {"lr": 0.05, "weight_decay": 0.0, "eps": 0.0}),
+        (METHODS["accelerated_srgd"](8), {"lr": 0.01}),
+    ],
+)
+def test_is_a_torch_optimizer_with_the_methods_settings(method: dpcore.Method, settings: dict[str, Any]) -> None:
+    run = start(model(), method, sampling="fixed_order")
     assert isinstance(run.optimizer, torch.optim.Optimizer)
     (group,) = run.optimizer.param_groups
-    assert {key: group[key] for key in group if key != "params"} == {
-        "lr": 0.1,
-        "betas": (0.8, 0.95),
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-    }
-    assert run.optimizer.defaults["betas"] == (0.8, 0.95)
+    assert {key: group[key] for key in group if key != "params"} == settings == run.optimizer.defaults
 
 
 SCHEDULERS = {
     "cosine": (sgd, lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=12)),
     "lambda": (sgd, lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.0 if t == 2 else 1 / (1 + t))),
-    "one cycle": (
-        lambda: dpcore.methods.dp_adam(lr=0.1, noise_multiplier=1.0, batch_size=8),
-        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12),
-    ),
-    "one cycle momentum": (
-        lambda: sgd(base="nesterov"),
-        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12),
-    ),
+    "one cycle": (lambda: METHODS["adam"](8), lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12)),
+    "momentum": (lambda: sgd(base="nesterov"), lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12)),
     "warm up, then exponential": (
         sgd,
         lambda o: lr_scheduler.SequentialLR(
@@ -98,15 +94,6 @@ def test_groups_have_their_own_learning_rates() -> None:
     other.step(next(iter(other.loader)))
     assert torch.equal(values(twin[2]), values(one[2]))
     assert not torch.equal(values(twin[0]), values(one[0]))
-
-
-def test_groups_of_every_update() -> None:
-    adagrad = start(model(), dpcore.methods.dp_adagrad(lr=0.1, eps=0.5, noise_multiplier=1.0, batch_size=8))
-    assert adagrad.optimizer.defaults == {"lr": 0.1, "weight_decay": 0.0, "eps": 0.5}
-    accelerated = start(
-        model(), dpcore.methods.accelerated_srgd(lr=0.1, noise_multiplier=1.0, batch_size=8), sampling="fixed_order"
-    )
-    assert accelerated.optimizer.defaults == {"lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +165,7 @@ GROUPS_REFUSED = {
     "outer momentum": (lambda n: [{"params": n.parameters(), "outer_momentum": 0.9}], "outer_momentum"),
     "unknown setting": (lambda n: [{"params": n.parameters(), "weight_decy": 0.1}], "did you mean 'weight_decay'"),
     "setting of another update": (lambda n: [{"params": n.parameters(), "betas": (0.9, 0.99)}], "betas"),
+    "setting of no momentum": (lambda n: [{"params": n.parameters(), "momentum": 0.1}], "momentum"),
     "left out": (lambda n: n[0].parameters(), "'2.weight' requires gradients and is in no group"),
     "foreign": (lambda n: [*n.parameters(), nn.Parameter(torch.zeros(2))], "do not belong to the model"),
     "empty": (lambda n: [], "must hold parameters"),
@@ -190,13 +178,6 @@ def test_groups_refused(name: str) -> None:
     net = model()
     with pytest.raises(DpcoreError, match=words):
         start(net, params=make(net))
-
-
-def test_the_accelerated_method_has_no_weight_decay() -> None:
-    net = model()
-    method = METHODS["accelerated_srgd"](8)
-    with pytest.raises(ArgumentError, match="weight_decay"):
-        start(net, method, sampling="fixed_order", params=[{"params": net.parameters(), "weight_decay": 0.1}])
 
 
 def test_no_group_can_be_added_later() -> None:

@@ -19,7 +19,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.updates.galore import GaLore
-from tests.unit.torch_runs import KEY, METHODS
+from tests.unit.torch_runs import KEY, METHODS, start
 
 EXAMPLES, DIMENSION, STEPS = 14, 9, 11
 RNG = np.random.default_rng(5)
@@ -73,19 +73,10 @@ def on_arrays(name: str, record: bool) -> Any:
 
 def on_torch(name: str, record: bool) -> dpcore.torch.PrivateRun:
     method, sampler = method_and_sampler(name)
-    run = dpcore.torch.make_private(
-        Logistic(),
-        (A, LABELS),
-        method,
-        loss=loss,
-        sampling=sampler,
-        steps=STEPS,
-        key=KEY,
-        exact_key=True,
-        microbatch_size=2,
-        private_diagnostics=record,
-        target_delta=1e-5,
-    )
+    run = start(
+        Logistic(), method, data=(A, LABELS), loss=loss, sampling=sampler, steps=STEPS, epochs=None, microbatch_size=2,
+        private_diagnostics=record
+    )  # fmt: skip
     if record:
         run.record_gradients(1000)
     public = method.update.second_moment == "public"
@@ -127,17 +118,15 @@ def test_galore_is_that_of_the_mechanism_and_leaves_kernels_alone() -> None:
         lr=0.05, galore=GaLore(2, every=3), noise_multiplier=0.5, batch_size=4, weight_decay=0.1
     )
     sampler = FixedBatches(FOURS, dataset_size=EXAMPLES, batch_size=4)
-    start = {name: value.clone() for name, value in net.state_dict().items()}
-    run = dpcore.torch.make_private(
-        net, (inputs, targets), method, sampling=sampler, steps=5, key=KEY, exact_key=True, target_delta=1e-5
-    )
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    run = start(net, method, data=(inputs, targets), sampling=sampler, steps=5, epochs=None)
     for batch in run.loader:
         run.step(batch)
 
-    shapes = [(name, tuple(value.shape)) for name, value in start.items()]
-    parameters = [value.numpy().copy() for value in start.values()]
+    shapes = [(name, tuple(value.shape)) for name, value in before.items()]
+    parameters = [value.numpy().copy() for value in before.values()]
     mechanism = Mechanism(
-        Plan(method, sampler, 5, tuple(start)),
+        Plan(method, sampler, 5, tuple(before)),
         Layout.of(shapes),
         parameters,
         backend=load_backend("numpy"),
@@ -149,7 +138,7 @@ def test_galore_is_that_of_the_mechanism_and_leaves_kernels_alone() -> None:
     for batch in FOURS:
         rows: list[list[np.ndarray]] = [[] for _ in parameters]
         for i in batch:
-            values = {n: torch.from_numpy(p).requires_grad_() for n, p in zip(start, parameters, strict=True)}
+            values = {n: torch.from_numpy(p).requires_grad_() for n, p in zip(before, parameters, strict=True)}
             output = torch.func.functional_call(net, values, inputs[i : i + 1])
             found = torch.autograd.grad(F.cross_entropy(output, targets[i : i + 1]), list(values.values()))
             for row, gradient in zip(rows, found, strict=True):

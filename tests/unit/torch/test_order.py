@@ -14,6 +14,8 @@ from tests.unit.torch_runs import DATA, model, start, values
 
 def test_each_batch_is_stepped_once_in_order() -> None:
     run = start(model())
+    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
+        run.step(DATA)
     batch = next(iter(run.loader))
     run.step(batch)
     with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
@@ -34,12 +36,6 @@ def test_each_batch_is_stepped_once_in_order() -> None:
     assert run.steps_taken == 1
     run.step(again)
     assert run.steps_taken == 2
-
-
-def test_without_a_draw_there_is_no_step() -> None:
-    run = start(model())
-    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
-        run.step(DATA)
 
 
 def test_iterations_are_epochs_and_end_with_the_plan() -> None:

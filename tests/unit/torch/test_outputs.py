@@ -8,7 +8,7 @@ import torch
 
 from dpcore.errors import PrivacyError
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
-from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
+from tests.unit.torch_runs import DATA, METHODS, model, sgd, start, values
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -16,7 +16,7 @@ def test_the_average_is_that_of_the_values_on_the_way(dtype: torch.dtype) -> Non
     decay, weights, path = 0.8, [], []
     run = start(
         model().to(dtype), sgd(averaging=ExponentialAverage(decay)), data=(DATA[0].to(dtype), DATA[1]), steps=5,
-        epochs=None,
+        epochs=None
     )  # fmt: skip
     before = values(run.model)
     with run.averaged():
@@ -56,17 +56,12 @@ def test_an_average_in_the_midst_of_training_changes_nothing_of_it() -> None:
 
 
 def test_values_come_back_after_an_exception_and_steps_are_refused_inside() -> None:
-    run = start(model(), METHODS["accelerated_srgd"](8), sampling="fixed_order")
-    finish(run, stop=2)
+    run = start(model(), METHODS["accelerated_srgd"](8), sampling="fixed_order", stop=2)
     state = run.optimizer.state_dict()
     end, batch, back = values(run.model), next(iter(run.loader)), []
     with run.averaged():
         assert not torch.equal(values(run.model), end)
-    for call in (
-        lambda: run.step(batch),
-        run.optimizer.state_dict,
-        lambda: run.optimizer.load_state_dict(state),
-    ):
+    for call in (lambda: run.step(batch), run.optimizer.state_dict, lambda: run.optimizer.load_state_dict(state)):
         with pytest.raises(PrivacyError, match=r"leave private\.averaged\(\) first"), run.averaged():
             call()
         back.append(torch.equal(values(run.model), end))
@@ -77,8 +72,7 @@ def test_values_come_back_after_an_exception_and_steps_are_refused_inside() -> N
 
 
 def test_the_output_of_the_accelerated_method_is_y() -> None:
-    run = start(model(), METHODS["accelerated_srgd"](8), sampling="fixed_order")
-    finish(run, stop=3)
+    run = start(model(), METHODS["accelerated_srgd"](8), sampling="fixed_order", stop=3)
     arrays = run._engine.mechanism.state_dict()["public"]["arrays"]
     output = run.output_state_dict()
     for name, value in output.items():

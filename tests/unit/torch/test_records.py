@@ -15,7 +15,7 @@ import dpcore.torch
 from dpcore.cli.reports.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.minimize import PRIVATE_DIAGNOSTICS
-from tests.unit.torch_runs import DATA, METHODS, finish, keep_keys, model, saved, sgd, start
+from tests.unit.torch_runs import DATA, METHODS, finish, load, model, saved, sgd, start
 
 
 def test_a_record_is_the_evenly_spaced_part_of_the_whole_and_goes_on_after_loading(tmp_path: Path) -> None:
@@ -37,9 +37,7 @@ def test_a_record_is_the_evenly_spaced_part_of_the_whole_and_goes_on_after_loadi
         part = start(model(), method)
         if name == "asked first":
             part.record_gradients(7)
-        part.model.load_state_dict(state["model"])
-        part.optimizer.load_state_dict(state["optimizer"])
-        keep_keys(part, state["optimizer"])
+        load(part, state)
         part.record_gradients(10)
         finish(part)
         places = [66 * i // 10 for i in range(10)]
@@ -60,8 +58,7 @@ def test_a_record_is_the_evenly_spaced_part_of_the_whole_and_goes_on_after_loadi
 
 
 def test_a_record_of_abandoned_steps_is_dropped() -> None:
-    run = start(model())
-    finish(run, stop=2)
+    run = start(model(), stop=2)
     state = saved(run)
     run.record_gradients(3)
     finish(run, stop=4)
@@ -70,7 +67,7 @@ def test_a_record_of_abandoned_steps_is_dropped() -> None:
     assert len(run.recorded["released"]) == 0
 
 
-@pytest.mark.parametrize("name", ["adam scaled", "memf"])
+@pytest.mark.parametrize("name", ["adam scaled", "memf", "adaptive clip"])
 def test_noise_that_is_not_white_is_said_to_be_so(name: str) -> None:
     run = start(model(), METHODS[name](8), sampling="fixed_order")
     run.record_gradients(3)
@@ -92,8 +89,7 @@ def test_a_record_without_noise_and_filter_is_the_mean_gradient() -> None:
 def test_private_diagnostics_are_asked_for_and_stay_secret() -> None:
     assert start(model()).private_diagnostics is None
     assert PRIVATE_DIAGNOSTICS not in start(model()).statement().caveats
-    run = start(model(), private_diagnostics=True)
-    finish(run, stop=3)
+    run = start(model(), private_diagnostics=True, stop=3)
     assert PRIVATE_DIAGNOSTICS in run.statement().caveats
     state = saved(run)
     assert "diagnostics" not in repr(dpcore.torch.public_state(state["optimizer"]))
@@ -107,8 +103,7 @@ def test_private_diagnostics_are_asked_for_and_stay_secret() -> None:
     again.optimizer.load_state_dict(state["optimizer"])
     assert PRIVATE_DIAGNOSTICS in again.statement().caveats
     late = start(model(), private_diagnostics=True)
-    plain = start(model())
-    finish(plain, stop=2)
+    plain = start(model(), stop=2)
     late.optimizer.load_state_dict(saved(plain)["optimizer"])
     finish(late, stop=3)
     assert late.private_diagnostics is not None

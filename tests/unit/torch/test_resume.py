@@ -17,7 +17,7 @@ from dpcore.sampling import FixedBatches
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 from dpcore.stages.strategies import NamedStrategy
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, saved, start, values
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, start, values
 
 PLAIN = {
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8),
@@ -38,10 +38,7 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
         again = fresh()
         finish(again, stop=stop)
         state = saved(again)
-        again = fresh(bytes(32))
-        again.model.load_state_dict(state["model"])
-        again.optimizer.load_state_dict(state["optimizer"])
-        keep_keys(again, state["optimizer"])
+        again = load(fresh(bytes(32)), state)
         assert torch.equal(finish(again), end)
         assert all(torch.equal(again.output_state_dict()[key], value) for key, value in output.items())
         got = again._engine.mechanism.state_dict()
@@ -49,9 +46,7 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
             for key, value in want[part]["arrays"].items():
                 assert np.array_equal(got[part]["arrays"][key], value), key
         assert got["public"]["statistics"] == want["public"]["statistics"]
-    forked = fresh(bytes(32))
-    forked.model.load_state_dict(state["model"])
-    forked.optimizer.load_state_dict(state["optimizer"])
+    forked = load(fresh(bytes(32)), state, fork=True)
     assert not torch.equal(finish(forked), end)
 
 
@@ -85,9 +80,7 @@ def test_a_fork_under_correlated_noise_keeps_the_rows_it_has_drawn(name: str) ->
             )
             torch.testing.assert_close(before - values(run.model), 1.5 * noise, rtol=1e-9, atol=1e-9)
         state = saved(run)
-        run = fresh()
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
+        run = load(fresh(), state, fork=True)
     assert len(set(keys)) == 3
     assert [row for row, _ in run._engine.mechanism.keys.earlier] == [3, 6, 11]
 
@@ -101,8 +94,7 @@ def normals(run: dpcore.torch.PrivateRun, key: bytes, row: int) -> torch.Tensor:
 
 def test_a_branch_of_correlated_noise_is_charged_as_its_rows() -> None:
     method = METHODS["memf tree"](8)
-    run = start(model(), method, sampling="fixed_order")
-    finish(run, stop=2)
+    run = start(model(), method, sampling="fixed_order", stop=2)
     state = saved(run)
     finish(run, stop=3)
     run.optimizer.load_state_dict(state["optimizer"])
@@ -132,39 +124,34 @@ def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype:
     finish(run, scheduler, stop=stop)
     state, schedule = saved(run), scheduler.state_dict()
     run, scheduler = fresh(microbatch_size=5, key=bytes(32), seed=2)
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    keep_keys(run, state["optimizer"])
+    load(run, state)
     scheduler.load_state_dict(schedule)
     assert run.steps_taken == stop
     assert torch.equal(finish(run, scheduler), straight)
 
 
-def test_resuming_forks_and_the_statement_says_so() -> None:
-    run = start(model())
-    finish(run, stop=5)
+@pytest.mark.parametrize("key", [{}, {"key": None, "exact_key": False}], ids=["exact", "own"])
+def test_resuming_forks_and_the_statement_says_so(key: dict[str, Any]) -> None:
+    """Two runs that go on from one state share noise neither with each other nor with the one that was saved."""
+    run = start(model(), **key, stop=5)
     state = saved(run)
-    straight = finish(run)
-    ends, batches = [], []
+    runs, batches, ends = [run], [], [finish(run)]
     for _ in range(2):
-        again = start(model())
-        again.model.load_state_dict(state["model"])
-        again.optimizer.load_state_dict(state["optimizer"])
+        again = load(start(model(), **key), state, fork=True)
         assert again.steps_taken == 5
         batches.append(next(iter(again.loader))[0])
+        runs.append(again)
         ends.append(finish(again))
         statement = again.statement()
         assert statement.randomness["forks"] == 1
         assert "resumed 1 time" in " ".join(statement.caveats)
-    assert not torch.equal(ends[0], straight)
-    assert not torch.equal(ends[0], ends[1])
+    assert len({run._engine.mechanism.keys.noise for run in runs}) == len({str(end.tolist()) for end in ends}) == 3
     assert batches[0].shape != batches[1].shape or not torch.equal(batches[0], batches[1])
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_order"])
 def test_abandoned_steps_stay_counted(sampling: str) -> None:
-    run = start(model(), sampling=sampling)
-    finish(run, stop=2)
+    run = start(model(), sampling=sampling, stop=2)
     state = saved(run)
     finish(run, stop=5)
     run.optimizer.load_state_dict(state["optimizer"])
@@ -180,26 +167,12 @@ def test_abandoned_steps_stay_counted(sampling: str) -> None:
 
 
 def test_going_back_twice() -> None:
-    run = start(model(), key=None, exact_key=False)
-    finish(run, stop=2)
+    run = start(model(), key=None, exact_key=False, stop=2)
     state = saved(run)
     for back in range(2):
         run.optimizer.load_state_dict(state["optimizer"])
         finish(run, stop=3)
         assert run.statement().steps_abandoned == back
-
-
-@pytest.mark.parametrize("key", [{}, {"key": None, "exact_key": False}], ids=["exact", "own"])
-def test_two_runs_that_go_on_from_one_state_do_not_share_noise(key: dict[str, Any]) -> None:
-    """Nor with the one that was saved, also where the caller gave the key."""
-    runs = [start(model(), **key) for _ in range(3)]
-    finish(runs[0], stop=2)
-    state = saved(runs[0])
-    for run in runs[1:]:
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        finish(run, stop=3)
-    assert len({run._engine.mechanism.keys.noise for run in runs}) == 3
 
 
 def test_a_fork_under_a_fixed_order_keeps_the_order() -> None:
@@ -226,7 +199,5 @@ def test_the_noise_share_of_a_second_moment_follows_the_saved_noise_multiplier()
     state = saved(run)
     other = fresh(1.0, key=bytes(32))
     finish(other, stop=1)  # which makes it work out the variances of its own noise
-    other.model.load_state_dict(state["model"])
-    other.optimizer.load_state_dict(state["optimizer"])
-    keep_keys(other, state["optimizer"])
+    load(other, state)
     assert torch.equal(finish(other), end)

@@ -11,7 +11,7 @@ import dpcore
 from dpcore.accounting import CyclicPoissonSampledGaussian, Gaussian, TruncatedPoissonSampledGaussian
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
 from dpcore.stages.strategies import BandedToeplitz
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, keep_keys, model, saved, sgd, start, values
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
 
 USERS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), [1, 9, 4, 2, 6, 8]))
 
@@ -29,13 +29,9 @@ def test_runs_by_name_and_goes_on_bit_for_bit(options: dict, event: type) -> Non
     run = start(model(), **options)
     assert type(run.plan.event) is event
     straight = finish(run)
-    halted = start(model(), **options)
-    finish(halted, stop=5)
+    halted = start(model(), **options, stop=5)
     kept = saved(halted)
-    again = start(model(), **options)
-    again.model.load_state_dict(kept["model"])
-    again.optimizer.load_state_dict(kept["optimizer"])
-    keep_keys(again, kept["optimizer"])
+    again = load(start(model(), **options), kept)
     assert torch.equal(finish(again), straight)
 
 
@@ -49,13 +45,11 @@ def test_a_cyclic_run_takes_banded_noise() -> None:
 
 def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_saw() -> None:
     method = dpcore.methods.memf(lr=0.1, noise_multiplier=2.0, batch_size=5, strategy=BandedToeplitz((1.0, 0.4)))
-    run = start(model(), method, sampling="cyclic_poisson", groups=3)
-    finish(run, stop=4)
+    run = start(model(), method, sampling="cyclic_poisson", groups=3, stop=4)
     kept, sampling = saved(run), run._engine.mechanism.keys.sampling
     straight = run.plan.event_after(6)
     finish(run, stop=6)
-    run.model.load_state_dict(kept["model"])
-    run.optimizer.load_state_dict(kept["optimizer"])
+    load(run, kept, fork=True)
     again = run._engine.mechanism.keys.sampling
     sampler = run.plan.sampler
     assert any(sampler.indices(again, t).tolist() != sampler.indices(sampling, t).tolist() for t in range(4, 12))

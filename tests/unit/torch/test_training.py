@@ -18,29 +18,21 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.torch.randomness import seeded
-from tests.unit.torch_runs import keep_keys
-
-KEY = bytes(range(32))
-
-
-def problem(
-    dtype: torch.dtype = torch.float64, examples: int = 30
-) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
-    return model, (torch.randn(examples, 5, dtype=dtype), torch.arange(examples) % 3)
+from tests.unit import torch_runs
+from tests.unit.torch_runs import KEY, finish, load, model, saved
 
 
-def start(model: nn.Module, data: Any, method: dpcore.Method, **options: Any) -> dpcore.torch.PrivateRun:
-    options = {"epochs": 2, "target_delta": 1e-5, "key": KEY, **options}
-    options.setdefault("exact_key", options["key"] is not None)
-    return dpcore.torch.make_private(model, data, method, **options)
+def problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    net = model().to(dtype)
+    return net, (torch.randn(30, 5, dtype=dtype), torch.arange(30) % 3)
+
+
+def start(net: nn.Module, data: Any, method: dpcore.Method, **options: Any) -> dpcore.torch.PrivateRun:
+    return torch_runs.start(net, method, data=data, **{"epochs": 2, **options})
 
 
 def train(run: dpcore.torch.PrivateRun) -> list[torch.Tensor]:
-    while run.steps_taken < run.plan.steps:
-        for batch in run.loader:
-            run.step(batch)
+    finish(run)
     return [p.detach().clone() for p in run.model.parameters()]
 
 
@@ -124,64 +116,39 @@ def brute_force(
 
 CLIP = 0.05  # below every example's gradient norm here: a dropped clip would show
 SETTINGS = {"max_grad_norm": CLIP, "noise_multiplier": 0.8, "batch_size": 8}
-METHODS = {
-    "dp_sgd": (lambda: dpcore.methods.dp_sgd(lr=0.3, weight_decay=0.1, **SETTINGS), {"rule": "standard"}),
-    "dp_sgd momentum": (lambda: dpcore.methods.dp_sgd(lr=0.3, base="momentum", **SETTINGS), {"rule": "standard"}),
+# fmt: off
+METHODS = {  # the method, torch's optimizer, and what else the brute force needs
+    "dp_sgd": (
+        lambda: dpcore.methods.dp_sgd(lr=0.3, weight_decay=0.1, **SETTINGS),
+        lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.1), {"rule": "standard"}),
+    "dp_sgd momentum": (
+        lambda: dpcore.methods.dp_sgd(lr=0.3, base="momentum", **SETTINGS),
+        lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9), {"rule": "standard"}),
     "doppler": (
         lambda: dpcore.methods.doppler(lr=0.3, filter="second-order", **SETTINGS),
-        {"rule": "standard", "low_pass": ([1 / 58, 2 / 58, 1 / 58], [-92 / 58, 38 / 58])},
-    ),
+        lambda p: torch.optim.SGD(p, lr=0.3),
+        {"rule": "standard", "low_pass": ([1 / 58, 2 / 58, 1 / 58], [-92 / 58, 38 / 58])}),
     "disk": (
         lambda: dpcore.methods.disk(lr=0.3, **SETTINGS),
-        {"rule": "automatic", "query": (0.7, 0.5), "average": 0.7},
-    ),
-    "dp_adam": (lambda: dpcore.methods.dp_adam(lr=0.05, weight_decay=0.1, **SETTINGS), {"rule": "standard"}),
+        lambda p: torch.optim.SGD(p, lr=0.3), {"rule": "automatic", "query": (0.7, 0.5), "average": 0.7}),
+    "dp_adam": (
+        lambda: dpcore.methods.dp_adam(lr=0.05, weight_decay=0.1, **SETTINGS),
+        lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1), {"rule": "standard"})
 }
-OPTIMIZERS = {
-    "dp_sgd": lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.1),
-    "dp_sgd momentum": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
-    "doppler": lambda p: torch.optim.SGD(p, lr=0.3),
-    "disk": lambda p: torch.optim.SGD(p, lr=0.3),
-    "dp_adam": lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.1),
-}
+# fmt: on
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_brute_force(name: str) -> None:
-    make, settings = METHODS[name]
+    make, optimizer, settings = METHODS[name]
     model, data = problem()
     run = start(model, data, make(), microbatch_size=3)
     indices = [run.plan.sampler.indices(run._engine.mechanism.keys.sampling, t) for t in range(run.plan.steps)]
     assert 0 < min(map(len, indices)) < max(map(len, indices))
-    got = train(run)
     twin, _ = problem()
-    want = brute_force(
-        twin,
-        data,
-        indices,
-        optimizer=OPTIMIZERS[name](twin.parameters()),
-        clip=CLIP,
-        sigma=0.8,
-        batch_size=8,
-        **settings,
-    )
-    close(got, want, rtol=1e-9, atol=1e-12)
+    settings = {"optimizer": optimizer(twin.parameters()), "clip": CLIP, "sigma": 0.8, "batch_size": 8, **settings}
+    close(train(run), brute_force(twin, data, indices, **settings), rtol=1e-9, atol=1e-12)
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_without_noise_and_clipping_dp_adam_is_torch_adam() -> None:
-    model, data = problem()
-    method = dpcore.methods.dp_adam(lr=0.02, max_grad_norm=1e9, noise_multiplier=0.0, batch_size=30)
-    run = start(model, data, method, sampling="fixed_order", epochs=12)
-    got = train(run)
-    assert run.epsilon() == math.inf
-    twin, _ = problem()
-    adam = torch.optim.Adam(twin.parameters(), lr=0.02)
-    for _ in range(12):
-        adam.zero_grad()
-        F.cross_entropy(twin(data[0]), data[1]).backward()
-        adam.step()
-    close(got, [p.detach() for p in twin.parameters()], rtol=1e-9, atol=1e-12)
 
 
 def test_microbatch_size_changes_nothing_but_rounding() -> None:
@@ -198,12 +165,10 @@ def test_empty_batch_is_a_step_of_pure_noise() -> None:
     before = [p.detach().clone() for p in model.parameters()]
     method = dpcore.methods.dp_sgd(lr=1.0, noise_multiplier=2.0, max_grad_norm=0.5, batch_size=8)
     run = start(model, data, method, sampling=FixedBatches([[], [1, 2]], dataset_size=30, batch_size=8), epochs=1)
-    batch = next(iter(run.loader))
-    assert batch[0].shape == (0, 5)
-    assert batch[0].dtype == torch.float64
-    assert batch[1].shape == (0,)
-    assert batch[1].dtype == torch.int64
-    run.step(batch)
+    inputs, targets = next(iter(run.loader))
+    assert (inputs.shape, inputs.dtype) == ((0, 5), torch.float64)
+    assert (targets.shape, targets.dtype) == ((0,), torch.int64)
+    run.step((inputs, targets))
     layout = Layout.of((name, p.shape) for name, p in model.named_parameters())
     for old, new, entry in zip(before, model.parameters(), layout.entries, strict=True):
         z = load_backend("numpy").normal(KEY, 0, Stream.GRADIENT, entry.first, entry.size, dtype="float64")
@@ -234,9 +199,7 @@ def test_parameters_without_gradients_are_left_alone() -> None:
     after = train(run)
     assert run.plan.tensors == ("2.weight", "2.bias")
     close(after[:2], before, rtol=0, atol=0)
-    assert not any(
-        torch.equal(a, b) for a, b in zip(after[2:], [p.detach() for p in problem()[0][2].parameters()], strict=True)
-    )
+    assert not any(torch.equal(a, b) for a, b in zip(after[2:], problem()[0][2].parameters(), strict=True))
 
 
 def test_users_gradients_and_modes_stay() -> None:
@@ -271,27 +234,6 @@ def test_channels_last_weights_take_their_row_major_elements() -> None:
 
 
 def test_bfloat16_keeps_its_small_steps_in_float32() -> None:
-    model, (inputs, targets) = problem(torch.float32)
-    model = model.bfloat16()
-    # Steps far below bfloat16's resolution: without a float32 state every one of them would round away.
-    method = dpcore.methods.dp_sgd(lr=1e-4, noise_multiplier=1.0, batch_size=8)
-    run = start(model, (inputs.bfloat16(), targets), method, epochs=1)
-    before = [w.clone() for w in run._engine.working.tensors()]
-    for batch in run.loader:
-        run.step(batch)
-    wide = run._engine.working.tensors()
-    assert all(w.dtype == torch.float32 for w in wide)
-    assert all((a != b).any() for a, b in zip(wide, before, strict=True))
-    for p, w in zip(model.parameters(), wide, strict=True):
-        assert p.dtype == torch.bfloat16
-        assert torch.equal(p, w.bfloat16())
-    with torch.no_grad():
-        model[0].bias.fill_(3.0)  # what the user loads counts
-    run._engine.working.refresh()
-    assert (run._engine.working.tensors()[1] == 3).all()
-
-
-def test_bfloat16_steps_add_up_in_float32() -> None:
     """Three steps of pure noise, each far below bfloat16's resolution: the float32 state is their exact sum."""
     model, (inputs, targets) = problem(torch.float32)
     model = model.bfloat16()
@@ -299,38 +241,21 @@ def test_bfloat16_steps_add_up_in_float32() -> None:
     method = dpcore.methods.dp_sgd(lr=1e-4, noise_multiplier=1.0, batch_size=1)
     sampler = FixedBatches([[], [], [], [0]], dataset_size=30, batch_size=1)
     run = start(model, (inputs.bfloat16(), targets), method, sampling=sampler, epochs=None, steps=3)
-    for batch in run.loader:
-        run.step(batch)
+    finish(run)
     layout = Layout.of((name, p.shape) for name, p in model.named_parameters())
-    for old, wide, entry in zip(before, run._engine.working.tensors(), layout.entries, strict=True):
-        normals = [
-            load_backend("numpy").normal(KEY, t, Stream.GRADIENT, entry.first, entry.size, dtype="float64")
-            for t in range(3)
-        ]
+    draw = load_backend("numpy").normal
+    state = zip(before, run._engine.working.tensors(), model.parameters(), layout.entries, strict=True)
+    for old, wide, parameter, entry in state:
+        normals = [draw(KEY, t, Stream.GRADIENT, entry.first, entry.size, dtype="float64") for t in range(3)]
         want = old - 1e-4 * torch.from_numpy(np.sum(normals, axis=0)).reshape(entry.shape)
+        assert wide.dtype == torch.float32
         torch.testing.assert_close(wide.double(), want, rtol=1e-6, atol=1e-9)
-
-
-def test_both_points_of_a_query_see_the_same_dropout_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = problem()
-    run = start(model, data, METHODS["disk"][0](), microbatch_size=4)
-    seeds: list[bytes] = []
-    gradient = run._engine.gradient
-    call = type(gradient).__call__
-
-    def recorded(self: Any, point: Any, batch: Any, seed: bytes) -> list[torch.Tensor]:
-        seeds.append(seed)
-        return call(self, point, batch, seed)
-
-    monkeypatch.setattr(type(gradient), "__call__", recorded)
-    for batch in run.loader:
-        seeds.clear()
-        run.step(batch)
-        first = run.steps_taken == 1  # one point, since there is no displacement yet
-        assert len(seeds) == -(-len(batch[0]) // 4) * (1 if first else 2)
-        if not first:
-            assert seeds[::2] == seeds[1::2]
-        assert len(set(seeds)) == -(-len(batch[0]) // 4)
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, wide.bfloat16())
+    with torch.no_grad():
+        model[0].bias.fill_(3.0)  # what the user loads counts
+    run._engine.working.refresh()
+    assert (run._engine.working.tensors()[1] == 3).all()
 
 
 def test_graph_of_the_old_parameters_cannot_be_used_after_a_step() -> None:
@@ -374,10 +299,7 @@ def masks_of(told: list[torch.Tensor], seed: int, key: bytes, steps: int, fork: 
 
     run = fresh()
     if fork is not None:
-        saved, run = run.optimizer.state_dict(), fresh()
-        run.optimizer.load_state_dict(saved)
-        if not fork:
-            keep_keys(run, saved)
+        run = load(fresh(), saved(run), fork)
     told.clear()
     state = torch.get_rng_state()
     for _, batch in zip(range(steps), run.loader, strict=False):
@@ -403,7 +325,7 @@ def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
     public = dpcore.torch.public_state(run.optimizer.state_dict())["dpcore"]["public"]
     assert set(public) == {
         "step", "branch", "branches", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings",
-        "statistics", "corrections", "caller_noise", "recorded", "ledger",
+        "statistics", "corrections", "caller_noise", "recorded", "ledger"
     }  # fmt: skip
 
 
@@ -437,9 +359,8 @@ def test_noise_has_the_stated_scale() -> None:
     before = [p.detach().clone() for p in model.parameters()]
     method = dpcore.methods.dp_sgd(lr=1.0, noise_multiplier=1.5, max_grad_norm=2.0, batch_size=10)
     sampler = FixedBatches([[], [0]], dataset_size=20, batch_size=10)
-    run = start(
-        model, (torch.randn(20, 100), torch.arange(20)), method, sampling=sampler, steps=1, epochs=None, key=None
-    )
+    data = (torch.randn(20, 100), torch.arange(20))
+    run = start(model, data, method, sampling=sampler, steps=1, epochs=None, key=None, exact_key=False)
     run.step(next(iter(run.loader)))
     moved = torch.cat([(a - p.detach()).flatten() for a, p in zip(before, model.parameters(), strict=True)])
     # 4040 draws: the standard deviation is known to 1.1%, so 5% is more than four standard errors.

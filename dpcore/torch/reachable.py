@@ -15,16 +15,8 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import (
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    FunctionType,
-    GeneratorType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinMethodType as BuiltinType
+from types import CellType, CodeType, FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,38 +31,22 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, 
 ITEMS = (list, tuple, deque, set, frozenset, bytearray)
 
 _OPAQUE = (logging.Logger, logging.Handler, weakref.ref, CodeType, RemovableHandle, *GENERATORS)
+# fmt: off
 _WRAPPERS = {
-    MethodType: ("__self__", "__func__"),
-    BuiltinMethodType: ("__self__",),
-    functools.partial: ("func", "args", "keywords"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget",),
-    functools.cached_property: ("func",),
-    CellType: ("cell_contents",),
+    MethodType: ("__self__", "__func__"), BuiltinType: ("__self__",), functools.partial: ("func", "args", "keywords"),
+    staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget",),
+    functools.cached_property: ("func",), CellType: ("cell_contents",)
 }
+# fmt: on
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), Path(errors.__file__).parent)
 
 
 def walk(roots: Mapping[str, Any], skip: Sequence[Any] = (), most: int | None = None) -> Iterator[tuple[str, Any, str]]:
-    """Yield everything that is reachable from the roots.
+    """Yield everything that is reachable from the roots, as (path, value, first).
 
-    Parameters
-    ----------
-    roots : mapping of str to object
-        By the names with which paths begin.
-    skip : sequence of object
-        What is passed over.
-    most : int, optional
-        Look at so many items of every container.
-
-    Yields
-    ------
-    path : str
-        As one writes it in Python, but for variables of a function, which stand like attributes.
-    value : object
-    first : str
-        The path under which it was met before; empty for what is new, and for plain values.
+    The path begins with the root's name and is written as in Python, but for variables of a function, which stand like
+    attributes. `first` is the path under which the value was met before; empty for what is new, and for plain values.
+    What is in `skip` is passed over, and so are items of a container beyond the `most`-th.
     """
     seen = {id(value): (value, "what is skipped") for value in skip}
     pending: list[tuple[str, Any]] = list(roots.items())[::-1]
@@ -90,7 +66,11 @@ def is_own(value: Any) -> bool:
     """Whether a function, class or module is the caller's code, and not of an installed package."""
     if isinstance(value, FunctionType):
         return not _is_installed(value.__code__.co_filename)
-    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    return _is_own_module(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_own_module(name: str) -> bool:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     return not _is_installed(file) if file else name == "__main__" or module is None
@@ -116,12 +96,15 @@ def attributes(value: Any) -> dict[str, Any]:
     if isinstance(value, (type, ModuleType)):
         return {n: v for n, v in vars(value).items() if not n.startswith("__") or isinstance(v, FunctionType)}
     held = dict(getattr(value, "__dict__", None) or {})
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
-        for name in [names] if isinstance(names, str) else names:
-            if hasattr(value, name) and not name.startswith("__"):
-                held[name] = getattr(value, name)
+    held |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}  # type: ignore[arg-type]
     return held
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: type) -> tuple[str, ...]:
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def _parts(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]:
