@@ -48,16 +48,9 @@ _EDGE = 1e-15
 
 @dataclass(frozen=True)
 class Errors:
-    """Guesses about canaries at one threshold, or at several: upper bounds on both error rates hold together.
+    """Guesses about canaries at one threshold, or at several.
 
-    Attributes
-    ----------
-    false_positives, outs : int
-        Canaries that were out but guessed in, of how many.
-    false_negatives, ins : int
-        Canaries that were in but guessed out, of how many.
-    alpha : float
-        Probability that one of the two bounds fails, at most.
+    The upper bounds on both error rates hold together, but with probability `alpha`.
     """
 
     false_positives: Any
@@ -92,13 +85,8 @@ class Errors:
 class Claim:
     """What an event says an adversary can do.
 
-    Attributes
-    ----------
-    event : Event
-    mu : float or None
-        Of the Gaussian mechanism that the event is as a whole; None where batches are drawn in secret.
-    epsilons, deltas : (k,) arrays
-        Points of its privacy curve, certified upper bounds, where there is no mu.
+    `mu` is that of the Gaussian mechanism that the event is as a whole; where batches are drawn in secret there are
+    points of its privacy curve instead, certified upper bounds.
     """
 
     event: Event
@@ -137,17 +125,7 @@ def _deltas(event: Event, epsilons: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def clopper_pearson_upper(count: Any, total: int, alpha: float) -> Any:
-    """Return the upper end of a one-sided confidence interval for a probability; 1 where nothing was counted.
-
-    Parameters
-    ----------
-    count : int or array of int
-        How often it happened.
-    total : int
-        Of how many independent trials.
-    alpha : float
-        Probability that the interval misses, at most.
-    """
+    """Return the upper end of a one-sided confidence interval for a probability; 1 where nothing was counted."""
     count = np.asarray(count)
     # I_p(k + 1, n - k) = Pr[Bin(n, p) > k] = 1 - alpha.
     inside = np.minimum(count, max(total - 1, 0))
@@ -156,16 +134,7 @@ def clopper_pearson_upper(count: Any, total: int, alpha: float) -> Any:
 
 
 def best_threshold(ins: Floats, outs: Floats, claim: Claim, alpha: float) -> float:
-    """Return the threshold at which scores exceed a claim the most: for choosing, on scores that are not counted again.
-
-    Parameters
-    ----------
-    ins, outs : arrays
-        Scores of canaries that are in and out.
-    claim : Claim
-    alpha : float
-        As the errors will be bounded with.
-    """
+    """Return the threshold at which scores exceed a claim the most; these scores are not to be counted again."""
     scores = np.sort(np.concatenate([ins, outs]))
     middles = np.unique((scores[1:] + scores[:-1]) / 2) if scores.size > 1 else np.zeros(1)
     errors = count_errors(ins, outs, middles, alpha)

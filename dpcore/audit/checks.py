@@ -22,13 +22,7 @@ _COPY = 1e-10
 
 
 def too_little_noise(nulls: Floats) -> float:
-    """Return the probability of noise as small as this at some step, or in all: chi-square, Bonferroni.
-
-    Parameters
-    ----------
-    nulls : (R, L, D) array
-        Releases on untouched coordinates.
-    """
+    """Return the probability of noise as small as this at some step, or in all: chi-square, Bonferroni."""
     squares = (nulls**2).sum(axis=(1, 2))
     each = nulls.shape[1] * nulls.shape[2]
     smallest = min(float(chdtr(each, squares.min())), float(chdtr(squares.size * each, squares.sum())))
@@ -69,11 +63,8 @@ def copied_noise(silent: Floats) -> float:
 def wrong_sums(rest: Floats) -> float:
     """Return the probability that sums lie so near to the clean ones, or so far from them, or so far to one side.
 
-    Parameters
-    ----------
-    rest : (T, r) array
-        What is left of the released sums of r runs without the clean ones: independent standard normals under the plan.
-        What is not finite is left out.
+    `rest` (T, r) is what is left of the released sums of r runs without the clean ones: independent standard normals
+    under the plan. What is not finite is left out.
     """
     values = rest[np.isfinite(rest)]
     if values.size == 0:
@@ -97,17 +88,7 @@ def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
 def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, low_only: bool = False) -> float:
     """Return the probability that numbers of heads in `tosses` coins each spread so little, or so much, two-sided.
 
-    Parameters
-    ----------
-    counts : array of int
-        Independent Bin(tosses, sample_rate) under the plan: how often each example took part, or the size of each
-        batch.
-    tosses : int, or array of int
-        Coins behind each count.
-    sample_rate : float
-        q.
-    low_only : bool
-        Look for too small a spread only: valid for counts that repel each other, too.
+    With `low_only` too small a spread only: valid for counts that repel each other, too.
 
     Notes
     -----
@@ -135,11 +116,6 @@ def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], population
     that are of the first half are hypergeometric, and steps are independent. For them Hoeffding's bound for independent
     draws holds as well: a sum over batches is d or more from its mean with probability at most 2 exp(-2 d^2 / sum of
     the sizes) (Hoeffding 1963, section 6).
-
-    Parameters
-    ----------
-    early, sizes, populations : (T,) arrays of int
-        As in `Records`.
     """
     drawn = int(sizes.sum())
     if drawn == 0:
@@ -151,12 +127,7 @@ def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], population
 def same_batches(batches: Sequence[str], log_chance: float) -> float:
     """Return the probability that so many pairs of runs have the same batches in all steps (Markov).
 
-    Parameters
-    ----------
-    batches : sequence of str
-        A digest for each run.
-    log_chance : float
-        Logarithm of the probability of that, at most, for two runs of independent keys.
+    `log_chance` is the logarithm of the probability of that, at most, for two runs of independent keys.
     """
     pairs = sum(count * (count - 1) // 2 for count in Counter(batches).values())
     every = len(batches) * (len(batches) - 1) / 2

@@ -13,19 +13,10 @@ from dpcore.stages.updates.averaging import Averaging
 def constrain(
     backend: Backend[Any], method: Method, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]
 ) -> None:
-    """Project onto the ball around 0, in place; the displacements too.
+    """Project onto the ball of the method's `radius` around 0 after an update, in place; the displacements too.
 
-    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean.
-
-    Parameters
-    ----------
-    backend : Backend
-    method : Method
-        Its `radius`; None does nothing.
-    slots : sequence of Slot
-        After the update.
-    numbers : sequence of UpdateSettings
-        That the update used.
+    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean;
+    `numbers` are those that the update used.
     """
     if method.radius is None:
         return

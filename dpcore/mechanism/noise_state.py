@@ -40,23 +40,9 @@ def rebuild(
     rng: str,
     steps: int,
 ) -> None:
-    """Run the recurrence that correlates the noise from row 0, in place.
+    """Run the recurrence that correlates the noise of `stream` for rows 0 .. steps - 1, in place.
 
-    Parameters
-    ----------
-    states : sequence of sequences of arrays
-        Of each tensor; empty ones are left alone.
-    stream : int
-        The stream that the noise is drawn from.
-    backend : Backend
-    strategy : Strategy
-        One that streams by a recurrence.
-    keys : RunKeys
-        Secret.
-    layout : Layout
-    rng : str
-    steps : int
-        Rows that were drawn so far.
+    `states` holds those of each tensor; empty ones are left alone. The strategy is one that streams by a recurrence.
     """
     for entry, state in zip(layout.entries, states, strict=True):
         for vector in state:

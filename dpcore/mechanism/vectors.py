@@ -13,6 +13,7 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import UPDATE_RULES, Backend
+from dpcore.stages.queries import Point
 
 
 @dataclass
@@ -57,18 +58,7 @@ class RunVectors:
     def of(
         cls, plan: Plan, layout: Layout, parameters: Sequence[Any], backend: Backend[Any], separate_square: bool
     ) -> RunVectors:
-        """Make the vectors of a plan, all zero.
-
-        Parameters
-        ----------
-        plan : Plan
-        layout : Layout
-        parameters : sequence of arrays
-            Of the backend, for sizes and dtype.
-        backend : Backend
-        separate_square : bool
-            Whether a second moment is released with noise of its own.
-        """
+        """Make the vectors of a plan, all zero; `separate_square`: a second moment is released with its own noise."""
         method = plan.method
         flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
         projections: dict[int, Any] = {}
@@ -106,6 +96,26 @@ class RunVectors:
             averages=one(method.averaging is not None),
             projections=projections,
         )
+
+    def start_moments(self, parameters: Sequence[Any]) -> None:
+        """Let the accelerated method's sequences begin at x_0."""
+        for moments, parameter in zip(self.moments, parameters, strict=True):
+            for vector in moments:
+                vector[...] = parameter.reshape(-1)
+
+    def at(self, parameters: Sequence[Any], point: Point, step: int) -> list[Any]:
+        """Return the parameters of a point of step `step`; see `Mechanism.at`."""
+        if point.lag == 0:
+            base, moved = list(parameters), self.displacements
+        else:
+            shapes, history = [parameter.shape for parameter in parameters], self.history
+            base = [past[point.lag - 1].reshape(shape) for past, shape in zip(history, shapes, strict=True)]
+            moved = None
+            if point.displacement != 0 and point.lag < step:
+                moved = [past[point.lag - 1] - past[point.lag] for past in history]
+        if point.displacement == 0 or moved is None:
+            return base
+        return [x + point.displacement * d.reshape(x.shape) for x, d in zip(base, moved, strict=True)]
 
     def keep_history(self, parameters: Sequence[Any]) -> None:
         """Put x_t in front of the earlier parameters; the oldest one's memory takes it."""

@@ -72,13 +72,7 @@ def gradient_noise(update: Update, sigma: float, contribution: float) -> float:
 
 
 def raised_multiplier(sigma: float, bit_noise: float) -> float:
-    """Return z of the clipped sum, so that it and the bits, with noise `bit_noise`, cost one release of sigma.
-
-    Raises
-    ------
-    PrivacyError
-        If the bits alone cost as much as both together may.
-    """
+    """Return z of the clipped sum, so that it and the bits, with noise `bit_noise`, cost one release of sigma."""
     if sigma == 0:
         return 0.0
     if not 2 * bit_noise > sigma:

@@ -22,13 +22,6 @@ def plain(value: Any, where: str = "value") -> Any:
 
     NumPy scalars and arrays become numbers and lists; any other object is refused, so that nothing arrives in a report
     by way of its ``repr``.
-
-    Raises
-    ------
-    ArgumentError
-        For NaN.
-    ArgumentTypeError
-        For other types, and for mapping keys that are not strings.
     """
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         value = value.tolist()

@@ -148,14 +148,7 @@ class RunKeys(Provenance):
     def begin(self, row: int) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.
 
-        Parameters
-        ----------
-        row : int
-
-        Raises
-        ------
-        PrivacyError
-            If this process began the row before. Not for an exact key, whose caller answers for its use.
+        Raises PrivacyError if this process began it before; not for an exact key, whose caller answers for its use.
         """
         if self.origin == EXACT:
             return

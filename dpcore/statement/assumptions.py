@@ -50,25 +50,7 @@ def assumptions(
     ledger: Mapping[str, Any],
     terms: int,
 ) -> tuple[str, ...]:
-    """Return the sentences that belong to these settings.
-
-    Parameters
-    ----------
-    unit : str
-        "example" or "user".
-    secret_batches : bool
-        Whether batches are drawn in secret.
-    second_moment : str
-        That of the update.
-    origin : str
-        Of the keys.
-    forks, abandoned : int
-        Resumed so often; steps that were released and given up.
-    ledger : mapping
-        As in `dpcore.statement.Statement`; empty where there is none.
-    terms : int
-        The most vectors that a step sums.
-    """
+    """Return the sentences that belong to these settings."""
     said = [PUBLIC_SIZES, REAL_NUMBERS, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
     said.append(SECRET_KEYS)
     if unit == "user":

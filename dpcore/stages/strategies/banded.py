@@ -25,7 +25,7 @@ from dpcore.stages.strategies.base import Indices, Matrix
 
 
 @dataclass(frozen=True)
-class Banded:
+class Banded(base.Whole):
     """A lower-triangular matrix with b bands: C[t, s] = 0 for t - s >= b.
 
     Streams with b - 1 state vectors of the parameters' size; they are as secret as the noise.

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.banded import Banded, band_count
-from dpcore.stages.strategies.base import Indices, Matrix
+from dpcore.stages.strategies.base import Indices, Matrix, Whole
 
 # Beyond so many state vectors of the parameters' size, drawing rows again is taken instead.
 MOST_BANDS = 64
 
 
-class Redrawn:
+class Redrawn(Whole):
     """A strategy whose noise is made of rows of Z that are drawn again; the matrix C is `entries`."""
 
     order: ClassVar[int] = 0

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpcore.spec.ops import FilterCoefficients
-from dpcore.stages.strategies.base import Indices, Matrix, check_row
+from dpcore.stages.strategies.base import Indices, Matrix, Whole, check_row
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(Whole):
     """C = I: the noise of each step is its own row of Z. DP-SGD is this matrix mechanism."""
 
     order: ClassVar[int] = 0
