@@ -14,13 +14,10 @@ from dpcore_numpy import recurrence
 
 T = 12
 FILTERS = {
-    **{name: named_filter(name) for name in NAMED_FILTERS},
-    "identity": Identity(),
-    "averaging": Averaging(0.3),
-    "accumulation": Accumulation([0.0, *np.linspace(0, 1, T - 1)]),
-    "kalman": ScalarKalman(0.1, 0.3, 0.7),
+    **{name: named_filter(name) for name in NAMED_FILTERS}, "identity": Identity(), "averaging": Averaging(0.3),
+    "accumulation": Accumulation([0.0, *np.linspace(0, 1, T - 1)]), "kalman": ScalarKalman(0.1, 0.3, 0.7),
     "chain": Chain(Accumulation(0.8), Averaging(0.3), named_filter("f6")),
-}
+}  # fmt: skip
 
 
 def lower(seed: int) -> np.ndarray:

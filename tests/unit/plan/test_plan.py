@@ -64,73 +64,59 @@ def test_the_noise_scale_comes_from_the_clip() -> None:
     assert Plan(per_tensor, POISSON, 1, ("a", "b", "c")).noise_standard_deviation() == pytest.approx(2 * math.sqrt(3))
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: Plan("dp_sgd", POISSON, 1), ArgumentTypeError, "method='dp_sgd'"),
-        (lambda: Plan(methods.dp_sgd(lr=1), "poisson", 1), ArgumentTypeError, "sampler='poisson'"),
-        (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 0), ArgumentError, "steps=0"),
-        (lambda: Plan(methods.dp_sgd(lr=1, batch_size=64), POISSON, 1), ArgumentError, "batch_size=64"),
-        (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).event, PrivacyError, "noise_multiplier=None"),
-        (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).epsilon(1e-5), PrivacyError, "noise_multiplier=None"),
-        (
-            lambda: Plan(methods.dp_sgd(lr=1, noise_multiplier=1), POISSON, 1).epsilon(1e-5, accountant="pdl"),
-            ArgumentError,
-            "did you mean 'pld'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "words"), [
+    (lambda: Plan("dp_sgd", POISSON, 1), ArgumentTypeError, "method='dp_sgd'"),
+    (lambda: Plan(methods.dp_sgd(lr=1), "poisson", 1), ArgumentTypeError, "sampler='poisson'"),
+    (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 0), ArgumentError, "steps=0"),
+    (lambda: Plan(methods.dp_sgd(lr=1, batch_size=64), POISSON, 1), ArgumentError, "batch_size=64"),
+    (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).event, PrivacyError, "noise_multiplier=None"),
+    (lambda: Plan(methods.dp_sgd(lr=1), POISSON, 1).epsilon(1e-5), PrivacyError, "noise_multiplier=None"),
+    (
+        lambda: Plan(methods.dp_sgd(lr=1, noise_multiplier=1), POISSON, 1).epsilon(1e-5, accountant="pdl"),
+        ArgumentError,
+        "did you mean 'pld'",
+    ),
+])  # fmt: skip
 def test_what_does_not_fit(make, error, words: str) -> None:
     with pytest.raises(error) as caught:
         make()
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (methods.dp_sgd, "lr=None"),
-        (lambda: methods.dp_sgd(lr=-1), "lr=-1"),
-        (lambda: methods.dp_sgd(lr=0.1, base="adan"), "did you mean 'adam'"),
-        (lambda: methods.dp_sgd(lr=0.1, momentun=0.9, base="momentum"), "did you mean 'momentum'"),
-        (lambda: methods.dp_sgd(lr=0.1, base=dpcore.updates.SGD(0.1)), "base"),
-        (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=-1), "noise_multiplier=-1"),
-        (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=math.nan), "noise_multiplier=nan"),
-        (lambda: methods.dp_sgd(lr=0.1, batch_size=0), "batch_size=0"),
-        (lambda: methods.doppler(lr=0.1, filter="first"), "filter='first'"),
-        (lambda: methods.doppler(lr=0.1, filter="f1", b=[1.0]), "must not be given together"),
-        (lambda: methods.doppler(lr=0.1, a=[-0.9]), "b=None"),
-        (lambda: methods.disk(lr=0.1, gamma=0), "gamma=0"),
-        (lambda: methods.disk(lr=0.1, kappa=0), "kappa=0"),
-        (lambda: methods.disk(lr=0.1, kappa=1.5), "kappa=1.5"),
-        (lambda: methods.dp_adam(lr=0.1, variant="bias_correct"), "did you mean 'bias_corrected'"),
-        (lambda: methods.dp_adam(lr=0.1, scale_eps=0.1), "scale_eps=0.1: is only for variant scale_then_privatize"),
-        (lambda: methods.dp_adam(lr=0.1, scaled_steps=2), "scaled_steps=2: is only for variant delayed_preconditioner"),
-        (lambda: methods.dp_adam(lr=0.1, joint_scale=0.1), "joint_scale=0.1: is only for variant joint_moments"),
-        (lambda: methods.dp_adam(lr=0.1, variant="delayed_preconditioner"), "needs unscaled_steps and scaled_steps"),
-        (lambda: methods.dp_adam(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
-        (lambda: methods.dp_adagrad(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
-        (lambda: methods.doppler(lr=0.1, bias_corrected=True), "is only for base='adam' or 'adamw'"),
-        (lambda: methods.doppler(lr=0.1, base="adam", betas=(0.9, 0.99)), "the first must be 0"),
-        (lambda: methods.pmlf(lr=0.1, window=0), "window=0"),
-        (lambda: methods.pmlf(lr=0.1, beta=1.0), "beta=1.0"),
-        (lambda: methods.inner_outer(lr=0.1, window=2.5), "window=2.5"),
-        (lambda: methods.inner_outer(lr=0.1, outer_momentum=1.0), "momentum=1.0"),
-        (lambda: methods.srg_memf(lr=0.1, decay=2.0), "decay=2.0"),
-        (lambda: methods.memf(lr=0.1, strategy="tre"), "did you mean 'tree'"),
-        (lambda: methods.memf(lr=0.1, strategy=[[1.0, 1.0], [0.0, 1.0]]), "lies above the diagonal"),
-        (lambda: methods.memf(lr=0.1, strategy=[[1.0, 0.0], [1.0, 0.0]]), "the matrix is singular"),
-        (lambda: methods.accelerated_srgd(lr=0.1, variant="accelerate"), "did you mean 'accelerated'"),
-        (lambda: methods.dp_sgd(lr=0.1, radius=0), "radius=0"),
-        (lambda: methods.dp_sgd(lr=0.1, schedule="cosine"), "schedule='cosine'"),
-        (lambda: methods.dp_sgd(lr=0.1, galore=4), "galore=4"),
-        (lambda: dpcore.Method(update="sgd"), "update='sgd'"),
-        (
-            lambda: dpcore.Method(update=dpcore.updates.SGD(0.1), filter=dpcore.filters.Identity),
-            "dpcore.stages.filters",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "words"), [
+    (methods.dp_sgd, "lr=None"), (lambda: methods.dp_sgd(lr=-1), "lr=-1"),
+    (lambda: methods.dp_sgd(lr=0.1, base="adan"), "did you mean 'adam'"),
+    (lambda: methods.dp_sgd(lr=0.1, momentun=0.9, base="momentum"), "did you mean 'momentum'"),
+    (lambda: methods.dp_sgd(lr=0.1, base=dpcore.updates.SGD(0.1)), "base"),
+    (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=-1), "noise_multiplier=-1"),
+    (lambda: methods.dp_sgd(lr=0.1, noise_multiplier=math.nan), "noise_multiplier=nan"),
+    (lambda: methods.dp_sgd(lr=0.1, batch_size=0), "batch_size=0"),
+    (lambda: methods.doppler(lr=0.1, filter="first"), "filter='first'"),
+    (lambda: methods.doppler(lr=0.1, filter="f1", b=[1.0]), "must not be given together"),
+    (lambda: methods.doppler(lr=0.1, a=[-0.9]), "b=None"), (lambda: methods.disk(lr=0.1, gamma=0), "gamma=0"),
+    (lambda: methods.disk(lr=0.1, kappa=0), "kappa=0"), (lambda: methods.disk(lr=0.1, kappa=1.5), "kappa=1.5"),
+    (lambda: methods.dp_adam(lr=0.1, variant="bias_correct"), "did you mean 'bias_corrected'"),
+    (lambda: methods.dp_adam(lr=0.1, scale_eps=0.1), "scale_eps=0.1: is only for variant scale_then_privatize"),
+    (lambda: methods.dp_adam(lr=0.1, scaled_steps=2), "scaled_steps=2: is only for variant delayed_preconditioner"),
+    (lambda: methods.dp_adam(lr=0.1, joint_scale=0.1), "joint_scale=0.1: is only for variant joint_moments"),
+    (lambda: methods.dp_adam(lr=0.1, variant="delayed_preconditioner"), "needs unscaled_steps and scaled_steps"),
+    (lambda: methods.dp_adam(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+    (lambda: methods.dp_adagrad(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+    (lambda: methods.doppler(lr=0.1, bias_corrected=True), "is only for base='adam' or 'adamw'"),
+    (lambda: methods.doppler(lr=0.1, base="adam", betas=(0.9, 0.99)), "the first must be 0"),
+    (lambda: methods.pmlf(lr=0.1, window=0), "window=0"), (lambda: methods.pmlf(lr=0.1, beta=1.0), "beta=1.0"),
+    (lambda: methods.inner_outer(lr=0.1, window=2.5), "window=2.5"),
+    (lambda: methods.inner_outer(lr=0.1, outer_momentum=1.0), "momentum=1.0"),
+    (lambda: methods.srg_memf(lr=0.1, decay=2.0), "decay=2.0"),
+    (lambda: methods.memf(lr=0.1, strategy="tre"), "did you mean 'tree'"),
+    (lambda: methods.memf(lr=0.1, strategy=[[1.0, 1.0], [0.0, 1.0]]), "lies above the diagonal"),
+    (lambda: methods.memf(lr=0.1, strategy=[[1.0, 0.0], [1.0, 0.0]]), "the matrix is singular"),
+    (lambda: methods.accelerated_srgd(lr=0.1, variant="accelerate"), "did you mean 'accelerated'"),
+    (lambda: methods.dp_sgd(lr=0.1, radius=0), "radius=0"),
+    (lambda: methods.dp_sgd(lr=0.1, schedule="cosine"), "schedule='cosine'"),
+    (lambda: methods.dp_sgd(lr=0.1, galore=4), "galore=4"), (lambda: dpcore.Method(update="sgd"), "update='sgd'"),
+    (lambda: dpcore.Method(update=dpcore.updates.SGD(0.1), filter=dpcore.filters.Identity), "dpcore.stages.filters"),
+])  # fmt: skip
 def test_bad_methods(make, words: str) -> None:
     with pytest.raises(dpcore.errors.DpcoreError) as caught:
         make()
@@ -173,38 +159,29 @@ def adam(**settings) -> updates.Adam:
     return updates.Adam(0.1, eps=0.1, **settings)
 
 
-@pytest.mark.parametrize(
-    ("stages", "words"),
-    [
-        ({"query": SCALED, "update": updates.SGD(0.1)}, "needs an update with a second moment, such as Adam"),
-        ({"query": SCALED, "update": adam(second_moment="independent")}, "must be 'filtered', 'released' or 'public'"),
-        ({"query": SCALED, "update": adam(second_moment="joint")}, "must be 'filtered', 'released' or 'public'"),
-        ({"query": SCALED, "update": ADAM, "filter": FIR}, "take one of them away"),
-        (
-            {"query": SCALED, "update": adam(denominator="floored", bias_corrected=True)},
-            "take one of them away",
-        ),
-        (
-            {"query": queries.Preconditioned(max_scaled_norm=1.0), "update": ADAM, "clip": Clip(groups={"*": 1.0})},
-            "must be None with a mapping of clipping_groups",
-        ),
-        ({"query": queries.ParameterWindow(2, query=SCALED), "update": ADAM}, "put it outermost"),
-        ({"query": queries.RecursiveDifference(0.5, SCALED), "update": ADAM}, "put it outermost"),
-        (
-            {"update": ADAM, "filter": FIR, "noise": dpcore.noise.CorrelatedGaussian(1.0, Identity())},
-            "give strategy=None, or another filter",
-        ),
-        (
-            {"filter": FIR, "update": adam(denominator="floored", bias_corrected=True)},
-            "give second_moment='released'",
-        ),
-        ({"galore": GaLore(2), "update": ADAM, "filter": FIR}, "galore: takes filters"),
-        ({"galore": GaLore(2), "update": ADAM, "query": SCALED}, "no preconditioned query"),
-        ({"galore": GaLore(2), "update": updates.Accelerated(0.1)}, "no accelerated coupling"),
-        ({"galore": GaLore(2), "update": adam(second_moment="public")}, "of the released gradient only"),
-        ({"galore": GaLore(2), "update": adam(second_moment="independent")}, "of the released gradient only"),
-    ],
-)
+@pytest.mark.parametrize(("stages", "words"), [
+    ({"query": SCALED, "update": updates.SGD(0.1)}, "needs an update with a second moment, such as Adam"),
+    ({"query": SCALED, "update": adam(second_moment="independent")}, "must be 'filtered', 'released' or 'public'"),
+    ({"query": SCALED, "update": adam(second_moment="joint")}, "must be 'filtered', 'released' or 'public'"),
+    ({"query": SCALED, "update": ADAM, "filter": FIR}, "take one of them away"),
+    ({"query": SCALED, "update": adam(denominator="floored", bias_corrected=True)}, "take one of them away"),
+    (
+        {"query": queries.Preconditioned(max_scaled_norm=1.0), "update": ADAM, "clip": Clip(groups={"*": 1.0})},
+        "must be None with a mapping of clipping_groups",
+    ),
+    ({"query": queries.ParameterWindow(2, query=SCALED), "update": ADAM}, "put it outermost"),
+    ({"query": queries.RecursiveDifference(0.5, SCALED), "update": ADAM}, "put it outermost"),
+    (
+        {"update": ADAM, "filter": FIR, "noise": dpcore.noise.CorrelatedGaussian(1.0, Identity())},
+        "give strategy=None, or another filter",
+    ),
+    ({"filter": FIR, "update": adam(denominator="floored", bias_corrected=True)}, "give second_moment='released'"),
+    ({"galore": GaLore(2), "update": ADAM, "filter": FIR}, "galore: takes filters"),
+    ({"galore": GaLore(2), "update": ADAM, "query": SCALED}, "no preconditioned query"),
+    ({"galore": GaLore(2), "update": updates.Accelerated(0.1)}, "no accelerated coupling"),
+    ({"galore": GaLore(2), "update": adam(second_moment="public")}, "of the released gradient only"),
+    ({"galore": GaLore(2), "update": adam(second_moment="independent")}, "of the released gradient only"),
+])  # fmt: skip
 def test_combinations_without_a_meaning(stages: dict, words: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         dpcore.Method(**stages)
@@ -222,29 +199,26 @@ MEMF = methods.memf(lr=0.1, noise_multiplier=1.0)
 TRUNCATED = sampling.FixedSizeSampler(dataset_size=20, batch_size=5)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: plan(MEMF, POISSON), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
-        (lambda: plan(MEMF, TRUNCATED), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
-        (lambda: plan(INDEPENDENT, POISSON), PrivacyError, "need a hard maximum of examples in a batch"),
-        (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use FixedOrderSampler"),
-        (lambda: plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=2)), PrivacyError, "batch_size=1"),
-        (lambda: plan(JOINT, sampling.PoissonSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
-        (lambda: plan(JOINT, sampling.FixedSizeSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
-        (
-            lambda: plan(methods.memf(lr=1, strategy=[[1.0, 0.0], [0.5, 1.0]])),
-            ArgumentError,
-            "take at most 2 steps or a strategy of 8 rows",
-        ),
-        (
-            lambda: plan(methods.dp_sgd(lr=1, schedule=WarmupCosine(8))),
-            ArgumentError,
-            "must be less than the 8 steps of the run",
-        ),
-        (lambda: plan(methods.srg_memf(lr=1, decay=[0.0, 0.5])), ArgumentError, "decay"),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "words"), [
+    (lambda: plan(MEMF, POISSON), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
+    (lambda: plan(MEMF, TRUNCATED), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
+    (lambda: plan(INDEPENDENT, POISSON), PrivacyError, "need a hard maximum of examples in a batch"),
+    (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use FixedOrderSampler"),
+    (lambda: plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=2)), PrivacyError, "batch_size=1"),
+    (lambda: plan(JOINT, sampling.PoissonSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
+    (lambda: plan(JOINT, sampling.FixedSizeSampler(dataset_size=20, batch_size=1)), PrivacyError, "batch_size=1"),
+    (
+        lambda: plan(methods.memf(lr=1, strategy=[[1.0, 0.0], [0.5, 1.0]])),
+        ArgumentError,
+        "take at most 2 steps or a strategy of 8 rows",
+    ),
+    (
+        lambda: plan(methods.dp_sgd(lr=1, schedule=WarmupCosine(8))),
+        ArgumentError,
+        "must be less than the 8 steps of the run",
+    ),
+    (lambda: plan(methods.srg_memf(lr=1, decay=[0.0, 0.5])), ArgumentError, "decay"),
+])  # fmt: skip
 def test_what_the_analysis_does_not_cover_is_refused(make, error: type, words: str) -> None:
     with pytest.raises(error) as caught:
         make()
@@ -533,23 +507,17 @@ class Own:
         return self.answer if step else (Point(1.0),)
 
 
-@pytest.mark.parametrize(
-    ("stage", "answer", "words"),
-    [
-        ("filter", (FilterCoefficients((1.0,), (-1.1,)),), "unstable at step 0, a pole has modulus 1.1"),
-        ("filter", FilterCoefficients((1.0,), (-0.5,)), "must be a tuple of FilterCoefficients"),
-        ("filter", [FilterCoefficients((1.0,), (-0.5,))], "must be a tuple of FilterCoefficients"),
-        ("filter", (FilterCoefficients((math.nan,), (-0.5,)),), "must be finite"),
-        ("filter", (FilterCoefficients((1.0,), (-0.5,), 0.0),), "the normalizer not 0"),
-        ("filter", (FilterCoefficients((1.0,), ()),), "order=1: must be 0"),
-        ("query", (), "has no point at step 1"),
-        ("query", ((1.0, 0.0, 0),), "must hold dpcore.queries.Point"),
-        ("query", (Point(math.nan),), "must be finite"),
-        ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
-        ("query", (Point(1.0, lag=-1),), "needs -1 earlier"),
-        ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
-    ],
-)
+@pytest.mark.parametrize(("stage", "answer", "words"), [
+    ("filter", (FilterCoefficients((1.0,), (-1.1,)),), "unstable at step 0, a pole has modulus 1.1"),
+    ("filter", FilterCoefficients((1.0,), (-0.5,)), "must be a tuple of FilterCoefficients"),
+    ("filter", [FilterCoefficients((1.0,), (-0.5,))], "must be a tuple of FilterCoefficients"),
+    ("filter", (FilterCoefficients((math.nan,), (-0.5,)),), "must be finite"),
+    ("filter", (FilterCoefficients((1.0,), (-0.5,), 0.0),), "the normalizer not 0"),
+    ("filter", (FilterCoefficients((1.0,), ()),), "order=1: must be 0"), ("query", (), "has no point at step 1"),
+    ("query", ((1.0, 0.0, 0),), "must hold dpcore.queries.Point"), ("query", (Point(math.nan),), "must be finite"),
+    ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
+    ("query", (Point(1.0, lag=-1),), "needs -1 earlier"), ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
+])  # fmt: skip
 def test_stages_of_the_callers_own_are_checked_before_the_run(stage: str, answer: Any, words: str) -> None:
     method = dpcore.Method(update=updates.SGD(0.1), noise=IndependentGaussian(1.0), **{stage: Own(answer)})
     with pytest.raises(DpcoreError) as caught:

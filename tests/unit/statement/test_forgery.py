@@ -310,17 +310,9 @@ def test_how_far_an_unknown_matrix_moves_an_example_is_bounded() -> None:
     assert any("of the whole run is" in words for words in failed(forged(listed, *moved(1.0, 1.5))))
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "randomness.audited",
-        "method.audited",
-        "method.noise.audited",
-        "noise.audited",
-        "clip.audited",
-        "sampler.audited",
-    ],
-)
+@pytest.mark.parametrize("place", [
+    "randomness.audited", "method.audited", "method.noise.audited", "noise.audited", "clip.audited", "sampler.audited",
+])  # fmt: skip
 def test_nothing_is_said_where_nobody_looks(place: str) -> None:
     assert failed(forged(plain(), **{place: "by all authorities"}))
 
@@ -382,15 +374,12 @@ def test_sentences_of_the_writers_own_are_taken_on_trust() -> None:
     assert not any("further sentence" in finding.words for finding in verify(plain()))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' stands twice"),
-        ('"delta": 1e-05', '"delta": NaN', "NaN is no number"),
-        ('"max_grad_norm": 1.0', '"max_grad_norm": 1e400', "1e400 is no number"),
-        ('"max_grad_norm": 1.0', '"max_grad_norm": Infinity', "Infinity is no number"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' stands twice"),
+    ('"delta": 1e-05', '"delta": NaN', "NaN is no number"),
+    ('"max_grad_norm": 1.0', '"max_grad_norm": 1e400', "1e400 is no number"),
+    ('"max_grad_norm": 1.0', '"max_grad_norm": Infinity', "Infinity is no number"),
+])  # fmt: skip
 def test_json_that_readers_understand_differently_is_refused(old: str, new: str, words: str) -> None:
     text = plain().to_json()
     assert old in text
@@ -427,20 +416,11 @@ def test_branches_and_parts_beyond_counting_are_not_counted() -> None:
     assert any("20 different sampled steps" in words for words in failed(content))
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        ("sampler.dataset_size", 10**400),
-        ("steps_taken", 0),
-        ("event.noise_multiplier", 1e300),
-        ("event.noise_multiplier", 1e-300),
-        ("event.count", 10**30),
-        ("delta", 1e-300),
-        ("noise.noise_multiplier", 1e308),
-        ("clip.sensitivity", 10**400),
-        ("steps_planned", 10**400),
-    ],
-)
+@pytest.mark.parametrize(("place", "value"), [
+    ("sampler.dataset_size", 10**400), ("steps_taken", 0), ("event.noise_multiplier", 1e300),
+    ("event.noise_multiplier", 1e-300), ("event.count", 10**30), ("delta", 1e-300), ("noise.noise_multiplier", 1e308),
+    ("clip.sensitivity", 10**400), ("steps_planned", 10**400),
+])  # fmt: skip
 def test_numbers_that_no_run_has_end_in_findings(place: str, value: Any) -> None:
     for statement in (plain(), plain(ORDER), correlated(DENSE)):
         content = json.loads(statement.to_json())

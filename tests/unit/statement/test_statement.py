@@ -140,20 +140,12 @@ def test_numbers_read_as_typed(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps_taken": 2341}, "steps_taken=2341: must lie between 0"),
-        ({"steps_taken": -1}, "steps_taken=-1"),
-        ({"delta": 1.0}, "delta=1.0"),
-        ({"delta": math.nan}, "delta=nan"),
-        ({"epsilon": {}}, "at least one accountant"),
-        ({"epsilon": {"rdp": -0.1}}, "epsilon.rdp=-0.1"),
-        ({"epsilon": {"rdp": math.nan}}, "epsilon.rdp=nan"),
-        ({"epsilon": {"rdp": "low"}}, "epsilon.rdp='low'"),
-        ({"clip": {"sensitivity": math.nan}}, "clip.sensitivity=nan"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"steps_taken": 2341}, "steps_taken=2341: must lie between 0"), ({"steps_taken": -1}, "steps_taken=-1"),
+    ({"delta": 1.0}, "delta=1.0"), ({"delta": math.nan}, "delta=nan"), ({"epsilon": {}}, "at least one accountant"),
+    ({"epsilon": {"rdp": -0.1}}, "epsilon.rdp=-0.1"), ({"epsilon": {"rdp": math.nan}}, "epsilon.rdp=nan"),
+    ({"epsilon": {"rdp": "low"}}, "epsilon.rdp='low'"), ({"clip": {"sensitivity": math.nan}}, "clip.sensitivity=nan"),
+])  # fmt: skip
 def test_impossible_statements_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         make(**changes)
@@ -230,15 +222,10 @@ def test_fields_of_another_type_are_refused(changes: dict[str, Any]) -> None:
         Statement.from_dict(make().to_dict() | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"note": "other"}, "does not match its hash"),
-        ({"epsilon": {"rdp": 0.1}}, "does not match its hash"),
-        ({"delta_is_below_1/n": False}, "of delta and 1/n is not so"),
-        ({"format": 99}, "a newer dpcore wrote it"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"note": "other"}, "does not match its hash"), ({"epsilon": {"rdp": 0.1}}, "does not match its hash"),
+    ({"delta_is_below_1/n": False}, "of delta and 1/n is not so"), ({"format": 99}, "a newer dpcore wrote it"),
+])  # fmt: skip
 def test_every_change_is_noticed_on_reading(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Statement.from_dict(make().to_dict() | changes)
