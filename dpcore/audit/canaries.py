@@ -40,29 +40,12 @@ class CanaryRun:
     Where users are the unit of privacy, canaries and bystanders are users, and each of a user's examples has the whole
     vector of its user: clipped one by one instead of in sum they would add up to several clip norms.
 
-    Parameters
-    ----------
-    plan : Plan
-    keys : RunKeys
-    coins : (m,) array of bool
-        Which canaries are in.
-    replaced : bool
-        Whether a canary that is out has the opposite vector (replace-one) instead of zero (zero-out, add-remove).
-    untouched : int
-        D, coordinates of each tensor that nobody touches.
-    backend : Backend
-    dtype : str
-    make_mechanism : callable
-        As `Mechanism` is called.
-    step : callable
-        As `dpcore.mechanism.loop.private_step`.
+    The `coins` say which canaries are in; one that is out has the opposite vector if `replaced` (replace-one), and zero
+    otherwise (zero-out, add-remove). Of each tensor nobody touches `untouched` coordinates. `make_mechanism` is called
+    as `Mechanism`, `step` as `dpcore.mechanism.loop.private_step`.
 
-    Attributes
-    ----------
-    amount, place : (n,) arrays
-        An example's vector is +1, 0 or -1 (SHORT for some) times a canary's; it stands on coordinate `place`.
-    used : list of lists of arrays
-        The indices that the step asked gradients of, by step.
+    An example's vector is `amount` (+1, 0 or -1, SHORT for some) times a canary's, on coordinate `place`, both (n,);
+    `used` has the indices that each step asked gradients of.
     """
 
     def __init__(

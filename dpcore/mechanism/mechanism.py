@@ -72,7 +72,7 @@ class Mechanism(SavedMechanism):
         return self.plan.method.query.points(self.step)
 
     def at(self, parameters: Sequence[Any], point: Point) -> list[Any]:
-        """Return a point's parameters, not to be written to: the present ones, kept earlier ones, or displaced copies."""
+        """Return a point's parameters, not to be written to: the present, kept earlier, or displaced copies."""
         return self.vectors.at(parameters, point, self.step)
 
     def add(self, rows: Sequence[Any]) -> None:

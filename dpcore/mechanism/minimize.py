@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting import Event
-from dpcore.errors import ArgumentError, BudgetError
+from dpcore.errors import BudgetError
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Loop
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.mechanism.minimize_input import Gradient, checked_gradient, checked_public, normals_of, planned, start_of
+from dpcore.mechanism.minimize_input import (
+    Gradient,
+    check_public,
+    checked_gradient,
+    checked_public,
+    normals_of,
+    planned,
+    start_of,
+)
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
@@ -164,31 +172,17 @@ def minimize(
         If no accountant covers the sampler; if the ledger's budget does not allow one step.
     """
     function(per_example_gradient=per_example_gradient)
-    if public_gradient is not None:
-        function(public_gradient=public_gradient)
     backend = load_backend()
     x = start_of(x0)
     check_dtype(backend, x.dtype.name, "x0")
     plan = planned(batches, method, steps)
-    if (plan.method.update.second_moment == "public") != (public_gradient is not None):
-        raise ArgumentError(
-            f"public_gradient={public_gradient!r}: must be given for second_moment='public', and for no other"
-        )
-    if noise is not None and ledger is not None:
-        raise ArgumentError(
-            "noise with a ledger: noise of the caller's hides nothing, and the ledger counts a private run; leave out "
-            "one of them"
-        )
-    normals = normals_of(noise, plan, x)
-    keys = RunKeys.new(key, exact_key=exact_key)
-    device_x = backend.from_numpy(x)
-    layout = Layout.of([("x", x.shape)])
+    check_public(method, public_gradient)
+    normals = normals_of(noise, plan, x, ledger is not None)
+    keys, device_x, layout = RunKeys.new(key, exact_key=exact_key), backend.from_numpy(x), Layout.of([("x", x.shape)])
     mechanism = Mechanism(plan, layout, [device_x], backend=backend, keys=keys)
     account = None
     if ledger is not None:
-        name = run_name or f"minimize, {method.name}"
-        account = LedgerAccount(ledger, mechanism, name=name)
-        mechanism.account = account
+        account = mechanism.account = LedgerAccount(ledger, mechanism, name=run_name or f"minimize, {method.name}")
     loop = Loop(mechanism)
     loop.recorder = Recorder(layout, x.size, x.dtype.name) if record_gradients else None
     loop.diagnostics = [] if private_diagnostics else None
@@ -208,23 +202,13 @@ def minimize(
             return [chosen[x.size :]]
         return [backend.from_numpy(chosen[: x.size].astype(x.dtype))]
 
-    stopped = ""
+    def kept() -> None:
+        if record:
+            path.append(backend.to_numpy(device_x))
+
+    given = {"public": None if public_gradient is None else public, "normals": None if normals is None else drawn}
     try:
-        while mechanism.step < plan.steps and not stopped:
-            try:
-                loop.step(
-                    [device_x],
-                    gradient,
-                    public=None if public_gradient is None else public,
-                    normals=None if normals is None else drawn,
-                )
-            except BudgetError as end:
-                if mechanism.step == 0:
-                    raise
-                stopped = str(end)
-            else:
-                if record:
-                    path.append(backend.to_numpy(device_x))
+        stopped = _descend(lambda: loop.step([device_x], gradient, **given), mechanism, kept)  # type: ignore[arg-type]
     finally:  # also where the caller's function fails: what no step took is given back
         if account is not None:
             account.close()
@@ -246,3 +230,16 @@ def minimize(
         private_diagnostics=None if taken is None else {"clipped_mean_norm": np.array(taken)},
         **recorded,
     )
+
+
+def _descend(step: Callable[[], None], mechanism: Mechanism, kept: Callable[[], None]) -> str:
+    """Take all steps; return why fewer were taken, if the budget ended before."""
+    while mechanism.step < mechanism.plan.steps:
+        try:
+            step()
+        except BudgetError as end:
+            if mechanism.step == 0:
+                raise
+            return str(end)
+        kept()
+    return ""

@@ -18,41 +18,20 @@ from dpcore.stages.queries import Point
 
 @dataclass
 class RunVectors:
-    """Flat arrays of the backend; outer lists have one entry for each tensor of the layout.
+    """Flat arrays of the backend; outer lists have one entry for each tensor of the layout."""
 
-    Attributes
-    ----------
-    totals : list of float64 arrays
-        The step's sum of clipped vectors. **Private**: it leaves the run under noise only, and is never saved.
-    noise_state, square_noise_state : lists of tuples of arrays
-        States of the recurrences that correlate the noise. **Secret**.
-    filter_state, moments : lists of tuples of arrays
-        States of the filter and of the update; in GaLore's subspace where a tensor is projected.
-    displacements : list of arrays, or None
-        d_{t-1}, where the query needs it.
-    history : list of lists of arrays
-        x_{t-1}, x_{t-2}, ..., as many as the query's lags.
-    past : list of lists of arrays
-        g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers.
-    scales : list of arrays, or None
-        What the query multiplies gradients by.
-    averages : list of arrays, or None
-        The average of the parameters.
-    projections : dict of int to array
-        GaLore's P of the tensors that are projected.
-    """
-
+    # The step's sum of clipped vectors, float64. **Private**: it leaves the run under noise only, and is never saved.
     totals: list[Any]
-    noise_state: list[tuple[Any, ...]]
-    square_noise_state: list[tuple[Any, ...]]
-    filter_state: list[tuple[Any, ...]]
-    moments: list[tuple[Any, ...]]
-    displacements: list[Any] | None
-    history: list[list[Any]]
-    past: list[list[Any]]
-    scales: list[Any] | None
-    averages: list[Any] | None
-    projections: dict[int, Any]
+    noise_state: list[tuple[Any, ...]]  # of the recurrences that correlate the noise: **secret**
+    square_noise_state: list[tuple[Any, ...]]  # likewise
+    filter_state: list[tuple[Any, ...]]  # in GaLore's subspace where a tensor is projected
+    moments: list[tuple[Any, ...]]  # likewise
+    displacements: list[Any] | None  # d_{t-1}, where the query needs it
+    history: list[list[Any]]  # x_{t-1}, x_{t-2}, ..., as many as the query's lags
+    past: list[list[Any]]  # g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
+    scales: list[Any] | None  # what the query multiplies gradients by
+    averages: list[Any] | None  # of the parameters
+    projections: dict[int, Any]  # GaLore's P of the tensors that are projected
 
     @classmethod
     def of(

@@ -33,14 +33,9 @@ def available_backends() -> tuple[str, ...]:
 
 
 def load_backend(name: str | None = None) -> Backend[Any]:
-    """Import and return the backend `name`, or the active one.
+    """Import and return the backend `name`, or the active one; there is no fallback to another one.
 
-    Raises
-    ------
-    ArgumentError
-        If no backend has that name.
-    BackendError
-        If what the backend needs is missing here. There is no fallback: another backend is never taken instead.
+    Raises ArgumentError for an unknown name, BackendError where what the backend needs is missing.
     """
     chosen = choice(available_backends(), backend=get_backend() if name is None else name)
     module = _registered()[chosen]

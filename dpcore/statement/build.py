@@ -66,16 +66,7 @@ def state(
     unit = plan.sampler.unit_of_privacy
     if unit != "example":
         sampler["unit"] = unit
-    needed = assumptions(
-        unit=unit,
-        secret_batches=not plan.sampler.keeps_order,
-        second_moment=plan.method.update.second_moment,
-        origin=keys.origin,
-        forks=keys.forks,
-        abandoned=number,
-        ledger=ledger,
-        terms=plan.sampler.likely_batch_size,
-    )
+    needed = assumptions(plan, keys, number, ledger)
     method = plan.method.describe()
     return Statement(
         adjacency=str(planned.adjacency or "none"),

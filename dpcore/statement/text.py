@@ -28,12 +28,12 @@ _SECTIONS = (
 )
 
 
-def format_epsilon(value: float, digits: int = 4) -> str:
+def format_epsilon(value: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
     """Return epsilon rounded *up*, so that the text never states less than was spent; "infinite" where it is."""
     if math.isinf(value):
         return "infinite"
     # Through repr: the double nearest to 2.7 lies above it, and 2.701 would only puzzle.
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))).normalize()
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))).normalize()
     return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
 
 
@@ -44,10 +44,7 @@ def format_delta(value: float) -> str:
 
 def format_lower(value: float, digits: int = 4) -> str:
     """Return a lower bound rounded *down*, as `format_epsilon` rounds up."""
-    if math.isinf(value):
-        return "infinite"
-    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(float(value))).normalize()
-    return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
+    return format_epsilon(value, digits, ROUND_FLOOR)
 
 
 def visible(text: str) -> str:

@@ -233,31 +233,3 @@ def test_no_content_ends_in_a_traceback(value: Any) -> None:
         assert all(math.isfinite(len(finding.words)) for finding in verify(changed))
     content["noise"]["strategy"] = content["method"]["noise"]["strategy"] = value
     assert not holds(verify(content))
-
-
-def test_a_sampler_of_the_callers_own_is_taken_on_trust() -> None:
-    class Mine(PoissonSampler):
-        def describe(self) -> dict[str, Any]:
-            return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "add-remove"}
-
-    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), Mine(dataset_size=110, batch_size=10), 22)
-    findings = verify(halfway(plan).to_json())
-    assert holds(findings)
-    assert {"sampler", "event", "event planned"} <= trusted(findings)
-    content = halfway(plan).to_dict()
-    content["event"]["noise_multiplier"] = 2.0
-    assert any("another noise multiplier" in finding.words for finding in failed(rehashed(content)))
-
-
-def test_an_event_of_an_unknown_sampler_has_the_samplers_own_numbers() -> None:
-    """Renaming a sampler must not set its event free of the rate that the sampler states."""
-    content = halfway(
-        Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22)
-    )
-    content = content.to_dict()
-    content["sampler"]["sampler"] = "mine"
-    words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."
-    content["caveats"] = [*content["caveats"], words]
-    assert holds(verify(rehashed(content)))
-    content["event"]["sample_rate"] /= 2
-    assert any("another sample_rate" in finding.words for finding in failed(rehashed(content)))
