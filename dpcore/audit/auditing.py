@@ -87,16 +87,12 @@ def audit(
     ----------
     method : Method
         With a noise multiplier above 0.
-    sampler : Sampler
+    sampler, steps : Sampler, int
         Of the run that is audited.
-    steps : int
-        Its number of steps.
     delta : float
         Where epsilon is compared; 0 < delta < 1.
-    canaries : int
-        In each run; at most the sampler's dataset_size, which is taken where it is smaller.
-    runs : int
-        Of fresh keys. At least 64 canaries in all runs together.
+    canaries, runs : int
+        Canaries in each run (at most dataset_size), and runs of fresh keys; at least 64 canaries in all together.
     confidence : float
         1 minus the probability of a false alarm.
     tensors : sequence of str, optional
@@ -106,10 +102,8 @@ def audit(
         system's.
     dtype : str
         "float64" or "float32", of the parameters.
-    make_mechanism : callable
-        Called as `dpcore.mechanism.mechanism.Mechanism` is: what is audited.
-    step : callable
-        Called as `private_step` is: the training loop that is audited.
+    make_mechanism, step : callable
+        Called as `dpcore.mechanism.mechanism.Mechanism` and `private_step` are: mechanism and loop that are audited.
 
     Returns
     -------

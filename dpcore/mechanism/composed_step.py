@@ -103,15 +103,7 @@ class Composition:
         cast[...] = array
         return cast
 
-    def _square(
-        self,
-        i: int,
-        slot: Slot[Any],
-        g: Any,
-        square: str,
-        noise: NoiseRow,
-        normals: Normals | None,
-    ) -> Any:
+    def _square(self, i: int, slot: Slot[Any], g: Any, square: str, noise: NoiseRow, normals: Normals | None) -> Any:
         """What enters the second moment, or None for the square of the filter's output."""
         if square == "filtered":
             return None

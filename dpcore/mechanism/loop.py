@@ -47,11 +47,7 @@ class Loop:
         self._public: Sequence[Any] | None = None
 
     def sum_clipped(
-        self,
-        parameters: Sequence[Any],
-        rows_at: RowsAt,
-        count: int,
-        public: Callable[[], Sequence[Any]] | None = None,
+        self, parameters: Sequence[Any], rows_at: RowsAt, count: int, public: Callable[[], Sequence[Any]] | None = None
     ) -> None:
         """Clip the vectors of a batch and add them to the mechanism's sum; nothing leaves it yet.
 

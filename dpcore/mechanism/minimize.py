@@ -51,26 +51,21 @@ class MinimizeResult:
         The method's answer: the last parameters; their average, where it keeps one; y of the accelerated method.
     path : (T + 1, d) array or None
         All parameters from x0 on, where recorded.
-    gradients, filtered : (T, d) arrays or None
-        The released averages g_t and what the filter made of them, where recorded.
-    negative_share : (T,) array or None
-        Share of coordinates whose debiased second moment is negative, where recorded; NaN without a second moment.
+    gradients, filtered, negative_share : (T, d), (T, d) and (T,) arrays or None
+        The released averages g_t, what the filter made of them, and the share of coordinates whose debiased second
+        moment is negative (NaN without one), where recorded.
     clip_norms : (T + 1,) array or None
         The clip norm of every step and the one after the last, where it is adapted; they are released.
     private_diagnostics : dict of str to array, or None
         **Not released**, see `minimize`.
     event : Event
         What was released; `NonPrivate` where the caller supplied the noise.
-    plan : Plan
-        What was run.
-    backend : str
-        What it was run on.
+    plan, backend : Plan, str
+        What was run, and on what.
     provenance : Provenance
         Where its keys came from; the keys themselves are forgotten.
-    steps_taken : int
-        Steps released: all of the plan's, unless a ledger's budget ended before.
-    stopped : str
-        Why fewer steps were taken; empty otherwise.
+    steps_taken, stopped : int, str
+        Steps released: all of the plan's, unless a ledger's budget ended before; and why fewer, or empty.
     ledger : dict
         Which run of which ledger paid; empty without one.
     """

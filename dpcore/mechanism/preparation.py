@@ -35,11 +35,7 @@ def variances_in_squares(plan: Plan) -> NDArray[np.float64]:
 
 
 def numbers_of(
-    plan: Plan,
-    row: int,
-    settings: Sequence[UpdateSettings] | None,
-    count: int,
-    variances: NDArray[np.float64] | None,
+    plan: Plan, row: int, settings: Sequence[UpdateSettings] | None, count: int, variances: NDArray[np.float64] | None
 ) -> list[UpdateSettings]:
     """Return each tensor's numbers of a step: schedule, bias of the second moment, denominators."""
     method = plan.method

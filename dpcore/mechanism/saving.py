@@ -55,9 +55,7 @@ class SavedMechanism(MechanismState):
         """Take over a saved state, and go on from it on a branch of its own.
 
         Rows of noise before the state's step keep their keys; from there on noise is fresh, and so are batches where
-        they are drawn anew at every step: what was released after the state was saved never shares noise with what
-        follows.
-
+        they are drawn anew at every step: what was released after the save never shares noise with what follows.
         Releases that this object made and now goes back behind stay counted (`abandoned`). What other processes
         released after the state was saved only a ledger can know; without one the statement says so.
 

@@ -24,15 +24,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a statement says of a run's keys: nothing secret.
-
-    Attributes
-    ----------
-    origin : str
-        The operating system, or the caller.
-    forks : int
-        How often the run was resumed from a checkpoint under fresh noise.
-    """
+    """What a statement says of a run's keys: their origin, and how often it was resumed; nothing secret."""
 
     origin: str = OPERATING_SYSTEM
     forks: int = 0

@@ -177,14 +177,6 @@ def test_the_tail_of_a_correlation_by_quadrature() -> None:
     assert checks.repeated_noise(rows) == pytest.approx(tail, rel=1e-9)
 
 
-def test_spread_of_a_binomial() -> None:
-    values, weights = np.arange(13), stats.binom.pmf(np.arange(13), 12, 0.3)
-    squares = (values - 3.6) ** 2
-    variance = 12 * 0.3 * 0.7
-    assert weights @ squares == pytest.approx(variance)
-    assert weights @ squares**2 - variance**2 == pytest.approx(2 * variance**2 + variance * (1 - 6 * 0.3 * 0.7))
-
-
 @pytest.mark.parametrize("rule", ["standard", "normalized"])
 def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) -> None:
     tensors = ("first.weight", "first.bias", "second.weight")
