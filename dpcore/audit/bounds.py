@@ -14,15 +14,11 @@ have probability alpha, ``Pr[Bin(n, p) <= k] = I_{1-p}(n - k, k + 1) = alpha``.
 
 What a claim allows is its trade-off function: the largest power 1 - FNR at each FPR. A Gaussian mechanism with
 parameter mu allows exactly ``Phi(Phi^{-1}(FPR) + mu)`` (Dong, Roth, Su 2022, eq. 6); read backwards, counts bound the
-mu of a mechanism known to be Gaussian from below by ``Phi^{-1}(1 - FNR) - Phi^{-1}(FPR)`` (Nasr et al. 2023). Any
-other event allows at most what its delta(epsilon) does, at every epsilon at once:
+mu of a mechanism known to be Gaussian from below by ``Phi^{-1}(1 - FNR) - Phi^{-1}(FPR)`` (Nasr et al., "Tight Auditing
+of Differentially Private Machine Learning", 2023, section 4). Any other event allows at most what its delta(epsilon)
+does, at every epsilon at once:
 
     power <= min over epsilon of  min(e^epsilon FPR + delta(epsilon), 1 - e^-epsilon (1 - delta(epsilon) - FPR)).
-
-References
-----------
-Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini, Terzis, "Tight Auditing of Differentially Private Machine
-Learning", 2023, section 4.
 """
 
 from __future__ import annotations

@@ -140,20 +140,17 @@ def minimize(
         column is that of the bits. Then nothing is private, and the event says so.
     key : bytes, optional
         32 bytes; see `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
-    record : bool
-        Keep all parameters on the way (they are released, so this costs no privacy).
-    record_gradients : bool
-        Keep the released averages, the filter's outputs and the share of negative second moments (likewise free).
+    record, record_gradients : bool
+        Keep all parameters on the way; keep the released averages, the filter's outputs and the share of negative
+        second moments. All are released, so this costs no privacy.
     public_gradient : callable, optional
         ``public_gradient(x)`` returns a (d,) gradient of public data, for a method whose second moment is made of it.
     private_diagnostics : bool
         Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the
         statement says that publishing it voids the guarantee.
-    ledger : dpcore.ledger.Ledger, optional
-        Every step is reserved there before its batch is drawn. Where the budget ends, so does the run: the result is
-        that of the steps until then, and `stopped` says so.
-    run_name : str, optional
-        What the ledger calls the run.
+    ledger, run_name : dpcore.ledger.Ledger, str, optional
+        Every step is reserved there, under that name, before its batch is drawn. Where the budget ends, so does the
+        run: the result is that of the steps until then, and `stopped` says so.
 
     Returns
     -------

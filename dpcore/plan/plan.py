@@ -42,8 +42,7 @@ class Plan(StepScales):
     Raises
     ------
     ArgumentError
-        If the method's batch size is not the sampler's: the average's denominator and the accounted rate must agree;
-        if a strategy or a schedule does not fit the steps.
+        If the method's batch size is not the sampler's; if a strategy or a schedule does not fit the steps.
     PrivacyError
         If the privacy analysis of the noise or of a separate second moment does not cover the sampler.
     """
