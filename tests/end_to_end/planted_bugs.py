@@ -55,46 +55,6 @@ def on(**replaced: Callable[..., Any]) -> dict[str, Any]:
     return {"make_mechanism": make}
 
 
-def half_noise(backend: Any, *a: Any, **k: Any) -> Any:
-    return 0.5 * backend.normal(*a, **k)
-
-
-def capped_noise(backend: Any, *a: Any, **k: Any) -> Any:
-    return np.clip(backend.normal(*a, **k), -1.5, 1.5)
-
-
-def same_row(backend: Any, key: Any, row: int, *a: Any, **k: Any) -> Any:
-    return backend.normal(key, 0, *a, **k)
-
-
-def same_for_every_tensor(backend: Any, key: Any, row: int, stream: int, first: int, size: int, **k: Any) -> Any:
-    return backend.normal(key, row, stream, 0, size, **k)
-
-
-def sometimes_none(backend: Any, key: Any, row: int, *a: Any, **k: Any) -> Any:
-    return (row % 10 != 9) * backend.normal(key, row, *a, **k)
-
-
-def silent_second_moment(backend: Any, key: Any, row: int, stream: int, *a: Any, **k: Any) -> Any:
-    return (stream != Stream.SECOND_MOMENT) * backend.normal(key, row, stream, *a, **k)
-
-
-def no_clip(backend: Any, norms: Sequence[Any], *_: Any) -> Any:
-    return [np.ones_like(norm) for norm in norms]
-
-
-def clip_twice_as_long(backend: Any, norms: Any, rule: str, bounds: Sequence[float], *a: Any) -> Any:
-    return backend.clip_factors(norms, rule, [2 * bound for bound in bounds], *a)
-
-
-def noise_over_batch_size(size: float) -> Callable[..., Any]:
-    return lambda backend, *a, **k: backend.normal(*a, **k) / size
-
-
-def groups_each_of_the_whole_norm(backend: Any, norms: Any, rule: str, bounds: Sequence[float], *a: Any) -> Any:
-    return backend.clip_factors(norms, rule, [bound * len(bounds) ** 0.5 for bound in bounds], *a)
-
-
 def each_point_clipped(mechanism: Mechanism, parameters: Any, gradient: Any, **rest: Any) -> None:
     """Adds the clipped gradients of the points instead of clipping their combination."""
     indices = mechanism.draw()
@@ -124,24 +84,6 @@ divided_by_the_drawn_size = stepping(lambda batch: (batch,), scaled=True)  # wit
 each_example_of_a_user_clipped = stepping(lambda batch: (batch,))  # nobody sums a user's vectors
 
 
-def two_shards_of_half_the_noise(backend: Any, key: Any, row: int, stream: int, *a: Any, **k: Any) -> Any:
-    """Two processes add half of the standard deviation each, not half of the variance."""
-    return (backend.normal(key, row, stream, *a, **k) + backend.normal(bytes(32), row, stream, *a, **k)) / 2
-
-
-def noise_of_the_first_stream(backend: Any, key: Any, row: int, stream: int, *a: Any, **k: Any) -> Any:
-    return backend.normal(key, row, Stream.GRADIENT, *a, **k)
-
-
-def tensors_overlap(backend: Any, key: Any, row: int, stream: int, first: int, size: int, **k: Any) -> Any:
-    """The second tensor's noise begins in the middle of the first one's."""
-    return backend.normal(key, row, stream, size // 2 if first else 0, size, **k)
-
-
-def one_key_for_all_runs(backend: Any, key: Any, *a: Any, **k: Any) -> Any:
-    return backend.normal(bytes(32), *a, **k)
-
-
 @dataclass(frozen=True)
 class Lying:
     """Claims the event of a sampler but draws batches of its own."""
@@ -156,26 +98,8 @@ class Lying:
         return self.draw(self.claimed, key, step)
 
 
-def everybody(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    return np.arange(claimed.dataset_size)
-
-
-def three_times(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    return PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=3 * claimed.sample_rate).indices(key, step)
-
-
-def shuffled(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    order = FixedOrderSampler(dataset_size=claimed.dataset_size, batch_size=int(claimed.batch_size))
-    return order.indices(key, step)
-
-
-def cut_at_the_end(claimed: TruncatedPoissonSampler, key: bytes, step: int) -> Any:
-    plain = PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=claimed.sample_rate)
-    return plain.indices(key, step)[: claimed.max_batch_size]
-
-
-def never_cut(claimed: TruncatedPoissonSampler, key: bytes, step: int) -> Any:
-    return PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=claimed.sample_rate).indices(key, step)
+def at_rate(claimed: Any, factor: float = 1.0) -> PoissonSampler:
+    return PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=factor * claimed.sample_rate)
 
 
 def a_partition_for_every_round(claimed: CyclicPoissonSampler, key: bytes, step: int) -> Any:
@@ -186,14 +110,11 @@ def a_partition_for_every_round(claimed: CyclicPoissonSampler, key: bytes, step:
     return members[draw.coins(draw.row_words(key, step), claimed._threshold, 0, members.size)]
 
 
-def without_the_key(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    return claimed.indices(bytes(32), step)
-
-
 ORDER = FixedOrderSampler(dataset_size=200, batch_size=50)
 POISSON = PoissonSampler(dataset_size=300, batch_size=30)
 TRUNCATED = TruncatedPoissonSampler(dataset_size=300, batch_size=30, max_batch_size=30)
 CYCLIC = CyclicPoissonSampler(dataset_size=300, batch_size=30, groups=3)
+THIRTY = FixedOrderSampler(dataset_size=300, batch_size=30)
 USERS = UserSampler(ORDER, [example % 200 for example in range(600)], 3)
 
 
@@ -294,41 +215,63 @@ def lying(claimed: Any, draw: Callable[..., Any], method: Any = TWO, **more: Any
     return Bug(method, claimed, sampling=Lying(claimed, draw), **more)
 
 
+def drawing(change: Callable[..., Any], method: Any = FOUR, **more: Any) -> Bug:
+    """Other normals: ``change(backend, key, row, stream, first, size, **k)``."""
+    return Bug(method, planted=on(normal=change), **more)
+
+
+def factored(change: Callable[[Sequence[float]], Sequence[float]], method: Any = FOUR) -> Bug:
+    """Clip factors of other bounds."""
+    factors = lambda b, norms, rule, bounds, *a: b.clip_factors(norms, rule, change(bounds), *a)  # noqa: E731
+    return Bug(method, planted=on(clip_factors=factors))
+
+
 BUGS = {
-    "noise halved": Bug(FOUR, planted=on(normal=half_noise)),
-    "clip dropped": Bug(FOUR, planted=on(clip_factors=no_clip)),
-    "clipped to twice the norm": Bug(FOUR, planted=on(clip_factors=clip_twice_as_long)),
-    "same noise in every step": Bug(FOUR, planted=on(normal=same_row)),
-    "no noise in every tenth step": Bug(FOUR, steps=20, planted=on(normal=sometimes_none)),
-    "noise divided by the batch size twice": Bug(FOUR, planted=on(normal=noise_over_batch_size(50))),
-    "groups each clipped to the whole norm": Bug(LAYERS, planted=on(clip_factors=groups_each_of_the_whole_norm)),
+    "noise halved": drawing(lambda b, *a, **k: 0.5 * b.normal(*a, **k)),
+    "clip dropped": Bug(FOUR, planted=on(clip_factors=lambda _, norms, *a: [np.ones_like(norm) for norm in norms])),
+    "clipped to twice the norm": factored(lambda bounds: [2 * c for c in bounds]),
+    "same noise in every step": drawing(lambda b, key, row, *a, **k: b.normal(key, 0, *a, **k)),
+    "no noise in every tenth step": drawing(lambda b, *a, **k: (a[1] % 10 != 9) * b.normal(*a, **k), steps=20),
+    "noise divided by the batch size twice": drawing(lambda b, *a, **k: b.normal(*a, **k) / 50),
+    "groups each clipped to the whole norm": factored(lambda bounds: [c * len(bounds) ** 0.5 for c in bounds], LAYERS),
     "sensitivity of one group for all": Bug(LAYERS, patched=root_of_groups_forgotten),
     "several participations counted as one": Bug(MEMF, steps=24, patched=one_participation),
     "DiSK's points clipped one by one": Bug(DISK, planted={"step": each_point_clipped}),
     "examples in two micro-batches": Bug(FOUR, planted={"step": overlapping_microbatches}),
-    "second moment without noise": Bug(MOMENTS, planted=on(normal=silent_second_moment)),
-    "every example in every step": lying(POISSON, everybody),
+    "second moment without noise": drawing(
+        lambda b, *a, **k: (a[2] != Stream.SECOND_MOMENT) * b.normal(*a, **k), MOMENTS
+    ),
+    "every example in every step": lying(POISSON, lambda claimed, key, step: np.arange(claimed.dataset_size)),
     "each example of a user clipped": Bug(FOUR, USERS, planted={"step": each_example_of_a_user_clipped}),
 }
 # Those that a direct check alone need find.
 CHECKED = {
-    "same noise in every tensor": Bug(FOUR, planted=on(normal=same_for_every_tensor)),
-    "tails of the noise cut off": Bug(FOUR, planted=on(normal=capped_noise)),
-    "three times the sampling rate": lying(POISSON, three_times, sgd(noise_multiplier=0.7)),
-    "a fixed order claimed as Poisson": lying(POISSON, shuffled, steps=10),
+    "same noise in every tensor": drawing(
+        lambda b, key, row, stream, _, *a, **k: b.normal(key, row, stream, 0, *a, **k)
+    ),
+    "tails of the noise cut off": drawing(lambda b, *a, **k: np.clip(b.normal(*a, **k), -1.5, 1.5)),
+    "three times the sampling rate": lying(POISSON, lambda s, *a: at_rate(s, 3).indices(*a), sgd(noise_multiplier=0.7)),
+    "a fixed order claimed as Poisson": lying(POISSON, lambda _, *a: THIRTY.indices(*a), steps=10),
     "bits of the adaptive clip without noise": Bug(ADAPTIVE, patched=bits_without_noise),
     "bits of examples without a vector": Bug(ADAPTIVE, patched=bits_of_zero_vectors),
     "cyclic groups drawn anew": lying(CYCLIC, a_partition_for_every_round, steps=9),
-    "truncated batches cut at their end": lying(TRUNCATED, cut_at_the_end),
-    "truncated batches never cut": lying(TRUNCATED, never_cut),
-    "batches that the key does not decide": lying(POISSON, without_the_key),
+    "truncated batches cut at their end": lying(TRUNCATED, lambda s, *a: at_rate(s).indices(*a)[: s.max_batch_size]),
+    "truncated batches never cut": lying(TRUNCATED, lambda s, *a: at_rate(s).indices(*a)),
+    "batches that the key does not decide": lying(POISSON, lambda s, _, step: s.indices(bytes(32), step)),
     "divided by the drawn batch's size": Bug(TWO, POISSON, planted={"step": divided_by_the_drawn_size}),
     "the filter of clean sums": Bug(DOPPLER, patched=unnoised_filter),
     "the second moment of clean sums": Bug(ADAM, patched=unnoised_second_moment),
-    "second moment with the gradient's noise": Bug(MOMENTS, planted=on(normal=noise_of_the_first_stream)),
-    "half of a tensor's noise again in the next": Bug(FOUR, planted=on(normal=tensors_overlap)),
-    "one noise for all runs": Bug(FOUR, planted=on(normal=one_key_for_all_runs)),
-    "two shards of half the noise": Bug(FOUR, planted=on(normal=two_shards_of_half_the_noise)),
+    "second moment with the gradient's noise": drawing(
+        lambda b, key, row, _, *a, **k: b.normal(key, row, Stream.GRADIENT, *a, **k), MOMENTS
+    ),
+    "half of a tensor's noise again in the next": drawing(
+        lambda b, key, row, stream, first, size, **k: b.normal(key, row, stream, size // 2 if first else 0, size, **k)
+    ),
+    "one noise for all runs": drawing(lambda b, key, *a, **k: b.normal(bytes(32), *a, **k)),
+    # Half of the standard deviation each, not half of the variance.
+    "two shards of half the noise": drawing(
+        lambda b, key, *a, **k: (b.normal(key, *a, **k) + b.normal(bytes(32), *a, **k)) / 2
+    ),
     "a step's sum stays for the next": Bug(FOUR, patched=a_sum_that_stays),
 }
 BUGS |= {name: replace(bug, bound_exceeds=False) for name, bug in CHECKED.items()}
