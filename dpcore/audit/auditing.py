@@ -12,14 +12,9 @@ and counts spread slightly less than the binomials that bound them; ``canaries=1
 **The lower bound** as a number holds for whatever mechanism really ran, if guesses about different canaries are
 independent of each other given the coins. Privacy does not imply that, and a broken mechanism may lack it.
 ``canaries=1`` with many runs needs no such assumption. (What one run with many canaries can show of any mechanism at
-all: Steinke, Nasr, Jagielski 2023.) Where the event is Gaussian as a whole, the bound also assumes that what ran is
-Gaussian. The threshold is chosen on every other canary and the errors are counted on the rest, so that nothing is
-tested twice.
-
-References
-----------
-Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.
-Nasr et al., "Tight Auditing of Differentially Private Machine Learning", 2023.
+all: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.) Where the event is Gaussian as a
+whole, the bound also assumes that what ran is Gaussian. The threshold is chosen on every other canary and the errors
+are counted on the rest, so that nothing is tested twice.
 """
 
 from __future__ import annotations

