@@ -130,10 +130,8 @@ class Mechanism(SavedMechanism):
 
         Raises
         ------
-        ArgumentError
-            If `public` is given or left out where it must not be.
-        PrivacyError
-            Beyond the last planned step; in a forked process; for a row that was released before.
+        ArgumentError, PrivacyError
+            If `public` is out of place; beyond the last planned step, in a forked process, for a row released before.
         """
         with self.turns.alone("release"):
             self.turns.check(self.step)

@@ -61,10 +61,8 @@ class SavedMechanism(MechanismState):
 
         Raises
         ------
-        ArgumentError
-            If the state is of another format, layout, or method.
-        DataError, PrivacyError
-            If the account refuses; nothing was changed then.
+        ArgumentError, DataError, PrivacyError
+            If the state is of another format, layout, or method; if the account refuses. Nothing was changed then.
         """
         with self.turns.alone("load_state_dict", draws=False):
             self._load(state)

@@ -29,7 +29,7 @@ class CorrelatedGaussian:
         plain(self)
         if self.noise_multiplier is not None:
             non_negative(noise_multiplier=self.noise_multiplier)
-        if not hasattr(self.strategy, "describe"):
+        if not (hasattr(self.strategy, "of") and hasattr(self.strategy, "describe")):
             raise ArgumentTypeError(
                 f"strategy={self.strategy!r}: must be a strategy of dpcore.stages.strategies; "
                 "names and arrays become one by dpcore.stages.strategies.strategy(name, steps)"
