@@ -157,8 +157,8 @@ MUTATIONS = [
     Mutation(
         "take a row as spent only after the draw",
         "dpcore/mechanism/mechanism.py",
-        "        self.step += 1\n        self._caller_noise |=",
-        "        self._caller_noise |=",
+        "            self.step += 1\n            self._caller_noise |=",
+        "            self._caller_noise |=",
         "tests/unit/mechanism/test_mechanism.py",
     ),
     Mutation(
@@ -303,7 +303,7 @@ MUTATIONS = [
     ),
     Mutation(
         "resume under the same noise",
-        "dpcore/mechanism/state.py",
+        "dpcore/mechanism/saving.py",
         "self.keys = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=row, number=number)",
         "self.keys = keys",
         "tests/unit/mechanism/test_mechanism.py",
@@ -556,14 +556,14 @@ MUTATIONS = [
     ),
     Mutation(
         "take the parameters of one step earlier",
-        "dpcore/mechanism/mechanism.py",
+        "dpcore/mechanism/vectors.py",
         "base = [past[point.lag - 1].reshape(shape)",
         "base = [past[min(point.lag, len(past) - 1)].reshape(shape)",
         "tests/papers/test_pmlf.py::test_pmlf_is_its_loop",
     ),
     Mutation(
         "end an earlier displacement one step later",
-        "dpcore/mechanism/mechanism.py",
+        "dpcore/mechanism/vectors.py",
         "[past[point.lag - 1] - past[point.lag] for past in history]",
         "[past[point.lag] - past[(point.lag + 1) % len(past)] for past in history]",
         "tests/papers/test_combinations.py::test_pmlf_over_disk_points",
@@ -612,9 +612,9 @@ MUTATIONS = [
     ),
     Mutation(
         "take off the seed's variance whatever the strategy",
-        "dpcore/mechanism/mechanism.py",
-        "noise_variances(filtered, method.noise.strategy, self.plan.steps)",
-        "noise_variances(filtered, None, self.plan.steps)",
+        "dpcore/mechanism/preparation.py",
+        "noise_variances(filtered, method.noise.strategy, plan.steps)",
+        "noise_variances(filtered, None, plan.steps)",
         "tests/papers/test_adaptive.py",
     ),
     Mutation(
@@ -830,13 +830,13 @@ MUTATIONS = [
     Mutation(
         "leave correlated noise torn after an interruption",
         "dpcore/mechanism/mechanism.py",
-        "            self._torn = True\n",
-        "            self._torn = False\n",
+        "                self._torn = True\n",
+        "                self._torn = False\n",
         "tests/unit/mechanism/test_mechanism.py",
     ),
     Mutation(
         "leave the sum of an interrupted step to the next",
-        "dpcore/mechanism/mechanism.py",
+        "dpcore/mechanism/state.py",
         "if self._summed != self.step:",
         "if False:",
         "tests/unit/mechanism/test_mechanism.py",

@@ -12,14 +12,9 @@ and counts spread slightly less than the binomials that bound them; ``canaries=1
 **The lower bound** as a number holds for whatever mechanism really ran, if guesses about different canaries are
 independent of each other given the coins. Privacy does not imply that, and a broken mechanism may lack it.
 ``canaries=1`` with many runs needs no such assumption. (What one run with many canaries can show of any mechanism at
-all: Steinke, Nasr, Jagielski 2023.) Where the event is Gaussian as a whole, the bound also assumes that what ran is
-Gaussian. The threshold is chosen on every other canary and the errors are counted on the rest, so that nothing is
-tested twice.
-
-References
-----------
-Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.
-Nasr et al., "Tight Auditing of Differentially Private Machine Learning", 2023.
+all: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.) Where the event is Gaussian as a
+whole, the bound also assumes that what ran is Gaussian. The threshold is chosen on every other canary and the errors
+are counted on the rest, so that nothing is tested twice.
 """
 
 from __future__ import annotations
@@ -87,16 +82,12 @@ def audit(
     ----------
     method : Method
         With a noise multiplier above 0.
-    sampler : Sampler
+    sampler, steps : Sampler, int
         Of the run that is audited.
-    steps : int
-        Its number of steps.
     delta : float
         Where epsilon is compared; 0 < delta < 1.
-    canaries : int
-        In each run; at most the sampler's dataset_size, which is taken where it is smaller.
-    runs : int
-        Of fresh keys. At least 64 canaries in all runs together.
+    canaries, runs : int
+        Canaries in each run (at most dataset_size), and runs of fresh keys; at least 64 canaries in all together.
     confidence : float
         1 minus the probability of a false alarm.
     tensors : sequence of str, optional
@@ -106,10 +97,8 @@ def audit(
         system's.
     dtype : str
         "float64" or "float32", of the parameters.
-    make_mechanism : callable
-        Called as `dpcore.mechanism.mechanism.Mechanism` is: what is audited.
-    step : callable
-        Called as `private_step` is: the training loop that is audited.
+    make_mechanism, step : callable
+        Called as `dpcore.mechanism.mechanism.Mechanism` and `private_step` are: mechanism and loop that are audited.
 
     Returns
     -------

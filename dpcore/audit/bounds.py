@@ -14,15 +14,11 @@ have probability alpha, ``Pr[Bin(n, p) <= k] = I_{1-p}(n - k, k + 1) = alpha``.
 
 What a claim allows is its trade-off function: the largest power 1 - FNR at each FPR. A Gaussian mechanism with
 parameter mu allows exactly ``Phi(Phi^{-1}(FPR) + mu)`` (Dong, Roth, Su 2022, eq. 6); read backwards, counts bound the
-mu of a mechanism known to be Gaussian from below by ``Phi^{-1}(1 - FNR) - Phi^{-1}(FPR)`` (Nasr et al. 2023). Any
-other event allows at most what its delta(epsilon) does, at every epsilon at once:
+mu of a mechanism known to be Gaussian from below by ``Phi^{-1}(1 - FNR) - Phi^{-1}(FPR)`` (Nasr et al., "Tight Auditing
+of Differentially Private Machine Learning", 2023, section 4). Any other event allows at most what its delta(epsilon)
+does, at every epsilon at once:
 
     power <= min over epsilon of  min(e^epsilon FPR + delta(epsilon), 1 - e^-epsilon (1 - delta(epsilon) - FPR)).
-
-References
-----------
-Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini, Terzis, "Tight Auditing of Differentially Private Machine
-Learning", 2023, section 4.
 """
 
 from __future__ import annotations
@@ -48,10 +44,9 @@ _EDGE = 1e-15
 
 @dataclass(frozen=True)
 class Errors:
-    """Wrong guesses at one threshold, or at several: upper bounds on both error rates hold together.
+    """Guesses about canaries at one threshold, or at several.
 
-    Of `outs` canaries that were out, `false_positives` were guessed in; of `ins` that were in, `false_negatives` were
-    guessed out. One of the two bounds fails with probability at most `alpha`.
+    The upper bounds on both error rates hold together, but with probability `alpha`.
     """
 
     false_positives: Any
@@ -86,8 +81,8 @@ class Errors:
 class Claim:
     """What an event says an adversary can do.
 
-    `mu` is that of the Gaussian mechanism that the event is as a whole. Where batches are drawn in secret it is None,
-    and (epsilons, deltas), (k,) each, are points of the event's privacy curve, certified upper bounds.
+    `mu` is that of the Gaussian mechanism that the event is as a whole; where batches are drawn in secret there are
+    points of its privacy curve instead, certified upper bounds.
     """
 
     event: Event
@@ -126,10 +121,7 @@ def _deltas(event: Event, epsilons: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def clopper_pearson_upper(count: Any, total: int, alpha: float) -> Any:
-    """Return an upper bound on a probability, of what happened `count` times in `total` independent trials.
-
-    The one-sided interval misses with probability at most `alpha`. The bound is 1 where nothing was counted.
-    """
+    """Return the upper end of a one-sided confidence interval for a probability; 1 where nothing was counted."""
     count = np.asarray(count)
     # I_p(k + 1, n - k) = Pr[Bin(n, p) > k] = 1 - alpha.
     inside = np.minimum(count, max(total - 1, 0))
@@ -138,10 +130,7 @@ def clopper_pearson_upper(count: Any, total: int, alpha: float) -> Any:
 
 
 def best_threshold(ins: Floats, outs: Floats, claim: Claim, alpha: float) -> float:
-    """Return the threshold at which scores exceed a claim the most: for choosing, on scores that are not counted again.
-
-    `alpha` is that with which the errors will be bounded.
-    """
+    """Return the threshold at which scores exceed a claim the most; these scores are not to be counted again."""
     scores = np.sort(np.concatenate([ins, outs]))
     middles = np.unique((scores[1:] + scores[:-1]) / 2) if scores.size > 1 else np.zeros(1)
     errors = count_errors(ins, outs, middles, alpha)

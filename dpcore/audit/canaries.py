@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from dpcore.audit.exposure import direction, most_exposed
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
-from dpcore.sampling import UserSampler
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import Backend
@@ -41,29 +40,12 @@ class CanaryRun:
     Where users are the unit of privacy, canaries and bystanders are users, and each of a user's examples has the whole
     vector of its user: clipped one by one instead of in sum they would add up to several clip norms.
 
-    Parameters
-    ----------
-    plan : Plan
-    keys : RunKeys
-    coins : (m,) array of bool
-        Which canaries are in.
-    replaced : bool
-        Whether a canary that is out has the opposite vector (replace-one) instead of zero (zero-out, add-remove).
-    untouched : int
-        D, coordinates of each tensor that nobody touches.
-    backend : Backend
-    dtype : str
-    make_mechanism : callable
-        As `Mechanism` is called.
-    step : callable
-        As `dpcore.mechanism.loop.private_step`.
+    The `coins` say which canaries are in; one that is out has the opposite vector if `replaced` (replace-one), and zero
+    otherwise (zero-out, add-remove). Of each tensor nobody touches `untouched` coordinates. `make_mechanism` is called
+    as `Mechanism`, `step` as `dpcore.mechanism.loop.private_step`.
 
-    Attributes
-    ----------
-    amount, place : (n,) arrays
-        An example's vector is +1, 0 or -1 (SHORT for some) times a canary's; it stands on coordinate `place`.
-    used : list of lists of arrays
-        The indices that the step asked gradients of, by step.
+    An example's vector is `amount` (+1, 0 or -1, SHORT for some) times a canary's, on coordinate `place`, both (n,);
+    `used` has the indices that each step asked gradients of.
     """
 
     def __init__(
@@ -80,13 +62,12 @@ class CanaryRun:
         step: Step,
     ) -> None:
         self.plan, self.coins, self.dtype, self._step = plan, coins, np.dtype(dtype), step
-        sampler: Any = plan.sampler
+        sampler = plan.sampler
         self.planned = [sampler.indices(keys.sampling, t) for t in range(plan.steps)]
-        self.users: NDArray[np.int64] | None = sampler.user_of_example if isinstance(sampler, UserSampler) else None
         self.used: list[list[NDArray[np.int64]]] = [[] for _ in self.planned]
         strategy = plan.method.noise.strategy
         self.matrix = np.eye(plan.steps) if strategy is None else strategy.matrix(plan.steps)
-        units = [np.unique(self._units(batch)) for batch in self.planned]
+        units = [np.unique(sampler.unit_of(batch)) for batch in self.planned]
         self.members = most_exposed(plan, units, self.matrix, coins.size)
         self.signs = np.array(
             [float(1 - 2 * (t.bit_count() % 2)) if strategy is None else 1.0 for t in range(plan.steps)]
@@ -101,10 +82,6 @@ class CanaryRun:
         self.parameters = [backend.from_numpy(np.zeros(shape, self.dtype)) for shape in self._shapes()]
         layout = Layout.of([*zip(plan.tensors, self._shapes(), strict=True)])
         self.mechanism = make_mechanism(plan, layout, self.parameters, backend=backend, keys=keys)
-
-    def _units(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unit of privacy of each example."""
-        return indices if self.users is None else self.users[indices]
 
     def _shapes(self) -> list[tuple[int, ...]]:
         galore = self.plan.method.galore
@@ -128,7 +105,7 @@ class CanaryRun:
         bound = max(clip.max_grad_norm, 1.0) if clip.rule == "automatic" else clip.max_grad_norm
         length = LENGTH * bound * self.signs[step]
         length = -length if point.weight < 0 else length
-        units, blocks = self._units(np.asarray(indices)), []
+        units, blocks = self.plan.sampler.unit_of(np.asarray(indices)), []
         for share, scale in zip(self.direction(step), self.scales(step), strict=True):
             block = np.zeros((len(indices), self.width), self.dtype)
             # The scale is a function of earlier releases: the scaled vector is the one that is wanted.

@@ -22,10 +22,7 @@ _COPY = 1e-10
 
 
 def too_little_noise(nulls: Floats) -> float:
-    """Return the probability of noise as small as this at some step, or in all: chi-square, Bonferroni.
-
-    `nulls` are releases on untouched coordinates, (R, L, D).
-    """
+    """Return the probability of noise as small as this at some step, or in all: chi-square, Bonferroni."""
     squares = (nulls**2).sum(axis=(1, 2))
     each = nulls.shape[1] * nulls.shape[2]
     smallest = min(float(chdtr(each, squares.min())), float(chdtr(squares.size * each, squares.sum())))
@@ -91,8 +88,7 @@ def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
 def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, low_only: bool = False) -> float:
     """Return the probability that numbers of heads in `tosses` coins each spread so little, or so much, two-sided.
 
-    `counts` are independent Bin(tosses, sample_rate) under the plan: how often each example took part, or the size of
-    each batch. `low_only` looks for too small a spread only: valid for counts that repel each other, too.
+    With `low_only` too small a spread only: valid for counts that repel each other, too.
 
     The sum of (count - k q)^2 is compared with the multiple of a chi-square of the same mean and variance; with
     v = k q (1 - q), one term has mean v and variance 2 v^2 + v (1 - 6 q (1 - q)).
@@ -115,7 +111,7 @@ def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], population
     Under sampling that treats all examples alike, a batch of a given size is a uniformly random subset: those of it
     that are of the first half are hypergeometric, and steps are independent. For them Hoeffding's bound for independent
     draws holds as well: a sum over batches is d or more from its mean with probability at most 2 exp(-2 d^2 / sum of
-    the sizes) (Hoeffding 1963, section 6). The arrays (T,) are those of `Records`.
+    the sizes) (Hoeffding 1963, section 6).
     """
     drawn = int(sizes.sum())
     if drawn == 0:
@@ -127,8 +123,7 @@ def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], population
 def same_batches(batches: Sequence[str], log_chance: float) -> float:
     """Return the probability that so many pairs of runs have the same batches in all steps (Markov).
 
-    `batches` holds a digest for each run, and `log_chance` is the logarithm of the probability of that, at most, for
-    two runs of independent keys.
+    `log_chance` is the logarithm of the probability of that, at most, for two runs of independent keys.
     """
     pairs = sum(count * (count - 1) // 2 for count in Counter(batches).values())
     every = len(batches) * (len(batches) - 1) / 2

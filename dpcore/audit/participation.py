@@ -20,14 +20,7 @@ TOO_MANY = "A batch is larger than the plan's sampler allows."
 def counted(run: CanaryRun) -> tuple[dict[str, Any], NDArray[np.int64], NDArray[np.float64]]:
     """Count who took part in a run that has taken all its steps: users, where these are the unit of privacy.
 
-    Returns
-    -------
-    fields : dict
-        Those of `Records` that follow.
-    others : (T,) array of int
-        How many bystanders are in each batch.
-    bits : (T,) array
-        The clean sums of an adaptive clip's bits.
+    Returns fields of `Records`, the number of bystanders in each batch, (T,), and an adaptive clip's clean sums, (T,).
     """
     plan, turns, surprises = run.plan, _turns(run), set[str]()
     participation, counts = np.zeros((plan.steps, run.coins.size), np.int64), np.zeros(run.amount.size, np.int64)
@@ -43,7 +36,9 @@ def counted(run: CanaryRun) -> tuple[dict[str, Any], NDArray[np.int64], NDArray[
             surprises.add(TWICE)
         if not secret_batches(plan) and not np.array_equal(np.unique(examples), np.sort(run.planned[t])):
             surprises.add(OTHERS)
-        units = examples if run.users is None else np.unique(run.users[examples])
+        units = plan.sampler.unit_of(examples)
+        if plan.sampler.unit_of_privacy != "example":
+            units = np.unique(units)
         used, possible = np.bincount(units, minlength=counts.size), turns[t % len(turns)]
         participation[t], sizes[t], populations[t] = used[run.members], units.size, possible.sum()
         others[t], bits[t] = used[bystander].sum(), bit @ used
@@ -72,7 +67,7 @@ def counted(run: CanaryRun) -> tuple[dict[str, Any], NDArray[np.int64], NDArray[
 def _turns(run: CanaryRun) -> list[NDArray[np.bool_]]:
     """Who may be in the steps t, t + g, ...: where g groups of a public partition take turns, group t; else all."""
     sampler: Any = run.plan.sampler
-    sampler = sampler.sampler if run.users is not None else sampler
+    sampler = getattr(sampler, "sampler", sampler)  # that of the users, where they are drawn
     groups, n = getattr(sampler, "groups", 1), sampler.dataset_size
     if groups == 1:
         return [np.ones(n, bool)]

@@ -28,24 +28,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of all steps; R rows: one for each step, twice that with a second moment of its own.
+    """The releases of all steps; R rows: one for each step, twice that with a second moment of its own."""
 
-    Attributes
-    ----------
-    canaries : (R, m) array
-        Along each canary's direction.
-    shared : (T,) array
-        Along the direction of all other examples, before C is applied.
-    amounts : (R / T, T) array
-        What a canary adds to its column, before C is applied.
-    white : (R / T, T, L, d) array
-        All coordinates, by tensor.
-    """
-
-    canaries: Floats
-    shared: Floats
-    amounts: Floats
-    white: Floats
+    canaries: Floats  # (R, m): along each canary's direction
+    shared: Floats  # (T,): along the direction of all other examples, before C is applied
+    amounts: Floats  # (R / T, T): what a canary adds to its column, before C is applied
+    white: Floats  # (R / T, T, L, d): all coordinates, by tensor
 
 
 def take_all(run: CanaryRun) -> Releases:

@@ -15,34 +15,27 @@ class AuditResult:
     ----------
     claimed_epsilon : float
         The plan's epsilon at `delta`: an upper bound, by the accountant that gives the smallest.
-    lower_bound : float
-        Epsilon at `delta` is at least this, with the stated confidence, if `assumes` holds.
-    lower_bound_any : float
-        The same without assuming what kind of mechanism it is: much smaller, for it cannot exceed about the log of the
-        number of canaries.
+    lower_bound, lower_bound_any : float
+        Epsilon at `delta` is at least this, with the stated confidence, if `assumes` holds; and without assuming what
+        kind of mechanism it is: much smaller, for that cannot exceed about the log of the number of canaries.
     delta, confidence : float
         The bound is too high, or an honest run flagged, with probability at most 1 - confidence.
-    flagged : bool
-        Whether the run is not what the plan says: the canaries were told apart better than the claim allows, or a
-        direct check failed.
-    findings : tuple of str
-        Why, one sentence each.
+    flagged, findings : bool, tuple of str
+        Whether the run is not what the plan says (the canaries were told apart better than the claim allows, or a
+        direct check failed), and why, one sentence each.
     assumes : str
         What `lower_bound` rests on.
     canaries_in, canaries_out : int
         Canaries that were counted: half of all; the other half chose the threshold.
     false_positive_rate, false_negative_rate : float
         Upper bounds on the adversary's error rates.
-    power : float
-        Lower bound on the adversary's true positive rate: 1 - false_negative_rate.
-    claimed_power : float
-        What the claim allows at that false positive rate.
+    power, claimed_power : float
+        Lower bound on the adversary's true positive rate, and what the claim allows at that false positive rate.
     noise_ratio : float
         Standard deviation of the noise on untouched coordinates over the planned one.
     p_values : dict of str to float
         Of the direct checks: how likely the planned run shows something as unusual.
     method : str
-        Name of the method.
     """
 
     claimed_epsilon: float

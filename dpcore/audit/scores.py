@@ -57,10 +57,7 @@ def any_participation(records: Records) -> Floats:
 
 
 def whitened(records: Records, correlated: bool) -> Records:
-    """Return the records in units of the noise that untouched coordinates show.
-
-    `correlated` says whether its correlations between steps are taken out, too, or its size alone.
-    """
+    """Return the records in units of the noise on untouched coordinates, `correlated` between steps or not."""
     rows = records.nulls.reshape(records.nulls.shape[0], -1)
     covariance = rows @ rows.T / rows.shape[1]
     if not correlated:

@@ -13,10 +13,10 @@ from dpcore.stages.updates.averaging import Averaging
 def constrain(
     backend: Backend[Any], method: Method, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]
 ) -> None:
-    """Project onto the ball of the method's `radius` around 0, in place; the displacements too.
+    """Project onto the ball of the method's `radius` around 0 after an update, in place; the displacements too.
 
-    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean. The
-    slots are those after the update, and `numbers` are what the update used. Without a radius nothing is done.
+    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean;
+    `numbers` are those that the update used.
     """
     if method.radius is None:
         return

@@ -6,10 +6,11 @@ noise that the caller supplies, and steps whose released averages someone wants 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.mechanism.vectors import RunVectors
 from dpcore.spec.check import dtype_name, order_of
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
@@ -25,20 +26,14 @@ Observer = Callable[[Sequence[Any], Sequence[Any]], None]
 
 @dataclass(frozen=True)
 class Composition:
-    """The settings and places that a composed step needs; see `dpcore.mechanism.mechanism.Mechanism`.
-
-    `batch_size` is B, and `keys` are secret. By tensor, `projections` holds GaLore's P where it is projected, and
-    `past` the last released averages, the latest first; empty lists without an adaptive filter. Both are changed in
-    place.
-    """
+    """The settings and places that a composed step needs; see `dpcore.mechanism.mechanism.Mechanism`."""
 
     backend: Backend[Any]
     method: Method
     batch_size: float
     keys: RunKeys
     layout: Layout
-    projections: Mapping[int, Any]
-    past: Sequence[list[Any]]
+    vectors: RunVectors
     rng: str
 
     def step(
@@ -47,7 +42,6 @@ class Composition:
         noise: NoiseRow,
         square: str,
         square_noise: NoiseRow,
-        square_state: Sequence[tuple[Any, ...]],
         statistics: tuple[float, ...],
         numbers: Sequence[UpdateSettings],
         normals: Normals | None,
@@ -60,7 +54,7 @@ class Composition:
             if noise.scale:
                 g = noise.scale * self._noise(i, slot, noise, slot.noise_state, normals) + g
             released.append(_unscaled(self._cast(g / self.batch_size, slot.parameter), slot))
-            squares.append(self._square(i, slot, released[i], square, square_noise, square_state, normals))
+            squares.append(self._square(i, slot, released[i], square, square_noise, normals))
         if self.method.filter.adaptive:
             outputs, statistics = self._adapted(released, statistics, noise)
         elif self.method.galore is not None:
@@ -109,16 +103,7 @@ class Composition:
         cast[...] = array
         return cast
 
-    def _square(
-        self,
-        i: int,
-        slot: Slot[Any],
-        g: Any,
-        square: str,
-        noise: NoiseRow,
-        state: Sequence[tuple[Any, ...]],
-        normals: Normals | None,
-    ) -> Any:
+    def _square(self, i: int, slot: Slot[Any], g: Any, square: str, noise: NoiseRow, normals: Normals | None) -> Any:
         """What enters the second moment, or None for the square of the filter's output."""
         if square == "filtered":
             return None
@@ -129,7 +114,7 @@ class Composition:
         q = _unscaled(slot.total / self.batch_size, slot)
         h = q * q
         if noise.scale:
-            h = h + noise.scale * self._noise(i, slot, noise, state[i], normals)
+            h = h + noise.scale * self._noise(i, slot, noise, self.vectors.square_noise_state[i], normals)
         return self._cast(h, slot.parameter)
 
     def _filtered(self, g: Any, slot: Slot[Any], row: int) -> Any:
@@ -150,14 +135,14 @@ class Composition:
         products = [now]
         for lag in range(kept):
             # <g, h> from norms, which the port sums in float64: (||g + h||^2 - ||g||^2 - ||h||^2) / 2.
-            before = [past[lag] for past in self.past]
+            before = [past[lag] for past in self.vectors.past]
             both = self._power([g + h for g, h in zip(released, before, strict=True)])
             products.append((both - now - self._power(before)) / 2)
         power = self.layout.dimension * (noise.scale / self.batch_size) ** 2
         statistics = adaptive.observe(statistics, products, power)
         weights = adaptive.weights(statistics, noise.row)
         outputs = []
-        for past, g in zip(self.past, released, strict=True):
+        for past, g in zip(self.vectors.past, released, strict=True):
             y = weights[0] * g
             for lag in range(kept):
                 y = y + weights[lag + 1] * past[lag]
@@ -172,26 +157,26 @@ class Composition:
     def _project_anew(self, released: Sequence[Any]) -> None:
         galore = self.method.galore
         assert galore is not None
-        for i, p in self.projections.items():
+        for i, p in self.vectors.projections.items():
             gradient = self.backend.to_numpy(released[i]).reshape(self.layout.entries[i].shape)
             p[...] = self.backend.from_numpy(galore.projection(gradient, self.backend.to_numpy(p)))
 
     def _projected(self, i: int, vector: Any) -> Any:
         """P^T V, flat, of a tensor that is projected; any other as it is."""
-        if i not in self.projections:
+        if i not in self.vectors.projections:
             return vector
-        return (self.projections[i].T @ vector.reshape(self.layout.entries[i].shape)).reshape(-1)
+        return (self.vectors.projections[i].T @ vector.reshape(self.layout.entries[i].shape)).reshape(-1)
 
     def _mapped_back(self, i: int, vector: Any) -> Any:
-        if i not in self.projections:
+        if i not in self.vectors.projections:
             return vector
         columns = self.layout.entries[i].shape[1]
-        return (self.projections[i] @ vector.reshape(-1, columns)).reshape(-1)
+        return (self.vectors.projections[i] @ vector.reshape(-1, columns)).reshape(-1)
 
     def _move(self, i: int, slot: Slot[Any], y: Any, h: Any, numbers: UpdateSettings, step_number: int) -> None:
         before = slot.parameter + 0 if slot.displacement is not None else None
         rule = self.method.update.rule
-        if i not in self.projections:
+        if i not in self.vectors.projections:
             self.backend.update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
         else:
             # The rule moves a parameter of the subspace that starts at 0; weight decay belongs to the whole parameter.

@@ -34,20 +34,9 @@ Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], Sequence[NDArray[
 
 
 class Loop:
-    """Takes a mechanism's steps.
+    """Takes a mechanism's steps, with gradients of `microbatch_size` examples at once (None: of the whole batch).
 
-    Parameters
-    ----------
-    mechanism : Mechanism
-    microbatch_size : int or None
-        Examples differentiated at once; None takes the whole batch.
-
-    Attributes
-    ----------
-    recorder : Recorder or None
-        Keeps coordinates of what is released.
-    diagnostics : list of float or None
-        ``clipped_mean_norm`` of each step where somebody asked for it. **Secret.**
+    `recorder` keeps coordinates of what is released, and `diagnostics` each step's ``clipped_mean_norm``: **secret**.
     """
 
     def __init__(self, mechanism: Mechanism, microbatch_size: int | None = None) -> None:
@@ -58,26 +47,12 @@ class Loop:
         self._public: Sequence[Any] | None = None
 
     def sum_clipped(
-        self,
-        parameters: Sequence[Any],
-        rows_at: RowsAt,
-        count: int,
-        public: Callable[[], Sequence[Any]] | None = None,
+        self, parameters: Sequence[Any], rows_at: RowsAt, count: int, public: Callable[[], Sequence[Any]] | None = None
     ) -> None:
         """Clip the vectors of a batch and add them to the mechanism's sum; nothing leaves it yet.
 
         After an exception the same batch may be tried once more: the noise of a step depends on its number only, and
-        nothing of this step was released.
-
-        Parameters
-        ----------
-        parameters : sequence of arrays
-            Of the backend.
-        rows_at : callable
-        count : int
-            Examples of the batch; with 0 nothing is asked for.
-        public : callable, optional
-            Returns a gradient of public data, flat, for a method whose second moment is made of it.
+        nothing of this step was released. `public` returns a flat gradient of public data, where the update needs one.
         """
         mechanism = self.mechanism
         self._public = None if public is None else public()

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError
 from dpcore.mechanism.after_update import average, constrain
 from dpcore.mechanism.composed_step import Composition, Normals, Observer
-from dpcore.mechanism.state import MechanismState
-from dpcore.plan.noise_variance import noise_variances
+from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
+from dpcore.mechanism.saving import SavedMechanism
 from dpcore.spec.backends import load_backend
 from dpcore.spec.check import dtype_name
-from dpcore.spec.ops import SECOND_MOMENT, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
@@ -29,8 +28,11 @@ from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 
 
-class Mechanism(MechanismState):
-    """One run's private steps.
+class Mechanism(SavedMechanism):
+    """One run's private steps: any number of `add` and then one `release` each.
+
+    The sum belongs to the private data and never leaves this object un-noised. Threads take turns call by call
+    (`dpcore.mechanism.turns`); hold `turns.lock` to make several calls one.
 
     Parameters
     ----------
@@ -41,28 +43,10 @@ class Mechanism(MechanismState):
     parameters : sequence of arrays
         Of `backend`; read here for their sizes and dtype (float32 or float64), changed by `release`.
     backend : Backend
-        The object keeps it.
     keys : RunKeys
         Secret.
     rng : str
         "chacha20", or "philox" for simulations.
-
-    Notes
-    -----
-    A step is any number of `add` and then one `release`. The sum belongs to the private data and never leaves this
-    object un-noised.
-
-    Threads take turns call by call (`dpcore.mechanism.turns`); hold `turns.lock` to make several calls one.
-
-    Attributes
-    ----------
-    step : int
-        Steps taken on the way to the present parameters.
-    branches : Branches
-        Which rows left on which branch, as far as this object and the states that it loaded know.
-    account : Account or None
-        Told of every batch before it is drawn and of every release before it is made.
-    turns : Turns
     """
 
     def draw(self) -> NDArray[np.int64]:
@@ -78,21 +62,8 @@ class Mechanism(MechanismState):
         return self.plan.method.query.points(self.step)
 
     def at(self, parameters: Sequence[Any], point: Point) -> list[Any]:
-        """Return the parameters of a point: the present ones themselves, kept earlier ones, or fresh displaced arrays.
-
-        None of them may be written to; the present parameters are never moved for a point.
-        """
-        if point.lag == 0:
-            base, moved = list(parameters), self.vectors.displacements
-        else:
-            shapes, history = [parameter.shape for parameter in parameters], self.vectors.history
-            base = [past[point.lag - 1].reshape(shape) for past, shape in zip(history, shapes, strict=True)]
-            moved = None
-            if point.displacement != 0 and point.lag < self.step:
-                moved = [past[point.lag - 1] - past[point.lag] for past in history]
-        if point.displacement == 0 or moved is None:
-            return base
-        return [x + point.displacement * d.reshape(x.shape) for x, d in zip(base, moved, strict=True)]
+        """Return a point's parameters, not to be written to: the present, kept earlier, or displaced copies."""
+        return self.vectors.at(parameters, point, self.step)
 
     def add(self, rows: Sequence[Any]) -> None:
         """Scale the examples' vectors where the query does, clip them, and add them to the step's sum.
@@ -102,15 +73,15 @@ class Mechanism(MechanismState):
         rows : sequence of (B, d_l) arrays
             One block for each tensor, of its dtype; B is the same for all and may be 0.
         """
+        if len(rows) != len(self.vectors.totals):
+            raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self.vectors.totals)}, one block for each tensor")
         with self.turns.alone("add"):
+            self.turns.check(self.step)
+            self._drop_earlier_sum()
+            self.turns.adding()
             self._add(rows)
 
     def _add(self, rows: Sequence[Any]) -> None:
-        if len(rows) != len(self.vectors.totals):
-            raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self.vectors.totals)}, one block for each tensor")
-        self.turns.check(self.step)
-        self._drop_earlier_sum()
-        self.turns.adding()
         now = self.step, self.clip_norm
         clip, grouping = self.plan.clip_at(*now), self.plan.grouping_at(*now)
         if self.vectors.scales is not None and self.plan.scaled(self.step):
@@ -129,10 +100,7 @@ class Mechanism(MechanismState):
             self._running.add(norms[0])
 
     def clipped_mean_norm(self) -> float:
-        """Return ``||sum of clipped vectors|| / (B C_eff)``, of the sum so far.
-
-        A **private diagnostic**: whoever publishes it gives up the guarantee.
-        """
+        """Return ``||sum of clipped vectors|| / (B C_eff)``: **private**, publishing it gives up the guarantee."""
         norm = math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
         return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step, self.clip_norm).contribution)
 
@@ -153,9 +121,8 @@ class Mechanism(MechanismState):
         settings : sequence of UpdateSettings, optional
             One for each tensor; the method's by default. The schedule's factor is applied to them.
         normals : callable, optional
-            ``normals(row, stream)`` returns standard normals, (d_l,) for each tensor, instead of the stream's: for
-            tests and study; of the clip norm's stream the very first is used. From then on the statement says that the
-            run is not private.
+            ``normals(row, stream)`` returns standard normals, (d_l,) for each tensor (of the clip norm's stream the
+            very first is used), instead of the stream's: for tests and study. The statement then says: not private.
         public : sequence of arrays, optional
             A gradient of public data, where the update's second moment is made of one.
         observe : callable, optional
@@ -163,67 +130,39 @@ class Mechanism(MechanismState):
 
         Raises
         ------
-        ArgumentError
-            If `public` is given or left out where it must not be.
-        PrivacyError
-            Beyond the last planned step, for further steps are not accounted for; in a process forked from the one
-            that built the run, and for a row that was released before, for two sums must not share noise.
+        ArgumentError, PrivacyError
+            If `public` is out of place; beyond the last planned step, in a forked process, for a row released before.
         """
         with self.turns.alone("release"):
             self.turns.check(self.step)
-            self._release(parameters, settings, normals, public, observe)
-
-    def _release(
-        self,
-        parameters: Sequence[Any],
-        settings: Sequence[UpdateSettings] | None,
-        normals: Normals | None,
-        public: Sequence[Any] | None,
-        observe: Observer | None,
-    ) -> None:
-        row = self.step
-        if row >= self.plan.steps:
-            raise PrivacyError(f"step={row + 1}: the plan, and its guarantee, end at step {self.plan.steps}")
-        method = self.plan.method
-        if (public is not None) != (method.update.second_moment == "public"):
-            raise ArgumentError(
-                "public: must be a gradient of public data for second_moment='public', and None for any other"
-            )
-        if self.account is not None:
-            self.account.before_release(row)
-        numbers = self._prepared(row, settings, len(parameters))
-        if method.update.rule == "accelerated" and row == 0:
-            for moments, parameter in zip(self.vectors.moments, parameters, strict=True):
-                for vector in moments:
-                    vector[...] = parameter.reshape(-1)
-        self._drop_earlier_sum()
-        self._mend_noise()
-        slots = self._slots(parameters, public)
-        # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen is
-        # never added to another sum.
-        self.step += 1
-        self._caller_noise |= normals is not None
-        norm = self.clip_norm
-        try:
-            self.keys.begin(row)
-            self.vectors.keep_history(parameters)
-            self._torn = True
-            self._take(slots, row, numbers, normals, observe)
-            self._torn = False
-            constrain(self.backend, method, slots, numbers)
-            norm = self._following_norm(row, normals)
-        finally:
-            self._discard()
-            self.turns.drew(None)
-            if self._running is not None and norm is not None:
-                self._running.keep(row + 1, norm)
-            # After an interruption, too: the next step may be a scaled one.
-            self._numbers = numbers
-            for i, used in enumerate(numbers):
-                self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in method.update.rule else 1.0
-            self._prepare_scale()
-        if method.averaging is not None and self.vectors.averages is not None:
-            average(method.averaging, self.vectors.averages, self._outcome(parameters), row)
+            row, method, scaled = self.step, self.plan.method, self.plan.scaled(self.step)
+            check_release(self.plan, row, public)
+            if self.account is not None:
+                self.account.before_release(row)
+            variances = self._variances if method.update.bias_corrected else None
+            numbers = numbers_of(self.plan, row, settings, len(parameters), variances)
+            if method.update.rule == "accelerated" and row == 0:
+                self.vectors.start_moments(parameters)
+            self._drop_earlier_sum()
+            self._mend_noise()
+            slots = slots_of(self.vectors, self.layout, parameters, public, scaled)
+            # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen
+            # is never added to another sum.
+            self.step += 1
+            self._caller_noise |= normals is not None
+            norm = self.clip_norm
+            try:
+                self.keys.begin(row)
+                self.vectors.keep_history(parameters)
+                self._torn = True
+                self._take(slots, row, numbers, normals, observe)
+                self._torn = False
+                constrain(self.backend, method, slots, numbers)
+                norm = self._following_norm(row, normals)
+            finally:  # after an interruption, too: the next step may be a scaled one
+                self._end_step(row, numbers, norm)
+            if method.averaging is not None and self.vectors.averages is not None:
+                average(method.averaging, self.vectors.averages, self._outcome(parameters), row)
 
     def _following_norm(self, row: int, normals: Normals | None) -> float | None:
         """Return the next step's clip norm, where it is adapted: the second release of this step.
@@ -237,44 +176,6 @@ class Mechanism(MechanismState):
         reference = load_backend("numpy")
         z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, dtype="float64", rng=self.rng)
         return self._running.following(float(z[0]))
-
-    def _prepared(self, row: int, settings: Sequence[UpdateSettings] | None, count: int) -> list[UpdateSettings]:
-        """Return each tensor's numbers of this step: schedule, bias of the second moment, denominators."""
-        method = self.plan.method
-        chosen = [method.update.settings()] * count if settings is None else list(settings)
-        factor = 1.0 if method.schedule is None else method.schedule.factor(row, self.plan.steps)
-        variances = self._variances if method.update.bias_corrected else None
-        known: dict[UpdateSettings, UpdateSettings] = {}
-        for numbers in chosen:
-            if numbers not in known:
-                scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
-                known[numbers] = method.update.prepared(scheduled, row, variances)
-        return [known[numbers] for numbers in chosen]
-
-    @cached_property
-    def _variances(self) -> NDArray[np.float64]:
-        """The variance of the noise in each coordinate of what is squared, by step."""
-        method = self.plan.method
-        seed = self.plan.noise_standard_deviation() / self.plan.batch_size
-        filtered = method.filter if method.update.second_moment == "filtered" else None
-        return seed**2 * noise_variances(filtered, method.noise.strategy, self.plan.steps)
-
-    def _slots(self, parameters: Sequence[Any], public: Sequence[Any] | None) -> list[Slot[Any]]:
-        scaled = self.vectors.scales is not None and self.plan.scaled(self.step)
-        return [
-            Slot(
-                parameter=parameter.reshape(-1),
-                total=self.vectors.totals[i],
-                first=entry.first,
-                filter_state=self.vectors.filter_state[i],
-                moments=self.vectors.moments[i],
-                displacement=None if self.vectors.displacements is None else self.vectors.displacements[i],
-                noise_state=self.vectors.noise_state[i],
-                scale=self.vectors.scales[i] if scaled and self.vectors.scales is not None else None,
-                square=None if public is None else public[i].reshape(-1) ** 2,
-            )
-            for i, (entry, parameter) in enumerate(zip(self.layout.entries, parameters, strict=True))
-        ]
 
     def _take(
         self,
@@ -308,50 +209,10 @@ class Mechanism(MechanismState):
                 square_noise=square_noise if square_scale else None,
             )
             return
-        kept = self.vectors
-        composition = Composition(
-            self.backend, method, plan.batch_size, self.keys, self.layout, kept.projections, kept.past, self.rng
-        )
+        composition = Composition(self.backend, method, plan.batch_size, self.keys, self.layout, self.vectors, self.rng)
         self._statistics = composition.step(
-            slots, noise, square, square_noise, kept.square_noise_state, self._statistics, numbers, normals, observe
+            slots, noise, square, square_noise, self._statistics, numbers, normals, observe
         )
-
-    def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
-        """The parameters, or y where the accelerated method has taken a step."""
-        if self.plan.method.update.rule != "accelerated" or self.step == 0:
-            return list(parameters)
-        return [y.reshape(p.shape) for (_, y), p in zip(self.vectors.moments, parameters, strict=True)]
-
-    def output(self, parameters: Sequence[Any]) -> list[Any]:
-        """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
-
-        Arrays of the parameters' shapes, not to be written to.
-        """
-        if self.vectors.averages is None or self.step == 0:
-            return self._outcome(parameters)
-        return [average.reshape(p.shape) for average, p in zip(self.vectors.averages, parameters, strict=True)]
-
-    def negative_share(self) -> float:
-        """Return the share of coordinates whose debiased second moment is negative; NaN where there is none.
-
-        A function of released vectors.
-        """
-        if self.plan.method.update.rule not in SECOND_MOMENT or self._numbers is None:
-            return float("nan")
-        moments = self._second_moments()
-        negative = sum(float((u < n.bias).sum()) for u, n in zip(moments, self._numbers, strict=True))
-        return negative / float(sum(u.reshape(-1).shape[0] for u in moments))
-
-    def _drop_earlier_sum(self) -> None:
-        """Begin the sum of a step with nothing, also where an interruption left the sum of the step before."""
-        if self._summed != self.step:
-            self._discard()
-            self._summed = self.step
-
-    def discard(self) -> None:
-        """Forget the sum of an unfinished step."""
-        with self.turns.alone("discard"):
-            self._discard()
 
     def statement(
         self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None

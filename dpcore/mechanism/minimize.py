@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting import Event
-from dpcore.errors import ArgumentError, BudgetError
+from dpcore.errors import BudgetError
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Loop
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.mechanism.minimize_input import Gradient, checked_gradient, checked_public, normals_of, planned, start_of
+from dpcore.mechanism.minimize_input import (
+    Gradient,
+    check_public,
+    checked_gradient,
+    checked_public,
+    normals_of,
+    planned,
+    start_of,
+)
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
@@ -43,26 +51,21 @@ class MinimizeResult:
         The method's answer: the last parameters; their average, where it keeps one; y of the accelerated method.
     path : (T + 1, d) array or None
         All parameters from x0 on, where recorded.
-    gradients, filtered : (T, d) arrays or None
-        The released averages g_t and what the filter made of them, where recorded.
-    negative_share : (T,) array or None
-        Share of coordinates whose debiased second moment is negative, where recorded; NaN without a second moment.
+    gradients, filtered, negative_share : (T, d), (T, d) and (T,) arrays or None
+        The released averages g_t, what the filter made of them, and the share of coordinates whose debiased second
+        moment is negative (NaN without one), where recorded.
     clip_norms : (T + 1,) array or None
         The clip norm of every step and the one after the last, where it is adapted; they are released.
     private_diagnostics : dict of str to array, or None
         **Not released**, see `minimize`.
     event : Event
         What was released; `NonPrivate` where the caller supplied the noise.
-    plan : Plan
-        What was run.
-    backend : str
-        What it was run on.
+    plan, backend : Plan, str
+        What was run, and on what.
     provenance : Provenance
         Where its keys came from; the keys themselves are forgotten.
-    steps_taken : int
-        Steps released: all of the plan's, unless a ledger's budget ended before.
-    stopped : str
-        Why fewer steps were taken; empty otherwise.
+    steps_taken, stopped : int, str
+        Steps released: all of the plan's, unless a ledger's budget ended before; and why fewer, or empty.
     ledger : dict
         Which run of which ledger paid; empty without one.
     """
@@ -135,22 +138,19 @@ def minimize(
         Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and
         beside them those of a separately released second moment. With an adaptive clip (T, d + 1), where the last
         column is that of the bits. Then nothing is private, and the event says so.
-    key : bytes, optional
-        32 bytes; see `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
-    record : bool
-        Keep all parameters on the way (they are released, so this costs no privacy).
-    record_gradients : bool
-        Keep the released averages, the filter's outputs and the share of negative second moments (likewise free).
+    key, exact_key
+        See `dpcore.spec.keys.RunKeys.new`.
+    record, record_gradients : bool
+        Keep all parameters on the way; keep the released averages, the filter's outputs and the share of negative
+        second moments. All are released, so this costs no privacy.
     public_gradient : callable, optional
         ``public_gradient(x)`` returns a (d,) gradient of public data, for a method whose second moment is made of it.
     private_diagnostics : bool
         Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the
         statement says that publishing it voids the guarantee.
-    ledger : dpcore.ledger.Ledger, optional
-        Every step is reserved there before its batch is drawn. Where the budget ends, so does the run: the result is
-        that of the steps until then, and `stopped` says so.
-    run_name : str, optional
-        What the ledger calls the run.
+    ledger, run_name : dpcore.ledger.Ledger, str, optional
+        Every step is reserved there, under that name, before its batch is drawn. Where the budget ends, so does the
+        run: the result is that of the steps until then, and `stopped` says so.
 
     Returns
     -------
@@ -164,31 +164,17 @@ def minimize(
         If no accountant covers the sampler; if the ledger's budget does not allow one step.
     """
     function(per_example_gradient=per_example_gradient)
-    if public_gradient is not None:
-        function(public_gradient=public_gradient)
     backend = load_backend()
     x = start_of(x0)
     check_dtype(backend, x.dtype.name, "x0")
     plan = planned(batches, method, steps)
-    if (plan.method.update.second_moment == "public") != (public_gradient is not None):
-        raise ArgumentError(
-            f"public_gradient={public_gradient!r}: must be given for second_moment='public', and for no other"
-        )
-    if noise is not None and ledger is not None:
-        raise ArgumentError(
-            "noise with a ledger: noise of the caller's hides nothing, and the ledger counts a private run; leave out "
-            "one of them"
-        )
-    normals = normals_of(noise, plan, x)
-    keys = RunKeys.new(key, exact_key=exact_key)
-    device_x = backend.from_numpy(x)
-    layout = Layout.of([("x", x.shape)])
+    check_public(method, public_gradient)
+    normals = normals_of(noise, plan, x, ledger is not None)
+    keys, device_x, layout = RunKeys.new(key, exact_key=exact_key), backend.from_numpy(x), Layout.of([("x", x.shape)])
     mechanism = Mechanism(plan, layout, [device_x], backend=backend, keys=keys)
     account = None
     if ledger is not None:
-        name = run_name or f"minimize, {method.name}"
-        account = LedgerAccount(ledger, mechanism, name=name)
-        mechanism.account = account
+        account = mechanism.account = LedgerAccount(ledger, mechanism, name=run_name or f"minimize, {method.name}")
     loop = Loop(mechanism)
     loop.recorder = Recorder(layout, x.size, x.dtype.name) if record_gradients else None
     loop.diagnostics = [] if private_diagnostics else None
@@ -208,23 +194,13 @@ def minimize(
             return [chosen[x.size :]]
         return [backend.from_numpy(chosen[: x.size].astype(x.dtype))]
 
-    stopped = ""
+    def kept() -> None:
+        if record:
+            path.append(backend.to_numpy(device_x))
+
+    given = {"public": None if public_gradient is None else public, "normals": None if normals is None else drawn}
     try:
-        while mechanism.step < plan.steps and not stopped:
-            try:
-                loop.step(
-                    [device_x],
-                    gradient,
-                    public=None if public_gradient is None else public,
-                    normals=None if normals is None else drawn,
-                )
-            except BudgetError as end:
-                if mechanism.step == 0:
-                    raise
-                stopped = str(end)
-            else:
-                if record:
-                    path.append(backend.to_numpy(device_x))
+        stopped = _descend(lambda: loop.step([device_x], gradient, **given), mechanism, kept)  # type: ignore[arg-type]
     finally:  # also where the caller's function fails: what no step took is given back
         if account is not None:
             account.close()
@@ -246,3 +222,16 @@ def minimize(
         private_diagnostics=None if taken is None else {"clipped_mean_norm": np.array(taken)},
         **recorded,
     )
+
+
+def _descend(step: Callable[[], None], mechanism: Mechanism, kept: Callable[[], None]) -> str:
+    """Take all steps; return why fewer were taken, if the budget ended before."""
+    while mechanism.step < mechanism.plan.steps:
+        try:
+            step()
+        except BudgetError as end:
+            if mechanism.step == 0:
+                raise
+            return str(end)
+        kept()
+    return ""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches, Sampler
-from dpcore.spec.validate import integer
+from dpcore.spec.validate import function, integer
 from dpcore.stages.method import Method
 
 Gradient = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]
@@ -53,10 +53,15 @@ def start_of(x0: NDArray[Any]) -> NDArray[Any]:
     return x
 
 
-def normals_of(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any]) -> NDArray[Any] | None:
+def normals_of(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any], ledger: bool) -> NDArray[Any] | None:
     """Return the caller's normals as (T, 1 or 2, d), with one more column for an adaptive clip."""
     if noise is None:
         return None
+    if ledger:
+        raise ArgumentError(
+            "noise with a ledger: noise of the caller's hides nothing, and the ledger counts a private run; leave out "
+            "one of them"
+        )
     normals = np.asarray(noise)
     separate = plan.method.update.second_moment in ("independent", "joint")
     columns = x.size + int(plan.adaptive_clip is not None)
@@ -66,6 +71,16 @@ def normals_of(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any]) -> NDArr
             f"noise.shape={normals.shape}: must be {shape}, one row of normals for each step's releases"
         )
     return normals.reshape(plan.steps, -1, columns)
+
+
+def check_public(method: Method, public_gradient: Any) -> None:
+    """Refuse a gradient of public data that is no function, or that is given or left out where it must not be."""
+    if public_gradient is not None:
+        function(public_gradient=public_gradient)
+    if (method.update.second_moment == "public") != (public_gradient is not None):
+        raise ArgumentError(
+            f"public_gradient={public_gradient!r}: must be given for second_moment='public', and for no other"
+        )
 
 
 def checked_public(public_gradient: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:

@@ -40,10 +40,9 @@ def rebuild(
     rng: str,
     steps: int,
 ) -> None:
-    """Run the recurrence that correlates the noise from row 0 over the `steps` rows drawn so far, in place.
+    """Run the recurrence that correlates the noise of `stream` for rows 0 .. steps - 1, in place.
 
-    `states` are those of each tensor, and empty ones are left alone. `stream` is the stream that the noise is drawn
-    from, by secret keys. The strategy must stream by a recurrence.
+    `states` holds those of each tensor; empty ones are left alone. The strategy is one that streams by a recurrence.
     """
     for entry, state in zip(layout.entries, states, strict=True):
         for vector in state:

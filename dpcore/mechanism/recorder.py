@@ -14,14 +14,7 @@ from dpcore.spec.layout import Layout
 class Recorder:
     """Released averages and filter outputs at evenly spaced coordinates, and the share of negative second moments.
 
-    Parameters
-    ----------
-    layout : Layout
-        The coordinates are chosen by its sizes alone, without a look at data.
-    coordinates : int
-        At most so many; no more than there are.
-    dtype : str
-        What is recorded is cast to it.
+    The coordinates are chosen by the layout's sizes alone, without a look at data.
     """
 
     def __init__(self, layout: Layout, coordinates: int, dtype: str = "float32") -> None:

@@ -1,17 +1,19 @@
-"""The state of a running mechanism: sums, moments, noise, keys and branches; saving and loading."""
+"""The state of a running mechanism: sums, moments, noise, keys and branches."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.accounting.branches import Branch, Branches, Rows, count
+from dpcore.accounting.branches import Branches
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.noise_state import check_noise_range, rebuild
+from dpcore.mechanism.preparation import variances_in_squares
 from dpcore.mechanism.turns import Turns
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Plan
@@ -27,11 +29,9 @@ from dpcore.stages.queries import Phase
 if TYPE_CHECKING:
     from dpcore.mechanism.ledger_account import LedgerAccount
 
-STATE_FORMAT = 3
-
 
 class MechanismState:
-    """The state of a run; its steps are those of `Mechanism`, whose arguments and attributes these are."""
+    """The state of a run; its steps are those of `Mechanism`, whose arguments these are."""
 
     def __init__(
         self,
@@ -48,8 +48,10 @@ class MechanismState:
             raise ArgumentError(f"layout: its tensors must be those of the plan, {', '.join(plan.tensors)}")
         check_joint_scale(plan.method.update, plan.sensitivity_at().contribution, layout.dimension)
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
-        self.step = 0
+        self.step = 0  #: steps taken on the way to the present parameters
+        #: Which rows left on which branch, as far as this object and the states that it loaded know.
         self.branches = Branches(os.urandom(8).hex())
+        #: Told of every batch before it is drawn and of every release before it is made.
         self.account: LedgerAccount | None = None
         self.turns = Turns()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
@@ -70,6 +72,10 @@ class MechanismState:
     @property
     def _filter(self) -> Any:
         return self.plan.method.filter
+
+    @cached_property
+    def _variances(self) -> NDArray[np.float64]:
+        return variances_in_squares(self.plan)
 
     def _square_noise(self, step: int) -> float:
         return 0.0 if self.plan.noise_multiplier == 0 else self.plan.square_noise_standard_deviation(step)
@@ -112,6 +118,17 @@ class MechanismState:
             rebuild(self.vectors.square_noise_state, Stream.SECOND_MOMENT, *arguments)
         self._torn = False
 
+    def _drop_earlier_sum(self) -> None:
+        """Begin the sum of a step with nothing, also where an interruption left the sum of the step before."""
+        if self._summed != self.step:
+            self._discard()
+            self._summed = self.step
+
+    def discard(self) -> None:
+        """Forget the sum of an unfinished step."""
+        with self.turns.alone("discard"):
+            self._discard()
+
     def _discard(self) -> None:
         self.turns.dropped()
         for total in self.vectors.totals:
@@ -119,127 +136,38 @@ class MechanismState:
         if self._running is not None:
             self._running.forget()
 
-    def state_dict(self, *, begin: bool = True) -> dict[str, Any]:
-        """Return the state as plain values and NumPy arrays, in a public and a **secret** part.
-
-        The secret part (keys, states of correlated noise) must be kept as safe as the data; without it the state is
-        safe to publish.
-
-        Parameters
-        ----------
-        begin : bool
-            Whether an account begins the run, so that it knows the state.
-        """
-        with self.turns.alone("state_dict", draws=False):
-            return self._state_dict(begin)
-
-    def _state_dict(self, begin: bool) -> dict[str, Any]:
-        self._mend_noise()
-        known = self.account.saved if begin and self.account is not None else None
-        branches = self._branches()
-
-        def arrays(vectors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-            return {name: self.backend.to_numpy(vector) for name, vector in vectors.items()}
-
-        return {
-            "format": STATE_FORMAT,
-            "public": {
-                "step": self.step,
-                "branch": branches.present,
-                "branches": {name: list(branch) for name, branch in branches.known.items()},
-                "ledger": known,
-                "layout": self.layout.to_list(),
-                "rng": self.rng,
-                "caller_noise": self._caller_noise,
-                "statistics": list(self._statistics),
-                "corrections": list(self._corrections),
-                **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
-                "arrays": arrays(self.vectors.public(self.layout)),
-            },
-            "secret": {**self.keys.to_dict(), "arrays": arrays(self.vectors.secret(self.layout))},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state, and go on from it on a branch of its own.
-
-        Rows of noise before the state's step keep their keys; from there on noise is fresh, and so are batches where
-        they are drawn anew at every step: what was released after the state was saved never shares noise with what
-        follows.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-
-        Notes
-        -----
-        Releases that this object made and now goes back behind stay counted (`abandoned`). What other processes
-        released after the state was saved only a ledger can know; without one the statement says so.
-
-        Raises
-        ------
-        ArgumentError
-            If the state is of another format, layout, or method.
-        DataError, PrivacyError
-            If the account refuses; nothing was changed then.
-        """
-        with self.turns.alone("load_state_dict", draws=False):
-            self._load(state)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        if state.get("format") != STATE_FORMAT:
-            raise ArgumentError(
-                f"format={state.get('format')!r}: must be {STATE_FORMAT}, a state saved by this version"
-            )
-        public, secret = state["public"], state["secret"]
-        if public["layout"] != self.layout.to_list():
-            raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        mine = self.vectors.public(self.layout), self.vectors.secret(self.layout)
-        saved = public["arrays"], secret["arrays"]
-        if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
-            raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
-        if ("clip_norms" in public) != (self._running is not None):
-            raise ArgumentError("state: must hold the clip norms of its run where the clip is adaptive, and only there")
-        self._fork(RunKeys.from_dict(secret), public, int(public["step"]))
-        for vectors, theirs in zip(mine, saved, strict=True):
-            for name, vector in vectors.items():
-                vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
-        if self._running is not None:
-            self._running.norms = [float(norm) for norm in public["clip_norms"]]
-        self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
-        self._statistics = tuple(public["statistics"])
-        self._corrections = list(public["corrections"])
-        self._caller_noise = bool(public["caller_noise"])
-        self._numbers = None
-        self._torn = False
-        self.rng = str(public["rng"])
+    def _end_step(self, row: int, numbers: list[UpdateSettings], norm: float | None) -> None:
         self._discard()
+        self.turns.drew(None)
+        if self._running is not None and norm is not None:
+            self._running.keep(row + 1, norm)
+        self._numbers = numbers
+        for i, used in enumerate(numbers):
+            self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in self.plan.method.update.rule else 1.0
+        self._prepare_scale()
 
-    def _fork(self, keys: RunKeys, public: Mapping[str, Any], row: int) -> None:
-        """Go on from row `row` of a state's branch under keys of its own; nothing is changed if the account refuses."""
-        others = {name: Branch(*saved) for name, saved in public["branches"].items()}
-        branches = self._branches().joined(others)
-        found = None if self.account is None else self.account.resume(public["ledger"], row)
-        name, number = found or (os.urandom(8).hex(), None)
-        keep = self.plan.sampler.keeps_order
-        self.keys = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=row, number=number)
-        self.branches = branches.forked(public["branch"], name, row)
-        self.step = row
-        self.turns.anew()
-        if self.account is not None:  # last: if it cannot be written, the keys are other ones all the same
-            self.account.use_key(self.keys.digest)
+    def negative_share(self) -> float:
+        """Return the share of coordinates whose debiased second moment is negative; NaN where there is none.
 
-    def _branches(self) -> Branches:
-        """The branches with the rows of the present one, and with what the account knows of others."""
-        own, tree = self.branches.up_to(self.step), {} if self.account is None else self.account.tree
-        return own.joined({name: branch for name, branch in tree.items() if name != own.present})
+        A function of released vectors.
+        """
+        if self.plan.method.update.rule not in SECOND_MOMENT or self._numbers is None:
+            return float("nan")
+        moments = self._second_moments()
+        negative = sum(float((u < n.bias).sum()) for u, n in zip(moments, self._numbers, strict=True))
+        return negative / float(sum(u.reshape(-1).shape[0] for u in moments))
 
-    @property
-    def abandoned(self) -> tuple[Rows, ...]:
-        """Rows that do not lead to the present parameters, (first, stop) by branch: they cost privacy all the same."""
-        return self._branches().abandoned
+    def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
+        """The parameters, or y where the accelerated method has taken a step."""
+        if self.plan.method.update.rule != "accelerated" or self.step == 0:
+            return list(parameters)
+        return [y.reshape(p.shape) for (_, y), p in zip(self.vectors.moments, parameters, strict=True)]
 
-    @property
-    def releases(self) -> int:
-        """All releases that are known: the steps taken, and the abandoned ones."""
-        return self.step + count(self.abandoned)
+    def output(self, parameters: Sequence[Any]) -> list[Any]:
+        """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
+
+        Arrays of the parameters' shapes, not to be written to.
+        """
+        if self.vectors.averages is None or self.step == 0:
+            return self._outcome(parameters)
+        return [average.reshape(p.shape) for average, p in zip(self.vectors.averages, parameters, strict=True)]

@@ -13,54 +13,31 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import UPDATE_RULES, Backend
+from dpcore.stages.queries import Point
 
 
 @dataclass
 class RunVectors:
-    """Flat arrays of the backend; outer lists have one entry for each tensor of the layout.
+    """Flat arrays of the backend; outer lists have one entry for each tensor of the layout."""
 
-    Attributes
-    ----------
-    totals : list of float64 arrays
-        The step's sum of clipped vectors. **Private**: it leaves the run under noise only, and is never saved.
-    noise_state, square_noise_state : lists of tuples of arrays
-        States of the recurrences that correlate the noise. **Secret**.
-    filter_state, moments : lists of tuples of arrays
-        States of the filter and of the update; in GaLore's subspace where a tensor is projected.
-    displacements : list of arrays, or None
-        d_{t-1}, where the query needs it.
-    history : list of lists of arrays
-        x_{t-1}, x_{t-2}, ..., as many as the query's lags.
-    past : list of lists of arrays
-        g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers.
-    scales : list of arrays, or None
-        What the query multiplies gradients by.
-    averages : list of arrays, or None
-        The average of the parameters.
-    projections : dict of int to array
-        GaLore's P of the tensors that are projected.
-    """
-
+    # The step's sum of clipped vectors, float64. **Private**: it leaves the run under noise only, and is never saved.
     totals: list[Any]
-    noise_state: list[tuple[Any, ...]]
-    square_noise_state: list[tuple[Any, ...]]
-    filter_state: list[tuple[Any, ...]]
-    moments: list[tuple[Any, ...]]
-    displacements: list[Any] | None
-    history: list[list[Any]]
-    past: list[list[Any]]
-    scales: list[Any] | None
-    averages: list[Any] | None
-    projections: dict[int, Any]
+    noise_state: list[tuple[Any, ...]]  # of the recurrences that correlate the noise: **secret**
+    square_noise_state: list[tuple[Any, ...]]  # likewise
+    filter_state: list[tuple[Any, ...]]  # in GaLore's subspace where a tensor is projected
+    moments: list[tuple[Any, ...]]  # likewise
+    displacements: list[Any] | None  # d_{t-1}, where the query needs it
+    history: list[list[Any]]  # x_{t-1}, x_{t-2}, ..., as many as the query's lags
+    past: list[list[Any]]  # g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
+    scales: list[Any] | None  # what the query multiplies gradients by
+    averages: list[Any] | None  # of the parameters
+    projections: dict[int, Any]  # GaLore's P of the tensors that are projected
 
     @classmethod
     def of(
         cls, plan: Plan, layout: Layout, parameters: Sequence[Any], backend: Backend[Any], separate_square: bool
     ) -> RunVectors:
-        """Make the vectors of a plan, all zero; `parameters` of the backend give sizes and dtype.
-
-        `separate_square` says whether a second moment is released with noise of its own.
-        """
+        """Make the vectors of a plan, all zero; `separate_square`: a second moment is released with its own noise."""
         method = plan.method
         flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
         projections: dict[int, Any] = {}
@@ -98,6 +75,26 @@ class RunVectors:
             averages=one(method.averaging is not None),
             projections=projections,
         )
+
+    def start_moments(self, parameters: Sequence[Any]) -> None:
+        """Let the accelerated method's sequences begin at x_0."""
+        for moments, parameter in zip(self.moments, parameters, strict=True):
+            for vector in moments:
+                vector[...] = parameter.reshape(-1)
+
+    def at(self, parameters: Sequence[Any], point: Point, step: int) -> list[Any]:
+        """Return the parameters of a point of step `step`; see `Mechanism.at`."""
+        if point.lag == 0:
+            base, moved = list(parameters), self.displacements
+        else:
+            shapes, history = [parameter.shape for parameter in parameters], self.history
+            base = [past[point.lag - 1].reshape(shape) for past, shape in zip(history, shapes, strict=True)]
+            moved = None
+            if point.displacement != 0 and point.lag < step:
+                moved = [past[point.lag - 1] - past[point.lag] for past in history]
+        if point.displacement == 0 or moved is None:
+            return base
+        return [x + point.displacement * d.reshape(x.shape) for x, d in zip(base, moved, strict=True)]
 
     def keep_history(self, parameters: Sequence[Any]) -> None:
         """Put x_t in front of the earlier parameters; the oldest one's memory takes it."""

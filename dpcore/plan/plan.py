@@ -17,7 +17,7 @@ from dpcore.spec.validate import integer
 from dpcore.stages.filters.base import check_coefficients
 from dpcore.stages.method import Method
 from dpcore.stages.queries.base import check_points
-from dpcore.stages.strategies import NamedStrategy, check_steps, check_streaming, identify
+from dpcore.stages.strategies import check_steps, check_streaming, identify
 from dpcore.stages.strategies.bands import bands, largest_column_norm
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
@@ -42,8 +42,7 @@ class Plan(StepScales):
     Raises
     ------
     ArgumentError
-        If the method's batch size is not the sampler's: the average's denominator and the accounted rate must agree;
-        if a strategy or a schedule does not fit the steps.
+        If the method's batch size is not the sampler's; if a strategy or a schedule does not fit the steps.
     PrivacyError
         If the privacy analysis of the noise or of a separate second moment does not cover the sampler.
     """
@@ -70,8 +69,8 @@ class Plan(StepScales):
             )
 
         strategy = self.method.noise.strategy
-        if isinstance(strategy, NamedStrategy):
-            noise = replace(self.method.noise, strategy=strategy.of(self.steps))  # type: ignore[type-var]
+        if strategy is not None and (whole := strategy.of(self.steps)) is not strategy:
+            noise = replace(self.method.noise, strategy=whole)  # type: ignore[type-var]
             object.__setattr__(self, "method", replace(self.method, noise=noise))
         self._check_sampling()
         if self.adaptive_clip is not None and self.method.noise.noise_multiplier is not None:
@@ -121,13 +120,9 @@ class Plan(StepScales):
     def event_after(self, steps: int, abandoned: Sequence[Rows] | int = ()) -> Event:
         """Return what the first `steps` steps release, and the rows that a run went back behind.
 
-        Parameters
-        ----------
-        steps : int
-        abandoned : sequence of (first, stop), or int
-            The rows of each branch that was left, `dpcore.accounting.branches`. A number says how many, of
-            branches that nobody knows: each row then counts as a branch of its own, and under correlated noise as a whole
-            planned run.
+        `abandoned` holds the rows (first, stop) of each branch that was left (`dpcore.accounting.branches`), or their
+        number, of branches that nobody knows: each row then counts as a branch of its own, and under correlated noise
+        as a whole planned run.
 
         Notes
         -----
@@ -178,14 +173,11 @@ class Plan(StepScales):
 
     def _reach(self, first: int, stop: int) -> float:
         """How far an example moves C times the sums in rows [first, stop), where the sampler lets it take part."""
-        if (first, stop) not in self._reaches:
-            self._reaches[first, stop] = self._moved(first, stop) if first < stop else 0.0
-        return self._reaches[first, stop]
-
-    def _moved(self, first: int, stop: int) -> float:
         strategy = self.method.noise.strategy
         assert strategy is not None
-        return self.sampler.moved(strategy, stop, first)
+        if (first, stop) not in self._reaches:
+            self._reaches[first, stop] = self.sampler.moved(strategy, stop, first) if first < stop else 0.0
+        return self._reaches[first, stop]
 
     def _banded_event(self, sigma: float, steps: int, abandoned: int, branches: int) -> Event:
         strategy = self.method.noise.strategy
@@ -225,17 +217,8 @@ class Plan(StepScales):
     def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> Plan:
         """Return the plan at the smallest noise multiplier that meets the target.
 
-        Parameters
-        ----------
-        target_epsilon, target_delta : float
-            The guarantee.
-        accountant : str, optional
-            By default the one that needs least noise: the epsilon of each that covers the run is an upper bound.
-
-        Raises
-        ------
-        PrivacyError
-            If no noise multiplier reaches the target, or the accountant does not cover the sampler.
+        The accountant is by default the one that needs least noise: the epsilon of each that covers the run is an upper
+        bound. Raises PrivacyError if no noise multiplier reaches the target, or it does not cover the sampler.
         """
         names = [accountant] if accountant is not None else accounting.accountants_for(self._event(1.0, self.steps))
         found, refusals = [], []
@@ -252,17 +235,9 @@ class Plan(StepScales):
         return replace(self, method=self.method.with_noise_multiplier(min(found)))
 
     def check_covered(self, accountant: str | None = None) -> None:
-        """Refuse a run that the accountant (or, by default, every accountant) cannot account for.
-
-        Raises
-        ------
-        PrivacyError
-            Naming the event and what would be covered.
-        """
-        covering = accounting.accountants_for(self.event)
-        if accountant is None and covering:
-            return
-        accounting.epsilon(self.event, 0.5, accountant or "rdp")
+        """Refuse a run that the accountant (or, by default, every accountant) cannot account for."""
+        if accountant is not None or not accounting.accountants_for(self.event):
+            accounting.epsilon(self.event, 0.5, accountant or "rdp")
 
 
 def _replacing(event: Event) -> Event:

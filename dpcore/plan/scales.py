@@ -62,20 +62,15 @@ def gradient_noise(update: Update, sigma: float, contribution: float) -> float:
     ----------
     update : Update
         Says whether a second moment is released beside the gradient.
-    sigma : float
-        Noise multiplier.
-    contribution : float
-        C_eff.
+    sigma, contribution : float
+        Noise multiplier, and C_eff.
     """
     share = math.sqrt(2) if update.second_moment == "independent" else 1.0
     return share * sigma * contribution
 
 
 def raised_multiplier(sigma: float, bit_noise: float) -> float:
-    """Return z of the clipped sum, so that it and the bits, with noise `bit_noise`, cost one release of sigma.
-
-    Raises `PrivacyError` if the bits alone cost as much as both together may.
-    """
+    """Return z of the clipped sum, so that it and the bits, with noise `bit_noise`, cost one release of sigma."""
     if sigma == 0:
         return 0.0
     if not 2 * bit_noise > sigma:
@@ -96,10 +91,8 @@ def square_noise(
     ----------
     update, sigma, contribution
         As in `gradient_noise`.
-    batch_size : float
-        B.
-    max_batch_size : int or None
-        B_max, which "independent" needs.
+    batch_size, max_batch_size : float, int or None
+        B, and B_max, which "independent" needs.
     """
     if update.second_moment == "independent":
         assert max_batch_size is not None

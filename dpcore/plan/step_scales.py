@@ -29,13 +29,7 @@ class StepScales:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier sigma.
-
-        Raises
-        ------
-        PrivacyError
-            If it has not been calibrated.
-        """
+        """The noise multiplier sigma."""
         sigma = self.method.noise.noise_multiplier
         if sigma is None:
             raise PrivacyError(

@@ -104,6 +104,9 @@ class Sampler(Protocol):
     def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
         """Return how many of a step's indices belong to each unit, in their order; None where each is one."""
 
+    def unit_of(self, examples: Indices) -> Indices:
+        """Return the number of the unit to which each of these examples belongs."""
+
     def meetings(self, first: int, stop: int) -> int:
         """Return how often one example takes part in steps [first, stop) of a kept order, at most."""
 
@@ -176,6 +179,10 @@ class BaseSampler:
     def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
         """Return None: each index is a unit."""
         return None
+
+    def unit_of(self, examples: Indices) -> Indices:
+        """Return the examples."""
+        return examples
 
     def meetings(self, first: int, stop: int) -> int:
         """Return the number of steps."""

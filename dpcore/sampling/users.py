@@ -112,6 +112,10 @@ class UserSampler:
         """That of the sampler, with "user" for "example"."""
         return self.sampler.adjacency
 
+    def unit_of(self, examples: Indices) -> Indices:
+        """Return their users."""
+        return self.user_of_example[examples]
+
     def meetings(self, first: int, stop: int) -> int:
         """As the sampler of the users."""
         return self.sampler.meetings(first, stop)

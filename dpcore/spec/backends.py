@@ -33,9 +33,9 @@ def available_backends() -> tuple[str, ...]:
 
 
 def load_backend(name: str | None = None) -> Backend[Any]:
-    """Import and return the backend `name`, or the active one; another backend is never taken instead.
+    """Import and return the backend `name`, or the active one; there is no fallback to another one.
 
-    Raises `ArgumentError` if no backend has that name, `BackendError` if what it needs is missing here.
+    Raises ArgumentError for an unknown name, BackendError where what the backend needs is missing.
     """
     chosen = choice(available_backends(), backend=get_backend() if name is None else name)
     module = _registered()[chosen]

@@ -22,13 +22,6 @@ def plain(value: Any, where: str = "value") -> Any:
 
     NumPy scalars and arrays become numbers and lists; any other object is refused, so that nothing arrives in a report
     by way of its ``repr``.
-
-    Raises
-    ------
-    ArgumentError
-        For NaN.
-    ArgumentTypeError
-        For other types, and for mapping keys that are not strings.
     """
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         value = value.tolist()
@@ -55,13 +48,9 @@ def plain(value: Any, where: str = "value") -> Any:
 def read_json(text: str | bytes) -> Any:
     """Return the value that a JSON text holds, where every reader finds the same one.
 
-    A byte order mark, which editors on some systems put in front, is skipped.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON in UTF-8, is larger than `MOST_BYTES` or nested too deeply, names one key of an object twice
-        (a person may read the first, a program takes the last), or holds NaN or an infinite number.
+    A byte order mark in front is skipped. Raises ValueError for what is not JSON in UTF-8, larger than `MOST_BYTES` or
+    nested too deeply; for NaN and infinite numbers; and for an object that names a key twice: a person may read the
+    first, a program takes the last.
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")

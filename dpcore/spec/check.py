@@ -35,18 +35,20 @@ def is_contiguous(array: Any) -> bool:
     return bool(array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous())
 
 
-def _float(name: str, array: Any, dtype: str | None = None) -> None:
+def _float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArgumentTypeError(f"{name} of type {type(array).__name__}: must be an array of the active backend")
     if dtype_name(array) not in FLOATS:
         raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64")
     if dtype is not None and dtype_name(array) != dtype:
         raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype} beside the other arrays")
-
-
-def _shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    if tuple(array.shape) != shape:
+    if shape is not None and tuple(array.shape) != shape:
         raise ArgumentError(f"{name}.shape={tuple(array.shape)}: must be {shape}")
+
+
+def _count(name: str, values: Sequence[Any], count: int, words: str) -> None:
+    if len(values) != count:
+        raise ArgumentError(f"len({name})={len(values)}: must be {count}, {words}")
 
 
 def _in_place(name: str, array: Any) -> None:
@@ -64,13 +66,11 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
         _float(f"rows[{index}]", block)
         if len(block.shape) != 2:
             raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
-        _shape(f"rows[{index}]", block, (rows[0].shape[0], block.shape[1]))
+        _float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
     if scale is not None:
-        if len(scale) != len(rows):
-            raise ArgumentError(f"len(scale)={len(scale)}: must be {len(rows)}, one for each block of rows")
+        _count("scale", scale, len(rows), "one for each block of rows")
         for index, vector in enumerate(scale):
-            _float(f"scale[{index}]", vector)
-            _shape(f"scale[{index}]", vector, (rows[index].shape[1],))
+            _float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
 
 
 def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
@@ -83,10 +83,9 @@ def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], size
         _float(f"norms[{index}]", array, "float64")
         if len(array.shape) != 1:
             raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
-        _shape(f"norms[{index}]", array, tuple(norms[0].shape))
-    for name, values in (("bounds", bounds), ("sizes", sizes)):
-        if len(values) != len(norms):
-            raise ArgumentError(f"len({name})={len(values)}: must be {len(norms)}, one for each group")
+        _float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
+    _count("bounds", bounds, len(norms), "one for each group")
+    _count("sizes", sizes, len(norms), "one for each group")
     for bound in bounds:
         positive(max_grad_norm=bound)
     for size in sizes:
@@ -96,14 +95,11 @@ def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], size
 def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> None:
     """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
     check_rows(rows, None)
-    for name, arrays in (("weights", weights), ("out", out)):
-        if len(arrays) != len(rows):
-            raise ArgumentError(f"len({name})={len(arrays)}: must be {len(rows)}, one for each block of rows")
+    _count("weights", weights, len(rows), "one for each block of rows")
+    _count("out", out, len(rows), "one for each block of rows")
     for index, block in enumerate(rows):
-        _float(f"weights[{index}]", weights[index], dtype_name(block))
-        _shape(f"weights[{index}]", weights[index], (block.shape[0],))
-        _float(f"out[{index}]", out[index], "float64")
-        _shape(f"out[{index}]", out[index], (block.shape[1],))
+        _float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
+        _float(f"out[{index}]", out[index], "float64", (block.shape[1],))
         _in_place(f"out[{index}]", out[index])
 
 
@@ -127,8 +123,7 @@ def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficie
     if not coefficients.b or len(state) < order:
         raise ArgumentError(f"len(state)={len(state)}: must be at least {order}, the order of b={coefficients.b}, ...")
     for index, vector in enumerate(state):
-        _float(f"state[{index}]", vector, dtype_name(x))
-        _shape(f"state[{index}]", vector, tuple(x.shape))
+        _float(f"state[{index}]", vector, dtype_name(x), tuple(x.shape))
 
 
 def check_update(
@@ -146,8 +141,7 @@ def check_update(
             raise ArgumentError(f"square: must be None for rule={rule!r}, which has no second moment")
         others.append(("square", square))
     for name, array in others:
-        _float(name, array, dtype_name(parameter))
-        _shape(name, array, tuple(parameter.shape))
+        _float(name, array, dtype_name(parameter), tuple(parameter.shape))
 
 
 def check_step(
@@ -176,14 +170,10 @@ def check_step(
             raise ArgumentError(f"square_noise: must be None for square={square!r}; only 'separate' adds it")
         if square_noise[:3] == noise[:3]:
             raise ArgumentError("square_noise: must be of another row or stream than noise, or both share their draws")
-    if len(settings) != len(slots):
-        raise ArgumentError(f"len(settings)={len(settings)}: must be {len(slots)}, one for each slot")
+    _count("settings", settings, len(slots), "one for each slot")
     order = sum(map(order_of, filters))
     for index, slot in enumerate(slots):
-        if len(slot.filter_state) != order:
-            raise ArgumentError(
-                f"len(slots[{index}].filter_state)={len(slot.filter_state)}: must be {order}, the orders of all filters"
-            )
+        _count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
         done = 0
         for coefficients in filters:
             check_recurrence(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
@@ -193,17 +183,14 @@ def check_step(
         if square == "given" and slot.square is None:
             raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")
         check_update(rule, slot.parameter, slot.parameter, slot.moments, step_number, slot.square)
-        _float(f"slots[{index}].total", slot.total, "float64")
-        _shape(f"slots[{index}].total", slot.total, tuple(slot.parameter.shape))
+        _float(f"slots[{index}].total", slot.total, "float64", tuple(slot.parameter.shape))
         vectors = [("parameter", slot.parameter), ("total", slot.total)]
-        vectors += [(f"filter_state[{i}]", vector) for i, vector in enumerate(slot.filter_state)]
-        vectors += [(f"noise_state[{i}]", vector) for i, vector in enumerate(slot.noise_state)]
-        vectors += [(f"moments[{i}]", vector) for i, vector in enumerate(slot.moments)]
+        for name in ("filter_state", "noise_state", "moments"):
+            vectors += [(f"{name}[{i}]", vector) for i, vector in enumerate(getattr(slot, name))]
         for name in ("displacement", "scale", "square"):
             vector = getattr(slot, name)
             if vector is not None:
                 vectors.append((name, vector))
-                _float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter))
-                _shape(f"slots[{index}].{name}", vector, tuple(slot.parameter.shape))
+                _float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter), tuple(slot.parameter.shape))
         for name, vector in vectors:
             _in_place(f"slots[{index}].{name}", vector)

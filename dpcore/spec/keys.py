@@ -24,15 +24,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a statement says of a run's keys: nothing secret.
-
-    Attributes
-    ----------
-    origin : str
-        The operating system, or the caller.
-    forks : int
-        How often the run was resumed from a checkpoint under fresh noise.
-    """
+    """What a statement says of a run's keys: their origin, and how often it was resumed; nothing secret."""
 
     origin: str = OPERATING_SYSTEM
     forks: int = 0
@@ -40,21 +32,13 @@ class Provenance:
 
 @dataclass(frozen=True)
 class RunKeys(Provenance):
-    """A run's keys. As secret as the data: whoever knows them can subtract the noise.
+    """A run's keys. As secret as the data: whoever knows them can subtract the noise."""
 
-    Attributes
-    ----------
-    noise : bytes
-        32 bytes, never printed, never pickled.
-    sampling : bytes
-        32 bytes, likewise: amplification by sampling is void if the batches can be guessed.
-    earlier : tuple of (int, bytes)
-        The noise keys of the branches that this one grew out of, each with the first row that is no longer its own.
-        Correlated noise may draw earlier rows again.
-    """
-
-    noise: bytes = field(repr=False, kw_only=True)
+    noise: bytes = field(repr=False, kw_only=True)  #: 32 bytes, never printed, never pickled
+    #: 32 bytes, likewise: amplification by sampling is void if the batches can be guessed.
     sampling: bytes = field(repr=False, kw_only=True)
+    #: The noise keys of the branches that this one grew out of, each with the first row that is no longer its own:
+    #: correlated noise may draw earlier rows again.
     earlier: tuple[tuple[int, bytes], ...] = field(default=(), repr=False, kw_only=True)
 
     @classmethod
@@ -63,18 +47,12 @@ class RunKeys(Provenance):
 
         Parameters
         ----------
-        key : bytes, optional
-            32 bytes of the caller's. Without one the operating system gives them.
-        run_id : bytes, optional
-            Mixed into a caller's key, so that no two runs share noise; fresh from the operating system by default.
+        key, run_id : bytes, optional
+            32 bytes of the caller's, and what is mixed into them, so that no two runs share noise; both fresh from the
+            operating system by default.
         exact_key : bool
             Take the caller's key as it is: two runs with one key then have the *same* noise, and the difference of
             their results shows the data. For tests and study.
-
-        Raises
-        ------
-        ArgumentError
-            If `exact_key` or `run_id` is given without a key, or both are.
         """
         if key is None:
             if exact_key or run_id is not None:
@@ -148,14 +126,7 @@ class RunKeys(Provenance):
     def begin(self, row: int) -> None:
         """Mark a row of noise as spent, before it is drawn for a release.
 
-        Parameters
-        ----------
-        row : int
-
-        Raises
-        ------
-        PrivacyError
-            If this process began the row before. Not for an exact key, whose caller answers for its use.
+        Raises PrivacyError if this process began it before; not for an exact key, whose caller answers for its use.
         """
         if self.origin == EXACT:
             return

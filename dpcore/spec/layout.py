@@ -39,15 +39,8 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Layout:
-        """Lay tensors out in the given order.
-
-        Raises
-        ------
-        ArgumentError
-            If two tensors share a name, or they need more elements than the stream has.
-        """
-        entries: list[Entry] = []
-        first = 0
+        """Lay tensors out in the given order; two of one name, or too many for the stream, are an ArgumentError."""
+        entries, first = list[Entry](), 0
         for name, shape in shapes:
             entry = Entry(name, tuple(int(side) for side in shape), first)
             entries.append(entry)

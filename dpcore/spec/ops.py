@@ -75,38 +75,17 @@ class Slot(Generic[A]):
     """One tensor of a run, as `step` works on it; all arrays have the parameter's size.
 
     Those that are not marked "read only" are changed in place.
-
-    Attributes
-    ----------
-    parameter : array
-        x_t, becomes x_{t+1}.
-    total : float64 array, read only
-        The sum of the clipped per-example vectors.
-    first : int
-        Stream element of the first coordinate.
-    filter_state : sequence of arrays
-        State of the filters, one after the other: ``order`` vectors each (transposed direct form II).
-    moments : sequence of arrays
-        State of the update rule, ``UPDATE_RULES[rule]`` vectors.
-    displacement : array or None
-        Receives x_{t+1} - x_t where a query needs it.
-    noise_state : sequence of arrays
-        State of the recurrence that correlates the noise. **Secret.**
-    scale : array or None, read only
-        The per-coordinate scale that the per-example vectors were multiplied by; the average is divided by it.
-    square : array or None, read only
-        What enters the second moment under "given".
     """
 
-    parameter: A
-    total: A
-    first: int
-    filter_state: tuple[A, ...] = ()
-    moments: tuple[A, ...] = ()
-    displacement: A | None = None
-    noise_state: tuple[A, ...] = ()
-    scale: A | None = None
-    square: A | None = None
+    parameter: A  #: x_t, becomes x_{t+1}
+    total: A  #: float64, read only: the sum of the clipped per-example vectors
+    first: int  #: stream element of the first coordinate
+    filter_state: tuple[A, ...] = ()  #: of the filters, one after the other: `order` vectors each (direct form II)
+    moments: tuple[A, ...] = ()  #: state of the update rule, ``UPDATE_RULES[rule]`` vectors
+    displacement: A | None = None  #: receives x_{t+1} - x_t where a query needs it
+    noise_state: tuple[A, ...] = ()  #: of the recurrence that correlates the noise: **secret**
+    scale: A | None = None  #: read only: what the per-example vectors were multiplied by; the average is divided by it
+    square: A | None = None  #: read only: what enters the second moment under "given"
 
 
 class Backend(Protocol[A]):

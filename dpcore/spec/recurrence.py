@@ -22,16 +22,8 @@ Floats = NDArray[np.float64]
 def advance(x: Floats, state: list[Any], filters: Sequence[FilterCoefficients], *, divide: bool = True) -> Floats:
     """Return the output of one step of recurrences in a row, in transposed direct form II.
 
-    Parameters
-    ----------
-    x : array
-        The input of the step; one recurrence runs in each entry.
-    state : list of arrays of x's shape, in place
-        As many as the orders of all recurrences together; zeros before the first step.
-    filters : sequence of FilterCoefficients
-        Those of this step. Coefficients may change from step to step, their lengths may not.
-    divide : bool
-        Whether outputs are divided by the normalizers.
+    `state` has the vectors of all recurrences, changed in place, zeros before the first step. Coefficients may change
+    from step to step, their lengths may not. Without `divide` the outputs are not divided by the normalizers.
     """
     done = 0
     for coefficients in filters:

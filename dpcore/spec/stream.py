@@ -63,13 +63,7 @@ def check_key(key: bytes) -> None:
 
 
 def check_range(row: int, stream: int, start: int, size: int, rng: str) -> None:
-    """Refuse a draw that lies outside of the stream.
-
-    Raises
-    ------
-    ArgumentError
-        If `row` does not fit 32 bits, `stream` is not registered, or an element lies beyond the end of `rng`'s stream.
-    """
+    """Refuse a draw that lies outside of the stream."""
     choice(RNGS, rng=rng)
     integer(0, row=row)
     integer(0, start=start)

@@ -72,7 +72,7 @@ class CorrelatedGaussian(_Gaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not hasattr(self.strategy, "describe"):
+        if not (hasattr(self.strategy, "of") and hasattr(self.strategy, "describe")):
             raise ArgumentTypeError(
                 f"strategy={self.strategy!r}: must be a strategy of dpcore.stages.strategies; "
                 "names and arrays become one by dpcore.stages.strategies.strategy(name, steps)"

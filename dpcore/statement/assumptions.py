@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpcore.spec.keys import CALLER, EXACT
+from dpcore.plan.plan import Plan
+from dpcore.spec.keys import CALLER, EXACT, Provenance
 from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
@@ -39,36 +40,9 @@ OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its 
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
 
-def assumptions(
-    *,
-    unit: str,
-    secret_batches: bool,
-    second_moment: str,
-    origin: str,
-    forks: int,
-    abandoned: int,
-    ledger: Mapping[str, Any],
-    terms: int,
-) -> tuple[str, ...]:
-    """Return the sentences that belong to these settings.
-
-    Parameters
-    ----------
-    unit : str
-        "example" or "user".
-    secret_batches : bool
-        Whether batches are drawn in secret.
-    second_moment : str
-        That of the update.
-    origin : str
-        Of the keys.
-    forks, abandoned : int
-        Resumed so often; steps that were released and given up.
-    ledger : mapping
-        As in `dpcore.statement.Statement`; empty where there is none.
-    terms : int
-        The most vectors that a step sums.
-    """
+def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sentences that belong to these settings, with `abandoned` steps; `ledger` as in `Statement`."""
+    unit, origin, forks, terms = plan.sampler.unit_of_privacy, keys.origin, keys.forks, plan.sampler.likely_batch_size
     said = [PUBLIC_SIZES, REAL_NUMBERS, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
     said.append(SECRET_KEYS)
     if unit == "user":
@@ -82,9 +56,9 @@ def assumptions(
             f"Rounding of float64 sums of up to {terms:,} clipped vectors lets one of them move a sum by at most "
             f"{share:.1e} of the clip norm more; that {counted}."
         )
-    if secret_batches:
+    if not plan.sampler.keeps_order:
         said.append(SECRET_BATCHES)
-    if second_moment == "public":
+    if plan.method.update.second_moment == "public":
         said.append(PUBLIC_DATA)
     if origin.startswith(CALLER):
         said.append(CALLER_KEY)

@@ -50,29 +50,7 @@ def state(
 ) -> Statement:
     """Return the privacy statement of a run by `plan` after `steps_taken` steps.
 
-    Parameters
-    ----------
-    plan : Plan
-    delta : float
-        Where epsilon is stated.
-    steps_taken, abandoned : int, sequence of (first, stop)
-        See `Plan.event_after`.
-    keys : Provenance
-        Where the keys come from; `RunKeys` is one.
-    backend, rng : str
-        What computed, and what drew.
-    layout : Layout, optional
-        Its digest is recorded: it says which noise belongs to which coordinate.
-    caller_noise : bool
-        The noise was the caller's: nothing is private.
-    caveats : tuple of str
-        Further sentences.
-    note : str
-        On the moment of writing.
-    software : mapping, optional
-        Further versions.
-    ledger : mapping, optional
-        "ledger", "run" and "total", as in `dpcore.statement.Statement`.
+    `abandoned` is as in `Plan.event_after`; with `caller_noise` nothing is private.
     """
     delta, ledger = non_negative(delta=delta), ledger or {}
     event, planned = (plan.event_after(steps, abandoned) for steps in (steps_taken, plan.steps))
@@ -88,16 +66,7 @@ def state(
     unit = plan.sampler.unit_of_privacy
     if unit != "example":
         sampler["unit"] = unit
-    needed = assumptions(
-        unit=unit,
-        secret_batches=not plan.sampler.keeps_order,
-        second_moment=plan.method.update.second_moment,
-        origin=keys.origin,
-        forks=keys.forks,
-        abandoned=number,
-        ledger=ledger,
-        terms=plan.sampler.likely_batch_size,
-    )
+    needed = assumptions(plan, keys, number, ledger)
     method = plan.method.describe()
     return Statement(
         adjacency=str(planned.adjacency or "none"),

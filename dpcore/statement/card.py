@@ -38,11 +38,6 @@ def model_card(
         Public facts about model and data ("parameters": 7,850), one row each. What stands here is published.
     files : mapping of str to bytes, optional
         Files beside the card; each is listed with its SHA-256.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Where `trained` holds anything but text and numbers.
     """
     lines = [_METADATA, f"# {_one_line(title)}", "", "## Privacy", ""]
     for paragraph in paragraphs(statement):

@@ -35,10 +35,7 @@ ROUTES: Final = {
 
 
 def guarantee(event: Event, planned: Event, delta: float) -> dict[str, Any]:
-    """Return the fields of a `dpcore.statement.Statement` that follow from its events.
-
-    `event` is what was released so far, `planned` what the whole plan releases.
-    """
+    """Return the fields of a `dpcore.statement.Statement` that follow from its events."""
     spent = accounting.epsilons(event, delta)
     return {
         "event": event.to_dict(),
@@ -62,8 +59,7 @@ def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
 def attacker(event: Event) -> dict[str, Any]:
     """Return upper bounds on what an attacker can do who tells two neighboring data sets apart.
 
-    They are "true_positive_rate", by false positive rate, and "advantage", the largest difference of the two rates. The
-    dict is empty where no privacy loss distribution is known.
+    Empty where no privacy loss distribution is known.
     """
     if not _has_losses(event):
         return {}

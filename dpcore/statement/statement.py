@@ -11,15 +11,14 @@ from typing import Any
 from dpcore.accounting.branches import count
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import INFINITE, digest, plain, read_json
+from dpcore.statement.text import statement_text
 
 FORMAT = 3
 
 # What decides the mechanism and its cost. The rest (steps taken, software, note) may differ between runs of one plan.
 SETTINGS = ("adjacency", "unit", "sampler", "clip", "noise", "method", "steps_planned", "delta")
-_DICTS = (
-    *("sampler", "clip", "noise", "method", "event", "event_planned", "randomness"),
-    *("software", "attacker", "derivation", "ledger"),
-)
+_DICTS = ("sampler", "clip", "noise", "method", "event", "event_planned", "randomness", "software", "attacker",
+          "derivation", "ledger")  # fmt: skip
 # Written beside the fields, and compared with them when read.
 _DERIVED = ("settings_hash", "statement_hash", "delta_is_below_1/n")
 
@@ -56,10 +55,8 @@ class Statement:
         What the guarantee does not cover, one sentence each.
     software : dict, optional
         Versions by package, and the backend.
-    epsilon_planned : dict, optional
-        Epsilon by accountant after all planned steps.
-    event_planned : dict, optional
-        The event of all planned steps.
+    epsilon_planned, event_planned : dict, optional
+        The same of all planned steps.
     epsilon_interval : dict, optional
         "lower" and "upper", between which the smallest epsilon of `event` lies for certain.
     attacker : dict, optional
@@ -68,16 +65,12 @@ class Statement:
         One sentence for each accountant: how epsilon follows from the event.
     unit : str
         What one "example" of the adjacency is: "example" or "user".
-    steps_abandoned : int
-        Released on top of the steps taken, and counted.
-    rows_abandoned : tuple of (first, stop)
-        Where they lie, for each branch that was left; empty where that is not known, and each counts as a branch.
+    steps_abandoned, rows_abandoned : int, tuple of (first, stop)
+        Released on top of the steps taken, and counted; where they lie, for each branch that was left, or empty.
     ledger : dict, optional
         "ledger" (its id), "run" (the id of this run in it) and "total" (what the ledger holds in all).
-    note : str, optional
-        One sentence on the moment of writing ("stopped by Ctrl-C").
-    date : str, optional
-        Day of writing, as the writer gives it.
+    note, date : str, optional
+        One sentence on the moment of writing ("stopped by Ctrl-C"), and the day, as the writer gives it.
 
     Raises
     ------
@@ -114,8 +107,8 @@ class Statement:
         for name in _DICTS:
             object.__setattr__(self, name, plain(getattr(self, name), name))
         for name in ("epsilon", "epsilon_planned", "epsilon_interval"):
-            given = getattr(self, name).items()
-            object.__setattr__(self, name, {key: _epsilon(value, f"{name}.{key}") for key, value in given})
+            value = getattr(self, name).items()
+            object.__setattr__(self, name, {key: _epsilon(number, f"{name}.{key}") for key, number in value})
         object.__setattr__(self, "caveats", tuple(str(caveat) for caveat in self.caveats))
         if not 0 <= self.steps_taken <= self.steps_planned:
             raise ArgumentError(
@@ -179,26 +172,20 @@ class Statement:
 
     def text(self, width: int = 80) -> str:
         """Return the statement for a person, in lines of at most `width` characters."""
-        from dpcore.statement.text import statement_text
-
         return statement_text(self, width)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Statement:
-        """Read what `to_dict` wrote.
-
-        Raises
-        ------
-        DataError
-            Where a field is missing or unknown, the format is another one, or the settings do not match their hash.
-        """
+        """Read what `to_dict` wrote; raise DataError for other content, and where it does not match its hashes."""
         statement = cls.unchecked(content)
-        if content["settings_hash"] != statement.settings_hash:
-            raise DataError("statement: its settings do not match their hash; it was changed after it was written")
-        if content["delta_is_below_1/n"] is not statement.delta_is_small:
-            raise DataError("statement: what it says of delta and 1/n is not so; it was changed after it was written")
-        if content["statement_hash"] != statement.statement_hash:
-            raise DataError("statement: it does not match its hash; it was changed after it was written")
+        problems = {
+            "its settings do not match their hash": content["settings_hash"] != statement.settings_hash,
+            "what it says of delta and 1/n is not so": content["delta_is_below_1/n"] is not statement.delta_is_small,
+            "it does not match its hash": content["statement_hash"] != statement.statement_hash,
+        }
+        for problem, found in problems.items():
+            if found:
+                raise DataError(f"statement: {problem}; it was changed after it was written")
         return statement
 
     @classmethod

@@ -16,16 +16,10 @@ _NEIGHBORS = {
     "replace-one": "one {unit} replaced by any other",
 }
 _SECTIONS = (
-    ("Sampling", "sampler"),
-    ("Clipping", "clip"),
-    ("Noise", "noise"),
-    ("Method", "method"),
-    ("Accounted event", "event"),
-    ("How epsilon follows from it", "derivation"),
-    ("Randomness", "randomness"),
-    ("Ledger", "ledger"),
-    ("Software", "software"),
-)
+    ("Sampling", "sampler"), ("Clipping", "clip"), ("Noise", "noise"), ("Method", "method"),
+    ("Accounted event", "event"), ("How epsilon follows from it", "derivation"), ("Randomness", "randomness"),
+    ("Ledger", "ledger"), ("Software", "software"),
+)  # fmt: skip
 
 
 def format_epsilon(value: float, digits: int = 4) -> str:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +20,6 @@ from dpcore import methods
 from dpcore.audit import audit, participation, reruns
 from dpcore.mechanism.composed_step import Composition
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan import plan as plan_module
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
@@ -28,6 +27,7 @@ from dpcore.sampling import (
     TruncatedPoissonSampler,
     UserSampler,
     draw,
+    fixed_order,
 )
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
@@ -55,105 +55,33 @@ def on(**replaced: Callable[..., Any]) -> dict[str, Any]:
     return {"make_mechanism": make}
 
 
-def half_noise(backend: Any, *a: Any, **k: Any) -> Any:
-    return 0.5 * backend.normal(*a, **k)
-
-
-def capped_noise(backend: Any, *a: Any, **k: Any) -> Any:
-    return np.clip(backend.normal(*a, **k), -1.5, 1.5)
-
-
-def same_row(backend: Any, key: Any, row: int, *a: Any, **k: Any) -> Any:
-    return backend.normal(key, 0, *a, **k)
-
-
-def same_for_every_tensor(backend: Any, key: Any, row: int, stream: int, first: int, size: int, **k: Any) -> Any:
-    return backend.normal(key, row, stream, 0, size, **k)
-
-
-def sometimes_none(backend: Any, key: Any, row: int, *a: Any, **k: Any) -> Any:
-    return (row % 10 != 9) * backend.normal(key, row, *a, **k)
-
-
-def silent_second_moment(backend: Any, key: Any, row: int, stream: int, *a: Any, **k: Any) -> Any:
-    return (stream != Stream.SECOND_MOMENT) * backend.normal(key, row, stream, *a, **k)
-
-
-def no_clip(backend: Any, norms: Sequence[Any], *_: Any) -> Any:
-    return [np.ones_like(norm) for norm in norms]
-
-
-def clip_twice_as_long(backend: Any, norms: Any, rule: str, bounds: Sequence[float], *a: Any) -> Any:
-    return backend.clip_factors(norms, rule, [2 * bound for bound in bounds], *a)
-
-
-def noise_over_batch_size(size: float) -> Callable[..., Any]:
-    return lambda backend, *a, **k: backend.normal(*a, **k) / size
-
-
-def groups_each_of_the_whole_norm(backend: Any, norms: Any, rule: str, bounds: Sequence[float], *a: Any) -> Any:
-    return backend.clip_factors(norms, rule, [bound * len(bounds) ** 0.5 for bound in bounds], *a)
-
-
-def each_point_clipped(mechanism: Mechanism, parameters: Any, gradient: Any, public: Any = None, observe: Any = None):
+def each_point_clipped(mechanism: Mechanism, parameters: Any, gradient: Any, **rest: Any) -> None:
     """Adds the clipped gradients of the points instead of clipping their combination."""
     indices = mechanism.draw()
     for point in mechanism.points():
         blocks = gradient(mechanism.at(parameters, point), indices, point)
         mechanism.add([mechanism.backend.from_numpy(point.weight * block) for block in blocks])
-    mechanism.release(parameters, public=public, observe=observe)
+    mechanism.release(parameters, **rest)
 
 
-def overlapping_microbatches(
-    mechanism: Mechanism, parameters: Any, gradient: Any, public: Any = None, observe: Any = None
-):
-    """Cuts a batch in two pieces that overlap."""
-    indices = mechanism.draw()
-    half = len(indices) // 2
-    for piece in (indices[: half + 20], indices[half - 20 :]):
+def stepping(pieces: Callable[[Any], Sequence[Any]], scaled: bool = False) -> Callable[..., None]:
+    """A step that adds the vectors of these pieces of a batch, and averages over the drawn size if `scaled`."""
+
+    def step(mechanism: Mechanism, parameters: Any, gradient: Any, **rest: Any) -> None:
+        indices = mechanism.draw()
         (point,) = mechanism.points()
-        mechanism.add([mechanism.backend.from_numpy(b) for b in gradient(parameters, piece, point)])
-    mechanism.release(parameters, public=public, observe=observe)
+        for piece in pieces(indices):
+            mechanism.add([mechanism.backend.from_numpy(b) for b in gradient(parameters, piece, point)])
+        for total in mechanism.vectors.totals if scaled else ():
+            total *= mechanism.plan.batch_size / max(len(indices), 1)
+        mechanism.release(parameters, **rest)
+
+    return step
 
 
-def divided_by_the_drawn_size(
-    mechanism: Mechanism, parameters: Any, gradient: Any, public: Any = None, observe: Any = None
-):
-    """Averages the clipped vectors over the batch that was drawn, and adds the noise of the expected one."""
-    indices = mechanism.draw()
-    (point,) = mechanism.points()
-    mechanism.add([mechanism.backend.from_numpy(b) for b in gradient(parameters, indices, point)])
-    for total in mechanism.vectors.totals:
-        total *= mechanism.plan.batch_size / max(len(indices), 1)
-    mechanism.release(parameters, public=public, observe=observe)
-
-
-def each_example_of_a_user_clipped(
-    mechanism: Mechanism, parameters: Any, gradient: Any, public: Any = None, observe: Any = None
-):
-    """Forgets that a user's vectors are summed before the clip."""
-    indices = mechanism.draw()
-    (point,) = mechanism.points()
-    mechanism.add([mechanism.backend.from_numpy(b) for b in gradient(parameters, indices, point)])
-    mechanism.release(parameters, public=public, observe=observe)
-
-
-def two_shards_of_half_the_noise(backend: Any, key: Any, row: int, stream: int, *a: Any, **k: Any) -> Any:
-    """Two processes add half of the standard deviation each, not half of the variance."""
-    return (backend.normal(key, row, stream, *a, **k) + backend.normal(bytes(32), row, stream, *a, **k)) / 2
-
-
-def noise_of_the_first_stream(backend: Any, key: Any, row: int, stream: int, *a: Any, **k: Any) -> Any:
-    return backend.normal(key, row, Stream.GRADIENT, *a, **k)
-
-
-def tensors_overlap(backend: Any, key: Any, row: int, stream: int, first: int, size: int, **k: Any) -> Any:
-    """The second tensor's noise begins in the middle of the first one's."""
-    return backend.normal(key, row, stream, size // 2 if first else 0, size, **k)
-
-
-def one_key_for_all_runs(backend: Any, key: Any, *a: Any, **k: Any) -> Any:
-    return backend.normal(bytes(32), *a, **k)
+overlapping_microbatches = stepping(lambda batch: (batch[: len(batch) // 2 + 20], batch[len(batch) // 2 - 20 :]))
+divided_by_the_drawn_size = stepping(lambda batch: (batch,), scaled=True)  # with the noise of the expected size
+each_example_of_a_user_clipped = stepping(lambda batch: (batch,))  # nobody sums a user's vectors
 
 
 @dataclass(frozen=True)
@@ -170,26 +98,8 @@ class Lying:
         return self.draw(self.claimed, key, step)
 
 
-def everybody(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    return np.arange(claimed.dataset_size)
-
-
-def three_times(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    return PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=3 * claimed.sample_rate).indices(key, step)
-
-
-def shuffled(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    order = FixedOrderSampler(dataset_size=claimed.dataset_size, batch_size=int(claimed.batch_size))
-    return order.indices(key, step)
-
-
-def cut_at_the_end(claimed: TruncatedPoissonSampler, key: bytes, step: int) -> Any:
-    plain = PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=claimed.sample_rate)
-    return plain.indices(key, step)[: claimed.max_batch_size]
-
-
-def never_cut(claimed: TruncatedPoissonSampler, key: bytes, step: int) -> Any:
-    return PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=claimed.sample_rate).indices(key, step)
+def at_rate(claimed: Any, factor: float = 1.0) -> PoissonSampler:
+    return PoissonSampler(dataset_size=claimed.dataset_size, sample_rate=factor * claimed.sample_rate)
 
 
 def a_partition_for_every_round(claimed: CyclicPoissonSampler, key: bytes, step: int) -> Any:
@@ -200,14 +110,11 @@ def a_partition_for_every_round(claimed: CyclicPoissonSampler, key: bytes, step:
     return members[draw.coins(draw.row_words(key, step), claimed._threshold, 0, members.size)]
 
 
-def without_the_key(claimed: PoissonSampler, key: bytes, step: int) -> Any:
-    return claimed.indices(bytes(32), step)
-
-
 ORDER = FixedOrderSampler(dataset_size=200, batch_size=50)
 POISSON = PoissonSampler(dataset_size=300, batch_size=30)
 TRUNCATED = TruncatedPoissonSampler(dataset_size=300, batch_size=30, max_batch_size=30)
 CYCLIC = CyclicPoissonSampler(dataset_size=300, batch_size=30, groups=3)
+THIRTY = FixedOrderSampler(dataset_size=300, batch_size=30)
 USERS = UserSampler(ORDER, [example % 200 for example in range(600)], 3)
 
 
@@ -234,7 +141,7 @@ def sgd(**k: Any) -> Any:
 
 
 def one_participation() -> AbstractContextManager[Any]:
-    return mock.patch.object(plan_module, "sensitivity", return_value=1.0)
+    return mock.patch.object(fixed_order, "sensitivity", return_value=1.0)
 
 
 def root_of_groups_forgotten() -> AbstractContextManager[Any]:
@@ -291,103 +198,83 @@ def all_plain(take: Any) -> Any:
 
 def a_sum_that_stays() -> AbstractContextManager[Any]:
     """Keeps a step's sum for the next one."""
-    return mock.patch.object(Mechanism, "discard", return_value=None)
+    return mock.patch.object(Mechanism, "_discard", return_value=None)
+
+
+FOUR, TWO = sgd(noise_multiplier=4.0), sgd(noise_multiplier=2.0)
+LAYERS = sgd(noise_multiplier=4.0, clipping_groups="per_tensor")
+ADAPTIVE = sgd(noise_multiplier=4.0, adaptive_clip=AdaptiveClip(bit_noise_std=8.0))
+MOMENTS = methods.dp_adam(lr=0.1, noise_multiplier=4.0, variant="independent_moments")
+DISK = methods.disk(lr=0.1, noise_multiplier=4.0, kappa=0.3, gamma=0.5)
+MEMF = methods.memf(lr=0.1, noise_multiplier=4.0)
+DOPPLER = methods.doppler(lr=0.1, noise_multiplier=4.0)
+ADAM = methods.dp_adam(lr=0.1, noise_multiplier=4.0, variant="post_processing")
+
+
+def lying(claimed: Any, draw: Callable[..., Any], method: Any = TWO, **more: Any) -> Bug:
+    return Bug(method, claimed, sampling=Lying(claimed, draw), **more)
+
+
+def drawing(change: Callable[..., Any], method: Any = FOUR, **more: Any) -> Bug:
+    """Other normals: ``change(backend, key, row, stream, first, size, **k)``."""
+    return Bug(method, planted=on(normal=change), **more)
+
+
+def factored(change: Callable[[Sequence[float]], Sequence[float]], method: Any = FOUR) -> Bug:
+    """Clip factors of other bounds."""
+    factors = lambda b, norms, rule, bounds, *a: b.clip_factors(norms, rule, change(bounds), *a)  # noqa: E731
+    return Bug(method, planted=on(clip_factors=factors))
 
 
 BUGS = {
-    "noise halved": Bug(sgd(noise_multiplier=4.0), planted=on(normal=half_noise)),
-    "clip dropped": Bug(sgd(noise_multiplier=4.0), planted=on(clip_factors=no_clip)),
-    "clipped to twice the norm": Bug(sgd(noise_multiplier=4.0), planted=on(clip_factors=clip_twice_as_long)),
-    "same noise in every step": Bug(sgd(noise_multiplier=4.0), planted=on(normal=same_row)),
-    "same noise in every tensor": Bug(
-        sgd(noise_multiplier=4.0), planted=on(normal=same_for_every_tensor), bound_exceeds=False
+    "noise halved": drawing(lambda b, *a, **k: 0.5 * b.normal(*a, **k)),
+    "clip dropped": Bug(FOUR, planted=on(clip_factors=lambda _, norms, *a: [np.ones_like(norm) for norm in norms])),
+    "clipped to twice the norm": factored(lambda bounds: [2 * c for c in bounds]),
+    "same noise in every step": drawing(lambda b, key, row, *a, **k: b.normal(key, 0, *a, **k)),
+    "no noise in every tenth step": drawing(lambda b, *a, **k: (a[1] % 10 != 9) * b.normal(*a, **k), steps=20),
+    "noise divided by the batch size twice": drawing(lambda b, *a, **k: b.normal(*a, **k) / 50),
+    "groups each clipped to the whole norm": factored(lambda bounds: [c * len(bounds) ** 0.5 for c in bounds], LAYERS),
+    "sensitivity of one group for all": Bug(LAYERS, patched=root_of_groups_forgotten),
+    "several participations counted as one": Bug(MEMF, steps=24, patched=one_participation),
+    "DiSK's points clipped one by one": Bug(DISK, planted={"step": each_point_clipped}),
+    "examples in two micro-batches": Bug(FOUR, planted={"step": overlapping_microbatches}),
+    "second moment without noise": drawing(
+        lambda b, *a, **k: (a[2] != Stream.SECOND_MOMENT) * b.normal(*a, **k), MOMENTS
     ),
-    "no noise in every tenth step": Bug(sgd(noise_multiplier=4.0), steps=20, planted=on(normal=sometimes_none)),
-    "noise divided by the batch size twice": Bug(
-        sgd(noise_multiplier=4.0), planted=on(normal=noise_over_batch_size(50))
-    ),
-    "tails of the noise cut off": Bug(sgd(noise_multiplier=4.0), planted=on(normal=capped_noise), bound_exceeds=False),
-    "groups each clipped to the whole norm": Bug(
-        sgd(noise_multiplier=4.0, clipping_groups="per_tensor"),
-        planted=on(clip_factors=groups_each_of_the_whole_norm),
-    ),
-    "sensitivity of one group for all": Bug(
-        sgd(noise_multiplier=4.0, clipping_groups="per_tensor"), patched=root_of_groups_forgotten
-    ),
-    "several participations counted as one": Bug(
-        methods.memf(lr=0.1, noise_multiplier=4.0), steps=24, patched=one_participation
-    ),
-    "DiSK's points clipped one by one": Bug(
-        methods.disk(lr=0.1, noise_multiplier=4.0, kappa=0.3, gamma=0.5), planted={"step": each_point_clipped}
-    ),
-    "examples in two micro-batches": Bug(sgd(noise_multiplier=4.0), planted={"step": overlapping_microbatches}),
-    "second moment without noise": Bug(
-        methods.dp_adam(lr=0.1, noise_multiplier=4.0, variant="independent_moments"),
-        planted=on(normal=silent_second_moment),
-    ),
-    "every example in every step": Bug(sgd(noise_multiplier=2.0), POISSON, sampling=Lying(POISSON, everybody)),
-    "three times the sampling rate": Bug(
-        sgd(noise_multiplier=0.7), POISSON, sampling=Lying(POISSON, three_times), bound_exceeds=False
-    ),
-    "a fixed order claimed as Poisson": Bug(
-        sgd(noise_multiplier=2.0), POISSON, sampling=Lying(POISSON, shuffled), steps=10, bound_exceeds=False
-    ),
-    "bits of the adaptive clip without noise": Bug(
-        sgd(noise_multiplier=4.0, adaptive_clip=AdaptiveClip(bit_noise_std=8.0)),
-        patched=bits_without_noise,
-        bound_exceeds=False,
-    ),
-    "bits of examples without a vector": Bug(
-        sgd(noise_multiplier=4.0, adaptive_clip=AdaptiveClip(bit_noise_std=8.0)),
-        patched=bits_of_zero_vectors,
-        bound_exceeds=False,
-    ),
-    "each example of a user clipped": Bug(
-        sgd(noise_multiplier=4.0), USERS, planted={"step": each_example_of_a_user_clipped}
-    ),
-    "cyclic groups drawn anew": Bug(
-        sgd(noise_multiplier=2.0),
-        CYCLIC,
-        steps=9,
-        sampling=Lying(CYCLIC, a_partition_for_every_round),
-        bound_exceeds=False,
-    ),
-    "truncated batches cut at their end": Bug(
-        sgd(noise_multiplier=2.0), TRUNCATED, sampling=Lying(TRUNCATED, cut_at_the_end), bound_exceeds=False
-    ),
-    "truncated batches never cut": Bug(
-        sgd(noise_multiplier=2.0), TRUNCATED, sampling=Lying(TRUNCATED, never_cut), bound_exceeds=False
-    ),
-    "batches that the key does not decide": Bug(
-        sgd(noise_multiplier=2.0), POISSON, sampling=Lying(POISSON, without_the_key), bound_exceeds=False
-    ),
-    "divided by the drawn batch's size": Bug(
-        sgd(noise_multiplier=2.0), POISSON, planted={"step": divided_by_the_drawn_size}, bound_exceeds=False
-    ),
-    "the filter of clean sums": Bug(
-        methods.doppler(lr=0.1, noise_multiplier=4.0), patched=unnoised_filter, bound_exceeds=False
-    ),
-    "the second moment of clean sums": Bug(
-        methods.dp_adam(lr=0.1, noise_multiplier=4.0, variant="post_processing"),
-        patched=unnoised_second_moment,
-        bound_exceeds=False,
-    ),
-    "second moment with the gradient's noise": Bug(
-        methods.dp_adam(lr=0.1, noise_multiplier=4.0, variant="independent_moments"),
-        planted=on(normal=noise_of_the_first_stream),
-        bound_exceeds=False,
-    ),
-    "half of a tensor's noise again in the next": Bug(
-        sgd(noise_multiplier=4.0), planted=on(normal=tensors_overlap), bound_exceeds=False
-    ),
-    "one noise for all runs": Bug(
-        sgd(noise_multiplier=4.0), planted=on(normal=one_key_for_all_runs), bound_exceeds=False
-    ),
-    "two shards of half the noise": Bug(
-        sgd(noise_multiplier=4.0), planted=on(normal=two_shards_of_half_the_noise), bound_exceeds=False
-    ),
-    "a step's sum stays for the next": Bug(sgd(noise_multiplier=4.0), patched=a_sum_that_stays, bound_exceeds=False),
+    "every example in every step": lying(POISSON, lambda claimed, key, step: np.arange(claimed.dataset_size)),
+    "each example of a user clipped": Bug(FOUR, USERS, planted={"step": each_example_of_a_user_clipped}),
 }
+# Those that a direct check alone need find.
+CHECKED = {
+    "same noise in every tensor": drawing(
+        lambda b, key, row, stream, _, *a, **k: b.normal(key, row, stream, 0, *a, **k)
+    ),
+    "tails of the noise cut off": drawing(lambda b, *a, **k: np.clip(b.normal(*a, **k), -1.5, 1.5)),
+    "three times the sampling rate": lying(POISSON, lambda s, *a: at_rate(s, 3).indices(*a), sgd(noise_multiplier=0.7)),
+    "a fixed order claimed as Poisson": lying(POISSON, lambda _, *a: THIRTY.indices(*a), steps=10),
+    "bits of the adaptive clip without noise": Bug(ADAPTIVE, patched=bits_without_noise),
+    "bits of examples without a vector": Bug(ADAPTIVE, patched=bits_of_zero_vectors),
+    "cyclic groups drawn anew": lying(CYCLIC, a_partition_for_every_round, steps=9),
+    "truncated batches cut at their end": lying(TRUNCATED, lambda s, *a: at_rate(s).indices(*a)[: s.max_batch_size]),
+    "truncated batches never cut": lying(TRUNCATED, lambda s, *a: at_rate(s).indices(*a)),
+    "batches that the key does not decide": lying(POISSON, lambda s, _, step: s.indices(bytes(32), step)),
+    "divided by the drawn batch's size": Bug(TWO, POISSON, planted={"step": divided_by_the_drawn_size}),
+    "the filter of clean sums": Bug(DOPPLER, patched=unnoised_filter),
+    "the second moment of clean sums": Bug(ADAM, patched=unnoised_second_moment),
+    "second moment with the gradient's noise": drawing(
+        lambda b, key, row, _, *a, **k: b.normal(key, row, Stream.GRADIENT, *a, **k), MOMENTS
+    ),
+    "half of a tensor's noise again in the next": drawing(
+        lambda b, key, row, stream, first, size, **k: b.normal(key, row, stream, size // 2 if first else 0, size, **k)
+    ),
+    "one noise for all runs": drawing(lambda b, key, *a, **k: b.normal(bytes(32), *a, **k)),
+    # Half of the standard deviation each, not half of the variance.
+    "two shards of half the noise": drawing(
+        lambda b, key, *a, **k: (b.normal(key, *a, **k) + b.normal(bytes(32), *a, **k)) / 2
+    ),
+    "a step's sum stays for the next": Bug(FOUR, patched=a_sum_that_stays),
+}
+BUGS |= {name: replace(bug, bound_exceeds=False) for name, bug in CHECKED.items()}
 
 
 KEY = bytes(range(32))

@@ -74,11 +74,6 @@ def test_independent_moments_in_batches_of_one_show_both_releases() -> None:
     assert passes(method, SINGLE, steps=8, runs=192) > 0.15
 
 
-@pytest.mark.parametrize("variant", ["unaccelerated", "independent"])
-def test_variants_of_the_accelerated_method(variant: str) -> None:
-    passes(methods.accelerated_srgd(lr=0.1, noise_multiplier=2.0, variant=variant), ORDER)
-
-
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", ["dp_sgd", "disk", "doppler", "pmlf", "inner_outer", "dp_adam", "dp_adagrad"])
 def test_every_sampler(name: str, sampler: str) -> None:
@@ -91,10 +86,6 @@ def test_correlated_noise_under_other_orders(name: str, sampler: str) -> None:
     passes(METHODS[name](lr=0.1, noise_multiplier=2.0), SAMPLERS[sampler])
 
 
-def test_banded_noise_under_cyclic_sampling() -> None:
-    passes(methods.memf(lr=0.1, noise_multiplier=1.0, strategy=BANDS), SAMPLERS["cyclic"])
-
-
 @pytest.mark.parametrize("clipping", ["standard", "automatic", "automatic_v", "normalized"])
 @pytest.mark.parametrize("groups", ["flat", "per_layer", "per_tensor", {"first.*": 0.3, "*": 2.0}])
 def test_every_clip(clipping: str, groups: Any) -> None:
@@ -102,11 +93,14 @@ def test_every_clip(clipping: str, groups: Any) -> None:
     assert passes(method, ORDER) > 0.4
 
 
-def test_an_adaptive_clip_and_a_subspace() -> None:
+def test_an_adaptive_clip_a_subspace_banded_noise_and_acceleration() -> None:
     adaptive = methods.dp_sgd(lr=0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip(bit_noise_std=1.5))
     for sampler in (ORDER, SAMPLERS["users"], SAMPLERS["fixed size"]):
         passes(adaptive, sampler, runs=8)
     passes(methods.doppler(lr=0.1, noise_multiplier=2.0, base="adam", galore=GaLore(1, every=2)), ORDER)
+    passes(methods.memf(lr=0.1, noise_multiplier=1.0, strategy=BANDS), SAMPLERS["cyclic"])
+    for variant in ("unaccelerated", "independent"):
+        passes(methods.accelerated_srgd(lr=0.1, noise_multiplier=2.0, variant=variant), ORDER)
 
 
 def test_the_triton_backend() -> None:

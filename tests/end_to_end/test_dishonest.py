@@ -21,6 +21,7 @@ from dpcore.ledger import Ledger
 
 N, BATCH, SIGMA, DELTA = 60, 6, 2.0, 1e-5
 DATA = (torch.linspace(-1, 1, N * 4).reshape(N, 4), torch.arange(N) % 3)
+WEIGHTED = WeightedRandomSampler(torch.arange(1.0, N + 1).tolist(), N)
 
 
 def make(**options: Any) -> Any:
@@ -38,13 +39,10 @@ def epsilon(sampler: Any, steps: int) -> float:
     return accounting.epsilon(sampler.event(SIGMA, steps), DELTA)
 
 
-# ------------------------------------------------------------------------------ a shuffled loader claimed as Poisson
-
-
-@pytest.mark.parametrize("loader", [DataLoader(TensorDataset(*DATA), BATCH, shuffle=True)])
-def test_a_shuffled_loader_is_refused(loader: Any) -> None:
+@pytest.mark.parametrize("drawn", [{"shuffle": True}, {"sampler": WEIGHTED}], ids=["shuffled", "weighted"])
+def test_a_shuffled_loader_is_refused(drawn: dict[str, Any]) -> None:
     with pytest.raises(ArgumentTypeError, match=r"pass its dataset.*dpcore draws the batches itself"):
-        make(data=loader)
+        make(data=DataLoader(TensorDataset(*DATA), BATCH, **drawn))
 
 
 def test_shuffled_epochs_get_no_amplification() -> None:
@@ -65,18 +63,9 @@ def test_shuffled_batches_given_as_a_list_count_as_what_they_show() -> None:
     assert result.event == accounting.Gaussian(SIGMA, 3, "zero-out")
 
 
-# ------------------------------------------------------------------------------------------------ a weighted sampler
-
-
-def test_a_weighted_loader_is_refused() -> None:
-    weighted = WeightedRandomSampler(torch.arange(1.0, N + 1).tolist(), N)
-    with pytest.raises(ArgumentTypeError, match="dpcore draws the batches itself"):
-        make(data=DataLoader(TensorDataset(*DATA), BATCH, sampler=weighted))
-
-
 def test_a_torch_sampler_is_no_sampler_of_ours() -> None:
     with pytest.raises(ArgumentTypeError, match=r"must be a name, such as 'poisson', or a sampler of dpcore\.sampling"):
-        make(sampling=WeightedRandomSampler(torch.ones(N).tolist(), N))
+        make(sampling=WEIGHTED)
 
 
 @dataclass(frozen=True, init=False)
@@ -92,9 +81,6 @@ def test_a_sampler_of_the_callers_own_is_said_to_be_taken_on_trust() -> None:
     assert any("Claims" in caveat and "trust" in caveat for caveat in private.statement().caveats)
     honest = make(sampling=sampling.PoissonSampler(dataset_size=N, batch_size=BATCH))
     assert not any("trust" in caveat for caveat in honest.statement().caveats)
-
-
-# ------------------------------------------------------------------------------ dropped, split, repeated batches
 
 
 def test_a_batch_that_is_dropped_ends_the_iteration() -> None:
@@ -121,9 +107,6 @@ def test_a_checkpoint_of_another_sampler_is_refused() -> None:
         make(sampling="poisson").optimizer.load_state_dict(private.optimizer.state_dict())
 
 
-# --------------------------------------------------------------------------------------------------------- a wrong n
-
-
 def test_a_sampler_of_another_number_of_examples_is_refused() -> None:
     with pytest.raises(ArgumentError, match=f"must be {N}, the number of examples of the data"):
         make(sampling=sampling.PoissonSampler(dataset_size=100 * N, batch_size=BATCH))
@@ -144,9 +127,6 @@ def test_users_are_not_counted_as_examples() -> None:
     assert event.sample_rate == pytest.approx(BATCH / (N // 3))
     private = make(sampling=by_user)
     assert "user" in " ".join((*private.statement().caveats, str(private.statement().sampler)))
-
-
-# -------------------------------------------------------------------------- two optimizers, two runs, one data set
 
 
 def test_two_optimizers_on_one_data_set_are_charged_together(tmp_path: Path) -> None:
@@ -191,9 +171,6 @@ def test_a_budget_stops_the_second_run_before_it_is_crossed(tmp_path: Path) -> N
 def test_two_runs_under_one_key_have_different_noise() -> None:
     keys = [make(key=bytes(32))._engine.mechanism.keys.noise for _ in range(2)]
     assert keys[0] != keys[1]
-
-
-# ---------------------------------------------------------------------------------------------- noise and its claim
 
 
 def test_noise_of_zero_is_said_to_be_no_privacy() -> None:

@@ -25,7 +25,7 @@ from dpcore.stages.strategies.base import Indices, Matrix
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(base.Whole):
     """C = I: the noise of each step is its own row of Z. DP-SGD is this matrix mechanism."""
 
     order: ClassVar[int] = 0
@@ -58,7 +58,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Banded:
+class Banded(base.Whole):
     """A lower-triangular matrix with b bands: C[t, s] = 0 for t - s >= b.
 
     Streams with b - 1 state vectors of the parameters' size; they are as secret as the noise.

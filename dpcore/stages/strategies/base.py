@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ class Strategy(Protocol):
     def order(self) -> int:
         """State vectors of the streaming recurrence, each of the parameters' size; 0 where there is none."""
 
+    def of(self, steps: int) -> Strategy:
+        """Return the strategy of a run of `steps` steps: itself, unless its settings wait for that number."""
+
     @property
     def steps(self) -> int | None:
         """Rows it has; None stands for any number."""
@@ -64,7 +67,15 @@ class Strategy(Protocol):
         """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
 
 
-class Redrawn:
+class Whole:
+    """A strategy that waits for nothing."""
+
+    def of(self, steps: int) -> Self:
+        """Return itself."""
+        return self
+
+
+class Redrawn(Whole):
     """A strategy without a recurrence: rows of Z are drawn again."""
 
     order: ClassVar[int] = 0
@@ -73,7 +84,7 @@ class Redrawn:
         """Return None: rows are drawn again."""
 
 
-class Settings(validate.Checked):
+class Settings(validate.Checked, Whole):
     """A strategy that is made of a few settings, its dataclass fields."""
 
     kind: ClassVar[str]

@@ -88,7 +88,7 @@ def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, band
 
 
 def _given(value: Any) -> Any:
-    parts = ("order", "steps", "coefficients", "rows", "matrix", "columns", "inverse_row_norms", "describe")
+    parts = ("of", "order", "steps", "coefficients", "rows", "matrix", "columns", "inverse_row_norms", "describe")
     if all(hasattr(value, part) for part in parts):
         return value
     if isinstance(value, (np.ndarray, list, tuple)):

@@ -39,17 +39,12 @@ _WRONG = (DpcoreError, LookupError, TypeError, ValueError, AttributeError, Arith
 
 
 def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
-    """Check a statement.
+    """Check a statement; return one finding or more for each check, in a fixed order.
 
     Parameters
     ----------
     statement : Statement, mapping or str
-        A statement, what `Statement.to_dict` returned, or JSON.
-
-    Returns
-    -------
-    list of Finding
-        One or more for each check, in a fixed order. Never raises for what stands in a statement: that is a finding.
+        A statement, what `Statement.to_dict` returned, or JSON. What stands in it is a finding, never an exception.
     """
     try:
         content = read_json(statement) if isinstance(statement, str) else statement

@@ -9,6 +9,7 @@ from typing import Any
 from dpcore.accounting import Event, NonPrivate
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
+from dpcore.spec.stream import RNGS
 from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER
 from dpcore.statement.build import NO_KEY, state
@@ -77,12 +78,14 @@ def _randomness(statement: Statement) -> Iterator[Finding]:
     derived["cryptographic"] = said["rng"] == "chacha20" and said["key"] != NO_KEY
     words = f"{said['rng']}, key: {said['key']}, {said['forks']} fork(s)"
     yield _field("randomness", said, derived, words)
-    if said["key"] not in (OPERATING_SYSTEM, CALLER, EXACT, NO_KEY):
-        yield Finding("randomness", FAILED, f"key: {said['key']!r} is no origin of keys")
-    if said["rng"] not in ("chacha20", "philox"):
-        yield Finding("randomness", FAILED, f"rng: {said['rng']!r} is no generator")
-    if type(said["forks"]) is not int or said["forks"] < 0:
-        yield Finding("randomness", FAILED, f"forks: {said['forks']!r} is no count")
+    problems = {
+        ("key", "origin of keys"): said["key"] not in (OPERATING_SYSTEM, CALLER, EXACT, NO_KEY),
+        ("rng", "generator"): said["rng"] not in RNGS,
+        ("forks", "count"): type(said["forks"]) is not int or said["forks"] < 0,
+    }
+    for (name, kind), wrong in problems.items():
+        if wrong:
+            yield Finding("randomness", FAILED, f"{name}: {said[name]!r} is no {kind}")
 
 
 def _sampler(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:

@@ -18,21 +18,11 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """What one check found."""
 
-    Attributes
-    ----------
-    check : str
-        What was checked.
-    status : {"ok", "failed", "trusted", "remark"}
-        "trusted" is what nothing in the statement can confirm; a "remark" is true and needs attention.
-    words : str
-        One clause for a person.
-    """
-
-    check: str
-    status: str
-    words: str
+    check: str  #: what was checked
+    status: str  #: OK, FAILED, TRUSTED (nothing in the statement can confirm it) or REMARK (true, and needs attention)
+    words: str  #: one clause for a person
 
 
 def difference(stated: Any, derived: Any, tolerance: float = SAME, where: str = "") -> str | None:

@@ -47,13 +47,7 @@ _UPDATES: Final = ("SGD", "Momentum", "Adam", "AdamW", "AdaGrad", "Accelerated")
 
 
 def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
-    """Return a plan that states what the statement should, and what had to be taken on trust for it.
-
-    Raises
-    ------
-    DataError
-        Where such a run is impossible, or not covered by the analysis.
-    """
+    """Return a plan that states what the statement should, and what is taken on trust; DataError if there is none."""
     method, found = statement.method, list[Finding]()
     try:
         sampler = sampling.from_description(statement.sampler)

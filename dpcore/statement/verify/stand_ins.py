@@ -90,14 +90,7 @@ class Digest(Identity):
 class DigestPlan(Plan):
     """A plan under a matrix of which only a digest is known: how far it moves an example's sums is as stated.
 
-    Attributes
-    ----------
-    sensitivities : mapping of int to float
-        By number of steps.
-    left : float
-        How far an example moves the rows of the branches that were left.
-    wide : int
-        Bands.
+    `sensitivities` are by number of steps; `left` is for the rows of the branches that were left; `wide` is its bands.
     """
 
     sensitivities: Mapping[int, float] = field(default_factory=dict)

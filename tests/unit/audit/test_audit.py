@@ -177,14 +177,6 @@ def test_the_tail_of_a_correlation_by_quadrature() -> None:
     assert checks.repeated_noise(rows) == pytest.approx(tail, rel=1e-9)
 
 
-def test_spread_of_a_binomial() -> None:
-    values, weights = np.arange(13), stats.binom.pmf(np.arange(13), 12, 0.3)
-    squares = (values - 3.6) ** 2
-    variance = 12 * 0.3 * 0.7
-    assert weights @ squares == pytest.approx(variance)
-    assert weights @ squares**2 - variance**2 == pytest.approx(2 * variance**2 + variance * (1 - 6 * 0.3 * 0.7))
-
-
 @pytest.mark.parametrize("rule", ["standard", "normalized"])
 def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) -> None:
     tensors = ("first.weight", "first.bias", "second.weight")
@@ -195,16 +187,12 @@ def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) ->
     np.testing.assert_allclose([np.hypot(along[0], along[1]), along[2]], bounds)
 
 
-@pytest.mark.parametrize(
-    ("method", "sampler"),
-    [
-        (SGD, ORDER),
-        (SGD, PoissonSampler(dataset_size=100, batch_size=20)),
-        (SGD, TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=20)),
-        (ADAPTIVE, CyclicPoissonSampler(dataset_size=100, batch_size=20, groups=3)),
-        (ADAPTIVE, UserSampler(PoissonSampler(dataset_size=64, batch_size=20), [i % 64 for i in range(150)], 2)),
-    ],
-)
+@pytest.mark.parametrize(("method", "sampler"), [
+    (SGD, ORDER), (SGD, PoissonSampler(dataset_size=100, batch_size=20)),
+    (SGD, TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=20)),
+    (ADAPTIVE, CyclicPoissonSampler(dataset_size=100, batch_size=20, groups=3)),
+    (ADAPTIVE, UserSampler(PoissonSampler(dataset_size=64, batch_size=20), [i % 64 for i in range(150)], 2)),
+])  # fmt: skip
 def test_alarms_of_honest_runs_are_as_rare_as_stated(method: Method, sampler: object) -> None:
     alarms = exceeded = 0
     audits = 200 if method is SGD else 80
@@ -245,23 +233,14 @@ def test_the_fused_step_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("nobody observes" in finding for finding in found.findings)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"delta": 0.0}, "delta=0.0"),
-        ({"confidence": 1.0}, "confidence=1.0"),
-        ({"canaries": 0}, "canaries=0"),
-        ({"runs": 0}, "runs=0"),
-        ({"canaries": 5, "runs": 12}, "at least 64"),
-        ({"key": b"short"}, "key"),
-        ({"dtype": "float16"}, "dtype='float16'"),
-        ({"method": methods.dp_sgd(lr=0.1, noise_multiplier=0.0)}, "claims nothing"),
-        ({"method": methods.dp_sgd(lr=0.1)}, "noise_multiplier=None"),
-        ({"method": "dp_sgd"}, "must be a dpcore.Method"),
-        ({"sampler": [[0, 1]]}, "must be a sampler"),
-        ({"tensors": "x"}, "tensors='x'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"delta": 0.0}, "delta=0.0"), ({"confidence": 1.0}, "confidence=1.0"), ({"canaries": 0}, "canaries=0"),
+    ({"runs": 0}, "runs=0"), ({"canaries": 5, "runs": 12}, "at least 64"), ({"key": b"short"}, "key"),
+    ({"dtype": "float16"}, "dtype='float16'"),
+    ({"method": methods.dp_sgd(lr=0.1, noise_multiplier=0.0)}, "claims nothing"),
+    ({"method": methods.dp_sgd(lr=0.1)}, "noise_multiplier=None"), ({"method": "dp_sgd"}, "must be a dpcore.Method"),
+    ({"sampler": [[0, 1]]}, "must be a sampler"), ({"tensors": "x"}, "tensors='x'"),
+])  # fmt: skip
 def test_bad_input(change: dict[str, object], message: str) -> None:
     given = {"method": SGD, "sampler": ORDER, "steps": 2, "delta": 1e-5} | change
     with pytest.raises((ArgumentError, ArgumentTypeError, PrivacyError), match=message):

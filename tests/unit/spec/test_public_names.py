@@ -28,8 +28,3 @@ def test_what_would_be_a_second_copy_is_refused_by_name():
 def test_functions_keep_their_names(name: str):
     parent, _, last = f"dpcore.{name}".rpartition(".")
     assert callable(getattr(importlib.import_module(parent), last))
-
-
-def test_names_that_are_not_there_are_missing():
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("dpcore.no_such_module")

@@ -122,8 +122,10 @@ class MyNoise(IndependentGaussian):
     """Not of the library."""
 
 
-def run_of(method: Any, sampler: Any, steps_taken: int = 11, **said: Any) -> Statement:
-    plan = Plan(method, sampler, 22)
+def run_of(
+    method: Any, sampler: Any, steps_taken: int = 11, steps: int = 22, tensors: Any = ("x",), **said: Any
+) -> Statement:
+    plan = Plan(method, sampler, steps, tensors)
     return state(plan, 1e-5, steps_taken=steps_taken, keys=Provenance(), backend="numpy", **said)
 
 
@@ -167,24 +169,15 @@ HONEST: dict[str, Callable[[], Statement]] = {
     "own sampler, often whole": lambda: plain(OftenWhole(**SIZES), abandoned=2),
     "own sampler, separate moments": lambda: moments(Ordered(**SIZES)),
     "own strategy": lambda: correlated(TakenBack(BANDED), abandoned=1),
-    "own strategy, one cyclic step": lambda: state(
-        Plan(methods.memf(strategy=TakenBack(np.eye(1)), **COMMON), CyclicPoissonSampler(groups=4, **SIZES), 1),
-        1e-5,
-        steps_taken=1,
-        keys=Provenance(),
-        backend="numpy",
-        abandoned=2,
+    "own strategy, one cyclic step": lambda: correlated(
+        TakenBack(np.eye(1)), CyclicPoissonSampler(groups=4, **SIZES), steps_taken=1, steps=1, abandoned=2
     ),
     "own update": lambda: run_of(replace(SGD_METHOD, update=MySGD(lr=0.1)), POISSON),
     "own clip": lambda: run_of(replace(SGD_METHOD, clip=MyClip()), POISSON),
     "own clip without groups": lambda: run_of(replace(SGD_METHOD, clip=Bound()), POISSON),
     "own clip, scaled": lambda: run_of(replace(DELAYED, clip=MyClip()), POISSON),
-    "groups by pattern": lambda: state(
-        Plan(methods.dp_sgd(clipping_groups=PATTERNS, **COMMON), POISSON, 22, ("a.w", "c", "long")),
-        1e-5,
-        steps_taken=3,
-        keys=Provenance(),
-        backend="numpy",
+    "groups by pattern": lambda: run_of(
+        methods.dp_sgd(clipping_groups=PATTERNS, **COMMON), POISSON, 3, tensors=("a.w", "c", "long")
     ),
     "own users": lambda: plain(People(**SIZES)),
     "users of an own sampler": lambda: plain(UserSampler(MySampler(**SIZES), [i % 110 for i in range(200)], 2)),
@@ -202,8 +195,7 @@ def test_an_honest_statement_holds_in_whatever_order_it_is_written_down(name: st
     assert Statement.from_json(statement.to_json()).to_json() == statement.to_json()
 
 
-def forged(statement: Statement, event: Event | None = None, planned: Event | None = None, **places: Any) -> Any:
-    """Change some places ("sampler.unit"), state other events if given, and renew all that follows from either."""
+def changed(statement: Statement, places: dict[str, Any]) -> dict[str, Any]:
     content = json.loads(statement.to_json())
     for place, value in places.items():
         *way, last = place.split(".")
@@ -211,6 +203,12 @@ def forged(statement: Statement, event: Event | None = None, planned: Event | No
         for name in way:
             at = at[name]
         at[last] = value
+    return content  # type: ignore[no-any-return]
+
+
+def forged(statement: Statement, event: Event | None = None, planned: Event | None = None, **places: Any) -> Any:
+    """Change some places ("sampler.unit"), state other events if given, and renew all that follows from either."""
+    content = changed(statement, places)
     if event is not None:
         content |= guarantee(event, planned or event, content["delta"])
     read = Statement.unchecked(content)
@@ -244,7 +242,11 @@ def test_a_sampler_of_an_unknown_name_says_whose_it_is() -> None:
     words = failed(forged(plain(), **{"sampler.sampler": "mine"}))
     assert words == ["mine is none of the library's, and no sentence says whose it is"]
     renamed = {"sampler.sampler": "mine", "caveats": said_mine(plain())}
-    assert holds(verify(forged(plain(), **renamed)))
+    findings = verify(forged(plain(), **renamed))
+    assert holds(findings)
+    assert {"sampler", "event", "event planned"} <= {f.check for f in findings if f.status == "trusted"}
+    half = PoissonSampledGaussian(POISSON.sample_rate / 2, 1.2, 11)
+    assert any("another sample_rate" in words for words in failed(forged(plain(), half, **renamed)))
 
 
 @pytest.mark.parametrize("event", [Composed(()), SelfComposed(PoissonSampledGaussian(0.01, 9.0, 11), 0)])
@@ -310,17 +312,9 @@ def test_how_far_an_unknown_matrix_moves_an_example_is_bounded() -> None:
     assert any("of the whole run is" in words for words in failed(forged(listed, *moved(1.0, 1.5))))
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "randomness.audited",
-        "method.audited",
-        "method.noise.audited",
-        "noise.audited",
-        "clip.audited",
-        "sampler.audited",
-    ],
-)
+@pytest.mark.parametrize("place", [
+    "randomness.audited", "method.audited", "method.noise.audited", "noise.audited", "clip.audited", "sampler.audited",
+])  # fmt: skip
 def test_nothing_is_said_where_nobody_looks(place: str) -> None:
     assert failed(forged(plain(), **{place: "by all authorities"}))
 
@@ -382,15 +376,12 @@ def test_sentences_of_the_writers_own_are_taken_on_trust() -> None:
     assert not any("further sentence" in finding.words for finding in verify(plain()))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' stands twice"),
-        ('"delta": 1e-05', '"delta": NaN', "NaN is no number"),
-        ('"max_grad_norm": 1.0', '"max_grad_norm": 1e400', "1e400 is no number"),
-        ('"max_grad_norm": 1.0', '"max_grad_norm": Infinity', "Infinity is no number"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' stands twice"),
+    ('"delta": 1e-05', '"delta": NaN', "NaN is no number"),
+    ('"max_grad_norm": 1.0', '"max_grad_norm": 1e400', "1e400 is no number"),
+    ('"max_grad_norm": 1.0', '"max_grad_norm": Infinity', "Infinity is no number"),
+])  # fmt: skip
 def test_json_that_readers_understand_differently_is_refused(old: str, new: str, words: str) -> None:
     text = plain().to_json()
     assert old in text
@@ -427,29 +418,14 @@ def test_branches_and_parts_beyond_counting_are_not_counted() -> None:
     assert any("20 different sampled steps" in words for words in failed(content))
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        ("sampler.dataset_size", 10**400),
-        ("steps_taken", 0),
-        ("event.noise_multiplier", 1e300),
-        ("event.noise_multiplier", 1e-300),
-        ("event.count", 10**30),
-        ("delta", 1e-300),
-        ("noise.noise_multiplier", 1e308),
-        ("clip.sensitivity", 10**400),
-        ("steps_planned", 10**400),
-    ],
-)
+@pytest.mark.parametrize(("place", "value"), [
+    ("sampler.dataset_size", 10**400), ("steps_taken", 0), ("event.noise_multiplier", 1e300),
+    ("event.noise_multiplier", 1e-300), ("event.count", 10**30), ("delta", 1e-300), ("noise.noise_multiplier", 1e308),
+    ("clip.sensitivity", 10**400), ("steps_planned", 10**400),
+])  # fmt: skip
 def test_numbers_that_no_run_has_end_in_findings(place: str, value: Any) -> None:
     for statement in (plain(), plain(ORDER), correlated(DENSE)):
-        content = json.loads(statement.to_json())
-        *way, last = place.split(".")
-        at = content
-        for name in way:
-            at = at[name]
-        at[last] = value
-        assert failed(content)
+        assert failed(changed(statement, {place: value}))
 
 
 @pytest.mark.parametrize("depth", [100, 300, 320, 480, 500, 900, 990])

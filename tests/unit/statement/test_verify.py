@@ -36,12 +36,7 @@ Path = tuple[Any, ...]
 
 
 def halfway(plan: Plan, **changes: Any) -> Statement:
-    said: dict[str, Any] = {
-        "steps_taken": plan.steps // 2,
-        "keys": Provenance(),
-        "backend": "numpy",
-        "note": "Stopped.",
-    }
+    said = {"steps_taken": plan.steps // 2, "keys": Provenance(), "backend": "numpy", "note": "Stopped."}
     return state(plan, 1e-5, **(said | changes))
 
 
@@ -57,24 +52,21 @@ def statements() -> dict[str, Statement]:
     common: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.2}
     adam = methods.dp_adam(clipping_groups="per_layer", **common)
     scaled = methods.dp_adam(variant="scale_then_privatize", max_scaled_norm=3.0, **common)
+    by_method = {
+        "moments": (methods.dp_adam(variant="independent_moments", **common), order), "scaled": (scaled, order),
+        "adaptive": (methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **common), poisson),
+        "list": (methods.dp_sgd(**common), FixedBatches([[0, 1], [2, 3]])),
+    }  # fmt: skip
+    abandoning = {type(sampler).__name__: (methods.dp_sgd(**common), sampler) for sampler in others}
+    abandoning["banded"] = methods.memf(strategy=BandedToeplitz((1.0, 0.5)), **common), others[1]
+    layered, layout = Plan(adam, poisson, 22, TENSORS), Layout.of([(name, (3,)) for name in TENSORS])
     return {
-        "poisson": halfway(
-            Plan(adam, poisson, 22, TENSORS), layout=Layout.of([(name, (3,)) for name in TENSORS]), caveats=("Mine.",)
-        ),
-        "forked": halfway(Plan(adam, poisson, 22, TENSORS), keys=Provenance(CALLER, 2), abandoned=3),
+        "poisson": halfway(layered, layout=layout, caveats=("Mine.",)),
+        "forked": halfway(layered, keys=Provenance(CALLER, 2), abandoned=3),
         "matrix": halfway(Plan(methods.memf(strategy="tree", **common), order, 22), abandoned=1),
-        "moments": halfway(Plan(methods.dp_adam(variant="independent_moments", **common), order, 22)),
-        "scaled": halfway(Plan(scaled, order, 22)),
-        "caller": halfway(Plan(adam, poisson, 22, TENSORS), caller_noise=True),
-        **{
-            type(sampler).__name__: halfway(Plan(methods.dp_sgd(**common), sampler, 22), abandoned=2)
-            for sampler in others
-        },
-        "adaptive": halfway(Plan(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=2.0), **common), poisson, 22)),
-        "banded": halfway(
-            Plan(methods.memf(strategy=BandedToeplitz((1.0, 0.5)), **common), others[1], 22), abandoned=2
-        ),
-        "list": halfway(Plan(methods.dp_sgd(**common), FixedBatches([[0, 1], [2, 3]]), 22)),
+        "caller": halfway(layered, caller_noise=True),
+        **{name: halfway(Plan(*parts, 22)) for name, parts in by_method.items()},
+        **{name: halfway(Plan(*parts, 22), abandoned=2) for name, parts in abandoning.items()},
     }
 
 
@@ -92,26 +84,30 @@ def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
         yield path
 
 
-def mutated(content: dict[str, Any], path: Path) -> dict[str, Any]:
+def placed(content: dict[str, Any], path: Path, new: Any) -> dict[str, Any]:
     changed = copy.deepcopy(content)
     place: Any = changed
     for name in path[:-1]:
         place = place[name]
-    old = place[path[-1]]
-    if isinstance(old, bool):
-        new: Any = not old
-    elif isinstance(old, int):
-        new = old + 1
-    elif isinstance(old, float):
-        new = old * 0.99 if old else 0.5
-    elif isinstance(old, str):
-        new = old + "x" if old else "x"
-    elif old is None:
-        new = 1
-    else:
-        new = {"x": 1} if isinstance(old, dict) else ["x"]
-    place[path[-1]] = new
+    place[path[-1]] = new(place[path[-1]]) if callable(new) else new
     return changed
+
+
+def another(old: Any) -> Any:
+    """A value of the same type."""
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, int):
+        return old + 1
+    if isinstance(old, float):
+        return old * 0.99 if old else 0.5
+    if isinstance(old, str):
+        return old + "x"
+    return 1 if old is None else {"x": 1} if isinstance(old, dict) else ["x"]
+
+
+def mutated(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    return placed(content, path, another)
 
 
 def rehashed(content: dict[str, Any]) -> dict[str, Any]:
@@ -225,39 +221,6 @@ def test_nonsense_is_a_finding(text: str) -> None:
 def test_no_content_ends_in_a_traceback(value: Any) -> None:
     content = json.loads(STATEMENTS["matrix"].to_json())
     for path in leaves(content):
-        changed = copy.deepcopy(content)
-        place: Any = changed
-        for name in path[:-1]:
-            place = place[name]
-        place[path[-1]] = value
-        assert all(math.isfinite(len(finding.words)) for finding in verify(changed))
+        assert all(math.isfinite(len(finding.words)) for finding in verify(placed(content, path, value)))
     content["noise"]["strategy"] = content["method"]["noise"]["strategy"] = value
     assert not holds(verify(content))
-
-
-def test_a_sampler_of_the_callers_own_is_taken_on_trust() -> None:
-    class Mine(PoissonSampler):
-        def describe(self) -> dict[str, Any]:
-            return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "add-remove"}
-
-    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1), Mine(dataset_size=110, batch_size=10), 22)
-    findings = verify(halfway(plan).to_json())
-    assert holds(findings)
-    assert {"sampler", "event", "event planned"} <= trusted(findings)
-    content = halfway(plan).to_dict()
-    content["event"]["noise_multiplier"] = 2.0
-    assert any("another noise multiplier" in finding.words for finding in failed(rehashed(content)))
-
-
-def test_an_event_of_an_unknown_sampler_has_the_samplers_own_numbers() -> None:
-    """Renaming a sampler must not set its event free of the rate that the sampler states."""
-    content = halfway(
-        Plan(methods.dp_sgd(lr=1, noise_multiplier=1), PoissonSampler(dataset_size=110, batch_size=10), 22)
-    )
-    content = content.to_dict()
-    content["sampler"]["sampler"] = "mine"
-    words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."
-    content["caveats"] = [*content["caveats"], words]
-    assert holds(verify(rehashed(content)))
-    content["event"]["sample_rate"] /= 2
-    assert any("another sample_rate" in finding.words for finding in failed(rehashed(content)))

@@ -1,0 +1,69 @@
+"""What a step works with: each tensor's numbers of the update, and its vectors side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism.vectors import RunVectors
+from dpcore.plan.noise_variance import noise_variances
+from dpcore.plan.plan import Plan
+from dpcore.spec.layout import Layout
+from dpcore.spec.ops import Slot, UpdateSettings
+
+
+def check_release(plan: Plan, row: int, public: Sequence[Any] | None) -> None:
+    """Refuse a step beyond the plan, and a public gradient that is given or left out where it must not be."""
+    if row >= plan.steps:
+        raise PrivacyError(f"step={row + 1}: the plan, and its guarantee, end at step {plan.steps}")
+    if (public is not None) != (plan.method.update.second_moment == "public"):
+        raise ArgumentError(
+            "public: must be a gradient of public data for second_moment='public', and None for any other"
+        )
+
+
+def variances_in_squares(plan: Plan) -> NDArray[np.float64]:
+    """Return the variance of the noise in each coordinate of what is squared, by step."""
+    method = plan.method
+    seed = plan.noise_standard_deviation() / plan.batch_size
+    filtered = method.filter if method.update.second_moment == "filtered" else None
+    return seed**2 * noise_variances(filtered, method.noise.strategy, plan.steps)
+
+
+def numbers_of(
+    plan: Plan, row: int, settings: Sequence[UpdateSettings] | None, count: int, variances: NDArray[np.float64] | None
+) -> list[UpdateSettings]:
+    """Return each tensor's numbers of a step: schedule, bias of the second moment, denominators."""
+    method = plan.method
+    chosen = [method.update.settings()] * count if settings is None else settings
+    factor = 1.0 if method.schedule is None else method.schedule.factor(row, plan.steps)
+    known: dict[UpdateSettings, UpdateSettings] = {}
+    for numbers in chosen:
+        if numbers not in known:
+            scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
+            known[numbers] = method.update.prepared(scheduled, row, variances)
+    return [known[numbers] for numbers in chosen]
+
+
+def slots_of(
+    vectors: RunVectors, layout: Layout, parameters: Sequence[Any], public: Sequence[Any] | None, scaled: bool
+) -> list[Slot[Any]]:
+    """Return each tensor's vectors as a backend takes them."""
+    return [
+        Slot(
+            parameter=parameter.reshape(-1),
+            total=vectors.totals[i],
+            first=entry.first,
+            filter_state=vectors.filter_state[i],
+            moments=vectors.moments[i],
+            displacement=None if vectors.displacements is None else vectors.displacements[i],
+            noise_state=vectors.noise_state[i],
+            scale=vectors.scales[i] if scaled and vectors.scales is not None else None,
+            square=None if public is None else public[i].reshape(-1) ** 2,
+        )
+        for i, (entry, parameter) in enumerate(zip(layout.entries, parameters, strict=True))
+    ]
