@@ -43,12 +43,9 @@ settings.register_profile(
 settings.register_profile(
     "nightly", deadline=None, max_examples=300, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
 )
-# For tests/mutate.py, which wants to know that a test fails and not the smallest reason.
+# For tests/run_mutations.py, which wants to know that a test fails and not the smallest reason.
 settings.register_profile(
-    "mutation",
-    settings.get_profile("ci"),
-    phases=[Phase.explicit, Phase.generate],
-    report_multiple_bugs=False,
+    "mutation", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 

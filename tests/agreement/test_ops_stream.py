@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import (
-    assert_agree,
-    few,
-    keys,
-    noise_rows,
-    noise_streams,
-    poisoned_memory,
-    rngs,
-    sizes,
-    starts,
-)
+from strategies import assert_agree, few, keys, noise_rows, noise_streams, poisoned_memory, rngs, sizes, starts
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentError

@@ -49,9 +49,7 @@ LONG_FILES = {
     "dpcore/cli/plots/plots.py": (260, "to be split"),
 }
 # Longer functions (statements only, without signature and docstring): their limit, and why.
-LONG_FUNCTIONS = {
-    "dpcore/mechanism/minimize.py::minimize": (120, "shrinks with the one training step"),
-}
+LONG_FUNCTIONS = {"dpcore/mechanism/minimize.py::minimize": (120, "shrinks with the one training step")}
 # Modules that import each other inside of functions.
 LATE_CIRCLES = {("dpcore.methods.common", "dpcore.methods"): "a method is built again from the table of all methods"}
 

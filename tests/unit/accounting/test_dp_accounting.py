@@ -64,9 +64,7 @@ PAIRS: list[tuple[Event, Any, str]] = [
     ),
     (
         Composed((POISSON, Gaussian(1.0, 1, Adjacency.ZERO_OUT))),
-        dp_event.ComposedDpEvent(
-            [THEIR_POISSON, dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(1.0), 1)],
-        ),
+        dp_event.ComposedDpEvent([THEIR_POISSON, dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(1.0), 1)]),
         "REPLACE_SPECIAL",
     ),
     (SelfComposed(POISSON, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
