@@ -24,6 +24,7 @@ from dpcore.accounting import (
     to_dp_accounting,
 )
 from dpcore.errors import ArgumentTypeError, PrivacyError
+from tests.refused import refused
 
 POISSON = PoissonSampledGaussian(0.01, 1.1, 100)
 THEIR_POISSON = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1)), 100)
@@ -81,11 +82,9 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unknown(Event):
         """Not one of dpcore's."""
 
-    with pytest.raises(PrivacyError, match="event=Unknown: dp-accounting has no event for it"):
-        to_dp_accounting(Unknown())
+    refused(PrivacyError, "event=Unknown: dp-accounting has no event for it", to_dp_accounting, Unknown())
     for ask in (to_dp_accounting, neighboring_relation):
-        with pytest.raises(ArgumentTypeError, match="event=3: must be an event"):
-            ask(3)  # type: ignore[arg-type]
+        refused(ArgumentTypeError, "event=3: must be an event", ask, 3)
     real = builtins.__import__
 
     def without(name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -94,5 +93,4 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PrivacyError, match="pip install dp-accounting"):
-        to_dp_accounting(POISSON)
+    refused(PrivacyError, "pip install dp-accounting", to_dp_accounting, POISSON)

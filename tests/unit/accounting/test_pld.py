@@ -38,6 +38,7 @@ from dpcore.accounting.pld import (
 )
 from dpcore.accounting.renyi.rdp import RdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from tests.refused import refused
 from tests.unit.pld_work import counted
 
 
@@ -307,24 +308,18 @@ def test_many_distinct_phases_take_one_round(phases: int, steps: int) -> None:
 
 def test_bad_input_is_named() -> None:
     event = PoissonSampledGaussian(0.01, 1.1, 1000)
-    with pytest.raises(ArgumentError, match="delta"):
-        epsilon_interval(event, 0.0)
-    with pytest.raises(ArgumentError, match="tolerance"):
-        epsilon_interval(event, 1e-5, tolerance=0.0)
-    with pytest.raises(ArgumentError, match="epsilon"):
-        delta_interval(event, -1.0)
-    with pytest.raises(ArgumentTypeError, match="event"):
-        epsilon_interval(3.0, 1e-5)
-    with pytest.raises(ArgumentError, match="false_positive_rates"):
-        trade_off(event, [0.0])
+    refused(ArgumentError, "delta", epsilon_interval, event, 0.0)
+    refused(ArgumentError, "tolerance", epsilon_interval, event, 1e-5, tolerance=0.0)
+    refused(ArgumentError, "epsilon", delta_interval, event, -1.0)
+    refused(ArgumentTypeError, "event", epsilon_interval, 3.0, 1e-5)
+    refused(ArgumentError, "false_positive_rates", trade_off, event, [0.0])
 
     from dpcore.accounting.events import Event
 
     class Unknown(Event):
         adjacency = Adjacency.ADD_REMOVE
 
-    with pytest.raises(PrivacyError, match="Unknown"):
-        epsilon_interval(Unknown(), 1e-5)
+    refused(PrivacyError, "Unknown", epsilon_interval, Unknown(), 1e-5)
 
 
 def test_an_interval_unpacks_and_its_tolerance_is_absolute() -> None:

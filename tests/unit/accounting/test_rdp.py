@@ -21,6 +21,7 @@ from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
 from dpcore.accounting.renyi.series import log_moments_series
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from tests.depth import chosen
+from tests.refused import refused
 
 
 def epsilon_of(event: Event, delta: float) -> float:
@@ -221,15 +222,11 @@ def test_extreme_noise_stays_finite_and_ordered(sigma: float) -> None:
 
 
 def test_orders_are_checked() -> None:
-    with pytest.raises(ArgumentError, match="at least one order"):
-        RdpAccountant(orders=())
+    refused(ArgumentError, "at least one order", RdpAccountant, orders=())
     for bad in (1.0, 0.5, -2, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="orders="):
-            RdpAccountant(orders=(2.0, bad))
-    with pytest.raises(ArgumentTypeError, match="orders='two'"):
-        RdpAccountant(orders=("two",))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="did you mean 'exact'"):
-        RdpAccountant(fractional="exactly")
+        refused(ArgumentError, "orders=", RdpAccountant, orders=(2.0, bad))
+    refused(ArgumentTypeError, "orders='two'", RdpAccountant, orders=("two",))
+    refused(ArgumentError, "did you mean 'exact'", RdpAccountant, fractional="exactly")
     assert RdpAccountant(orders=(2.5,)).fractional == "series"
     assert RdpAccountant(orders=(2.5,), fractional="exact").fractional == "exact"
     assert RdpAccountant().fractional == "exact"

@@ -13,6 +13,7 @@ from scipy import stats
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
 from dpcore.spec.stream import Stream
+from tests.refused import refused
 
 KEY = bytes(range(32))
 WORD_MAX = 2**32 - 1
@@ -103,16 +104,11 @@ def test_reads_its_own_stream_and_row() -> None:
 
 
 def test_refuses_bad_keys_and_steps() -> None:
-    with pytest.raises(ArgumentError, match="key of 3 bytes"):
-        draw.row_words(b"abc", 0)
-    with pytest.raises(ArgumentTypeError, match="key of type str"):
-        draw.row_words("a" * 32, 0)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="step=-1"):
-        draw.check_step(-1)
-    with pytest.raises(ArgumentError, match="the row kept for the shuffle"):
-        draw.check_step(2**32 - 1)
-    with pytest.raises(ArgumentTypeError, match=r"step=0\.5"):
-        draw.check_step(0.5)  # type: ignore[arg-type]
+    refused(ArgumentError, "key of 3 bytes", draw.row_words, b"abc", 0)
+    refused(ArgumentTypeError, "key of type str", draw.row_words, "a" * 32, 0)
+    refused(ArgumentError, "step=-1", draw.check_step, -1)
+    refused(ArgumentError, "the row kept for the shuffle", draw.check_step, 2**32 - 1)
+    refused(ArgumentTypeError, r"step=0\.5", draw.check_step, 0.5)
     assert draw.check_step(2**32 - 2) == 2**32 - 2
 
 

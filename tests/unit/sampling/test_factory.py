@@ -24,6 +24,7 @@ from dpcore.sampling import (
     from_description,
     sampler,
 )
+from tests.refused import refused
 
 SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -68,13 +69,11 @@ def test_a_sampler_is_made_by_name_and_again_from_what_it_says(name: str) -> Non
     ],
 )
 def test_what_does_not_fit_the_name_is_refused(name: str, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        sampler(name, **given)
+    refused(ArgumentError, said, sampler, name, **given)
 
 
 def test_batches_of_fixed_size_have_a_whole_number_of_examples() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"batch_size=10\.5"):
-        sampler("fixed-order", dataset_size=110, batch_size=10.5)
+    refused(ArgumentTypeError, r"batch_size=10\.5", sampler, "fixed-order", dataset_size=110, batch_size=10.5)
     assert sampler("poisson", dataset_size=110, batch_size=10.5).expected_batch_size == 10.5
 
 

@@ -30,6 +30,7 @@ from dpcore.sampling import (
 )
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
+from tests.refused import refused
 
 KEY = bytes(range(32))
 SAMPLERS: list[Sampler] = [
@@ -69,10 +70,8 @@ class TestContract:
 
     def test_event_has_the_samplers_adjacency(self, sampler: Sampler) -> None:
         assert sampler.event(1.0, 7).adjacency is sampler.adjacency
-        with pytest.raises(ArgumentError, match="steps=-1"):
-            sampler.event(1.0, -1)
-        with pytest.raises(ArgumentError, match="noise_multiplier=-1"):
-            sampler.event(-1.0, 7)
+        refused(ArgumentError, "steps=-1", sampler.event, 1.0, -1)
+        refused(ArgumentError, "noise_multiplier=-1", sampler.event, -1.0, 7)
 
     def test_knows_whether_its_accounting_rests_on_one_order(self, sampler: Sampler) -> None:
         # Forked runs must keep an order that the event counts on, and must not keep coins that it calls fresh.
@@ -94,8 +93,7 @@ class TestContract:
             assert np.concatenate(pieces).tolist() == sampler.indices(KEY, step).tolist()
             for piece, (a, b) in zip(pieces, itertools.pairwise(cuts), strict=True):
                 assert np.all((piece >= a) & (piece < b))
-        with pytest.raises(ArgumentError, match="stop=104: must be at most dataset_size=103"):
-            sampler.indices(KEY, 0, stop=104)
+        refused(ArgumentError, "stop=104: must be at most dataset_size=103", sampler.indices, KEY, 0, stop=104)
 
     @given(world_size=st.integers(1, 7), step=st.integers(0, 40))
     def test_the_shares_of_all_processes_join_to_the_batch(self, sampler: Sampler, world_size: int, step: int) -> None:
@@ -109,8 +107,7 @@ class TestContract:
 
     def test_refuses_bad_steps(self, sampler: Sampler) -> None:
         for bad in (-1, 2**32 - 1):
-            with pytest.raises(ArgumentError, match="step="):
-                sampler.indices(KEY, bad)
+            refused(ArgumentError, "step=", sampler.indices, KEY, bad)
 
 
 # ------------------------------------------------------------------------------------------------------------- Poisson
@@ -171,12 +168,9 @@ def test_a_shard_is_one_of_them_and_nothing_that_is_accounted() -> None:
     sampler = PoissonSampler(dataset_size=10, batch_size=3)
     assert not hasattr(shard(sampler, 0, 2), "event")
     assert shard(sampler, 0, 2).units(KEY, 0) is None
-    with pytest.raises(ArgumentError, match="rank=2: must be less than world_size=2"):
-        shard(sampler, 2, 2)
-    with pytest.raises(ArgumentError, match="world_size=0"):
-        shard(sampler, 0, 0)
-    with pytest.raises(ArgumentTypeError, match="must be a sampler from dpcore"):
-        shard(shard(sampler, 0, 2), 0, 2)
+    refused(ArgumentError, "rank=2: must be less than world_size=2", shard, sampler, 2, 2)
+    refused(ArgumentError, "world_size=0", shard, sampler, 0, 0)
+    refused(ArgumentTypeError, "must be a sampler from dpcore", shard, shard(sampler, 0, 2), 0, 2)
 
 
 def test_keys_and_steps_change_the_draw() -> None:
@@ -205,22 +199,16 @@ def test_batch_size_stays_the_denominator_as_given() -> None:
 
 
 def test_poisson_refuses() -> None:
-    with pytest.raises(ArgumentError, match=r"give batch_size .* or sample_rate"):
-        PoissonSampler(dataset_size=10)
-    with pytest.raises(ArgumentError, match="contradicts batch_size=5"):
-        PoissonSampler(dataset_size=10, batch_size=5, sample_rate=0.4)
+    refused(ArgumentError, r"give batch_size .* or sample_rate", PoissonSampler, dataset_size=10)
+    refused(ArgumentError, "contradicts batch_size=5", PoissonSampler, dataset_size=10, batch_size=5, sample_rate=0.4)
     with pytest.raises(ArgumentError, match="batch_size=11: must be at most dataset_size=10"):
         PoissonSampler(dataset_size=10, batch_size=11)
-    with pytest.raises(ArgumentError, match=r"at least 2\^-32"):
-        PoissonSampler(dataset_size=10, sample_rate=1e-10)
+    refused(ArgumentError, r"at least 2\^-32", PoissonSampler, dataset_size=10, sample_rate=1e-10)
     for bad in (0, -0.1, 1.1, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="sample_rate="):
-            PoissonSampler(dataset_size=10, sample_rate=bad)
+        refused(ArgumentError, "sample_rate=", PoissonSampler, dataset_size=10, sample_rate=bad)
     for bad in (0, -1, math.nan):
-        with pytest.raises(ArgumentError, match="batch_size="):
-            PoissonSampler(dataset_size=10, batch_size=bad)
-    with pytest.raises(ArgumentError, match="dataset_size=0"):
-        PoissonSampler(dataset_size=0, batch_size=1)
+        refused(ArgumentError, "batch_size=", PoissonSampler, dataset_size=10, batch_size=bad)
+    refused(ArgumentError, "dataset_size=0", PoissonSampler, dataset_size=0, batch_size=1)
 
 
 # ---------------------------------------------------------------------------------------------------------- fixed size
@@ -245,12 +233,9 @@ def test_fixed_size_event_is_relative_to_twice_the_clip_norm() -> None:
 
 @pytest.mark.parametrize("kind", [FixedSizeSampler, FixedOrderSampler, ShuffledSampler])
 def test_fixed_sizes_refuse(kind: type) -> None:
-    with pytest.raises(ArgumentError, match="batch_size=11: must be at most dataset_size=10"):
-        kind(dataset_size=10, batch_size=11)
-    with pytest.raises(ArgumentError, match="batch_size=0"):
-        kind(dataset_size=10, batch_size=0)
-    with pytest.raises(ArgumentTypeError, match=r"batch_size=2\.5"):
-        kind(dataset_size=10, batch_size=2.5)
+    refused(ArgumentError, "batch_size=11: must be at most dataset_size=10", kind, dataset_size=10, batch_size=11)
+    refused(ArgumentError, "batch_size=0", kind, dataset_size=10, batch_size=0)
+    refused(ArgumentTypeError, r"batch_size=2\.5", kind, dataset_size=10, batch_size=2.5)
 
 
 # --------------------------------------------------------------------------------------------------------- fixed order
@@ -350,23 +335,14 @@ def test_fixed_batches_are_copied_and_read_only() -> None:
 
 
 def test_fixed_batches_refuse() -> None:
-    with pytest.raises(ArgumentError, match=r"batches\[1\]: index 3 occurs twice"):
-        FixedBatches([[0], [3, 1, 3]])
-    with pytest.raises(ArgumentError, match=r"batches\[0\]: index -1"):
-        FixedBatches([[-1]])
-    with pytest.raises(ArgumentError, match="index 7 lies outside of dataset_size=7"):
-        FixedBatches([[7]], dataset_size=7)
-    with pytest.raises(ArgumentTypeError, match=r"batches\[0\]: must hold integer indices"):
-        FixedBatches([[0.5]])
-    with pytest.raises(ArgumentTypeError, match=r"batches\[0\]: must hold integer indices"):
-        FixedBatches([[True, False]])
-    with pytest.raises(ArgumentError, match=r"batches\[0\]: must be one-dimensional"):
-        FixedBatches([[[0], [1]]])
-    with pytest.raises(ArgumentError, match=r"batches\[1\]: must be one-dimensional, not lists"):
-        FixedBatches([[0], [[0], [1, 2]]])
+    refused(ArgumentError, r"batches\[1\]: index 3 occurs twice", FixedBatches, [[0], [3, 1, 3]])
+    refused(ArgumentError, r"batches\[0\]: index -1", FixedBatches, [[-1]])
+    refused(ArgumentError, "index 7 lies outside of dataset_size=7", FixedBatches, [[7]], dataset_size=7)
+    refused(ArgumentTypeError, r"batches\[0\]: must hold integer indices", FixedBatches, [[0.5]])
+    refused(ArgumentTypeError, r"batches\[0\]: must hold integer indices", FixedBatches, [[True, False]])
+    refused(ArgumentError, r"batches\[0\]: must be one-dimensional", FixedBatches, [[[0], [1]]])
+    refused(ArgumentError, r"batches\[1\]: must be one-dimensional, not lists", FixedBatches, [[0], [[0], [1, 2]]])
     for listless in (3, None, "abc"):
-        with pytest.raises(ArgumentTypeError, match="must be a list of index arrays"):
-            FixedBatches(listless)
+        refused(ArgumentTypeError, "must be a list of index arrays", FixedBatches, listless)
     for empty in ([], [[]]):
-        with pytest.raises(ArgumentError, match="at least one batch"):
-            FixedBatches(empty)
+        refused(ArgumentError, "at least one batch", FixedBatches, empty)

@@ -18,6 +18,7 @@ from dpcore.accounting.phases import truncated_components
 from dpcore.errors import ArgumentError
 from dpcore.sampling import PoissonSampler, TruncatedPoissonSampler
 from dpcore.sampling.truncated_poisson import smallest_maximum
+from tests.refused import refused
 
 KEY = bytes(range(32))
 Batch = tuple[int, ...]
@@ -107,8 +108,7 @@ def test_refuses() -> None:
         TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=101)
     with pytest.raises(ArgumentError, match="max_batch_size=0"):
         TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=0)
-    with pytest.raises(ArgumentError, match=r"give batch_size .* or sample_rate"):
-        TruncatedPoissonSampler(dataset_size=10)
+    refused(ArgumentError, r"give batch_size .* or sample_rate", TruncatedPoissonSampler, dataset_size=10)
 
 
 @given(st.integers(1, 60), st.data())
