@@ -11,18 +11,8 @@ from pathlib import Path
 import pytest
 
 from dpcore import accounting
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    RdpAccountant,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, NonPrivate, RdpAccountant, SelfComposed
+from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
 

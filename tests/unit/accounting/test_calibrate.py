@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import (
+from dpcore.accounting import calibrate_batch_size, calibrate_noise_multiplier, calibrate_sample_rate, calibrate_steps
+from dpcore.accounting.events import (
     Composed,
     Event,
     FixedSizeSampledGaussian,
     Gaussian,
     NonPrivate,
     PoissonSampledGaussian,
-    RdpAccountant,
-    calibrate_batch_size,
-    calibrate_noise_multiplier,
-    calibrate_sample_rate,
-    calibrate_steps,
 )
 from dpcore.accounting.search import greatest_meeting, least_meeting
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
@@ -132,7 +129,7 @@ def test_is_quick() -> None:
 
 def test_says_why_a_target_is_out_of_reach() -> None:
     # One order has a floor: with no divergence at all it finds log(1/(alpha delta))/(alpha-1) + log(1-1/alpha).
-    few = RdpAccountant(orders=(16.0,))
+    few = accounting.RdpAccountant(orders=(16.0,))
     with pytest.raises(ArgumentError, match=r"target_epsilon=0\.1: even noise_multiplier=1e\+07 gives epsilon=.* 16"):
         calibrate_noise_multiplier(0.1, 1e-9, poisson_at, few)
     with pytest.raises(ArgumentError, match="check that make_event uses the multiplier"):
@@ -147,15 +144,15 @@ def test_says_why_a_target_is_out_of_reach() -> None:
         calibrate_noise_multiplier(1.0, 1e-5, poisson_at, "gaussian")
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        calibrate_noise_multiplier,
-        calibrate_steps,
-        calibrate_sample_rate,
-        lambda epsilon, delta, make: calibrate_batch_size(epsilon, delta, make, 100),
-    ],
+ASK = (
+    calibrate_noise_multiplier,
+    calibrate_steps,
+    calibrate_sample_rate,
+    partial(calibrate_batch_size, dataset_size=100),
 )
+
+
+@pytest.mark.parametrize("ask", ASK)
 def test_refuses_mistyped_arguments(ask: Callable[..., float]) -> None:
     for bad in (0, 1, -0.1, 1.5, math.nan, math.inf):
         refused(ArgumentError, "target_delta=", ask, 1.0, bad, poisson_at)

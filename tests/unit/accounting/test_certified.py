@@ -19,12 +19,14 @@ from dpcore.accounting import (
     Event,
     FixedSizeSampledGaussian,
     Gaussian,
+)
+from dpcore.accounting.estimate import estimated_epsilon
+from dpcore.accounting.events import (
     MatrixGaussian,
     PoissonSampledGaussian,
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
-from dpcore.accounting.estimate import estimated_epsilon
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
 from tests.depth import chosen
@@ -61,12 +63,9 @@ def their_epsilon(event: Event, delta: float, *, pessimistic: bool, resolution: 
         assert isinstance(step, PoissonStep)
         ((_, q, sigma),) = step.components
         part = theirs.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=q,
-            pessimistic_estimate=pessimistic,
+            sigma, sampling_prob=q, value_discretization_interval=interval, pessimistic_estimate=pessimistic,
             use_connect_dots=pessimistic,  # it has no optimistic form
-            value_discretization_interval=interval,
-        ).self_compose(count)
+        ).self_compose(count)  # fmt: skip
         whole = part if whole is None else whole.compose(part)
     assert whole is not None
     return float(whole.get_epsilon_for_delta(delta))
@@ -121,12 +120,8 @@ def test_the_exact_value_of_one_truncated_step_lies_inside(adjacency: Adjacency,
 @given(st.lists(st.tuples(st.floats(-0.5, 1.5), st.integers(0, 50)), min_size=1, max_size=4), st.floats(-9, -2))
 def test_without_sampling_all_accountants_agree(parts: list[tuple[float, int]], log_delta_: float) -> None:
     delta = 10.0**log_delta_
-    event = Composed(
-        (
-            *(Gaussian(10.0**log_sigma, count, Adjacency.ZERO_OUT) for log_sigma, count in parts),
-            MatrixGaussian(5.0, 1.0, 9, "tree"),
-        )
-    )
+    plain = (Gaussian(10.0**log_sigma, count, Adjacency.ZERO_OUT) for log_sigma, count in parts)
+    event = Composed((*plain, MatrixGaussian(5.0, 1.0, 9, "tree")))
     exact, interval = accounting.epsilon(event, delta, "gaussian"), accounting.epsilon_interval(event, delta)
     assert interval.lower <= exact * (1 + 1e-9)
     assert exact * (1 - 1e-9) <= interval.upper
@@ -145,13 +140,9 @@ MAKERS: dict[str, Callable[[float, float, int], Event]] = {
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from(sorted(MAKERS)),
-    st.floats(-3, -0.4),
-    st.floats(-0.3, 1.2),
-    st.integers(1, 3000),
-    st.floats(-9, -2),
-    st.floats(1.0, 2.5),
-)
+    st.sampled_from(sorted(MAKERS)), st.floats(-3, -0.4), st.floats(-0.3, 1.2), st.integers(1, 3000),
+    st.floats(-9, -2), st.floats(1.0, 2.5),
+)  # fmt: skip
 def test_no_order_is_turned_round(
     kind: str, log_rate: float, log_sigma: float, steps: int, log_delta_: float, more: float
 ) -> None:

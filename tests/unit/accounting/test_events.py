@@ -9,18 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    MatrixGaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    SelfComposed,
-    epsilon,
-)
+from dpcore.accounting import Adjacency, Composed, Event, FixedSizeSampledGaussian, Gaussian, MatrixGaussian, epsilon
+from dpcore.accounting.events import NonPrivate, PoissonSampledGaussian, SelfComposed
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from tests.refused import refused
 
@@ -29,15 +19,8 @@ MATRIX = MatrixGaussian(1.5, 1.25, 100, "tree(steps=100)")
 POISSON = PoissonSampledGaussian(0.01, 1.1, 1000)
 FIXED_SIZE = FixedSizeSampledGaussian(100, 10, 0.5, 7)
 NOISELESS = NonPrivate("the noise was given by the caller")
-EVENTS = [
-    GAUSSIAN,
-    MATRIX,
-    POISSON,
-    FIXED_SIZE,
-    NOISELESS,
-    Composed((POISSON, GAUSSIAN, MATRIX, NOISELESS)),
-    Composed(()),
-]
+SINGLE = [GAUSSIAN, MATRIX, POISSON, FIXED_SIZE, NOISELESS]
+EVENTS = [*SINGLE, Composed((POISSON, GAUSSIAN, MATRIX, NOISELESS)), Composed(())]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
@@ -49,24 +32,16 @@ def test_survives_json(event: Event) -> None:
 
 
 def test_dict_holds_every_field() -> None:
-    assert POISSON.to_dict() == {
-        "event": "PoissonSampledGaussian",
-        "sample_rate": 0.01,
-        "noise_multiplier": 1.1,
-        "steps": 1000,
-    }
+    poisson = {"event": "PoissonSampledGaussian", "sample_rate": 0.01, "noise_multiplier": 1.1, "steps": 1000}
+    assert POISSON.to_dict() == poisson
     assert GAUSSIAN.to_dict()["adjacency"] == "zero-out"
     assert MATRIX.to_dict() == {
-        "event": "MatrixGaussian",
-        "noise_multiplier": 1.5,
-        "sensitivity": 1.25,
-        "steps": 100,
-        "strategy": "tree(steps=100)",
-        "adjacency": "zero-out",
-    }
+        "event": "MatrixGaussian", "noise_multiplier": 1.5, "sensitivity": 1.25, "steps": 100,
+        "strategy": "tree(steps=100)", "adjacency": "zero-out",
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("event", [GAUSSIAN, MATRIX, POISSON, FIXED_SIZE, NOISELESS])
+@pytest.mark.parametrize("event", SINGLE)
 def test_cannot_be_changed(event: Event) -> None:
     for item in dataclasses.fields(event):
         with pytest.raises(dataclasses.FrozenInstanceError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,17 @@ from dpcore.accounting.pld.problem import problem
 from tests.refused import refused
 
 UNIT = 2.0**-53
+
+
+@contextmanager
+def anew(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: object) -> Iterator[None]:
+    """Replace a part of the computation, and remember nothing from before or of what was found so."""
+    monkeypatch.setattr(module, name, value)
+    intervals._epsilon.cache_clear()
+    try:
+        yield
+    finally:
+        intervals._epsilon.cache_clear()
 
 
 def shapes(n: int) -> list[np.ndarray]:
@@ -169,12 +182,8 @@ def test_a_window_that_is_far_too_small_loosens_the_bounds_and_never_breaks_them
     event = accounting.PoissonSampledGaussian(q, sigma, steps)
     deltas = (1e-9, 1e-5, 1e-2)
     known = [accounting.epsilon_interval(event, delta) for delta in deltas]
-    intervals._epsilon.cache_clear()
-    monkeypatch.setattr(compose, "_OUTSIDE", outside)
-    try:
+    with anew(monkeypatch, compose, "_OUTSIDE", outside):
         cut = [accounting.epsilon_interval(event, delta) for delta in deltas]
-    finally:
-        intervals._epsilon.cache_clear()
     for exact, found in zip(known, cut, strict=True):
         assert found.lower <= exact.upper
         assert found.upper >= exact.lower
@@ -192,12 +201,8 @@ def test_what_lies_above_the_window_is_added_to_an_upper_bound(monkeypatch: pyte
 
     events = [accounting.PoissonSampledGaussian(q, s, t) for q, s, t in ((0.01, 1.0, 1000), (0.2, 3.0, 50))]
     known = [accounting.epsilon_interval(event, 1e-5) for event in events]
-    intervals._epsilon.cache_clear()
-    monkeypatch.setattr(compose, "_window", cut)
-    try:
+    with anew(monkeypatch, compose, "_window", cut):
         found = [accounting.epsilon_interval(event, 1e-5) for event in events]
-    finally:
-        intervals._epsilon.cache_clear()
     for exact, loose in zip(known, found, strict=True):
         assert loose.upper >= exact.lower
         assert loose.lower <= exact.upper
@@ -251,15 +256,13 @@ def test_an_error_of_a_convolution_in_the_worst_direction_breaks_no_bound(monkey
         summed[at] += signs[-1] * size * weights / np.linalg.norm(weights)
         return summed, bound + size, start
 
-    monkeypatch.setattr(compose, "_convolve", spoiled)
     for sign in (-1.0, 1.0):
         signs.append(sign)
-        intervals._epsilon.cache_clear()
-        found = accounting.epsilon_interval(event, 1e-5)
+        with anew(monkeypatch, compose, "_convolve", spoiled):
+            found = accounting.epsilon_interval(event, 1e-5)
         assert found.lower <= known.upper
         assert found.upper >= known.lower
         assert found.gap > 2 * known.gap
-    intervals._epsilon.cache_clear()
     x = 1e-3 * np.arange(1, 1001)
     assert norm(2.0, 1e-3, 1000) >= np.linalg.norm(np.exp(-2.0 * x) * -np.expm1(-x))
 
@@ -280,15 +283,13 @@ def test_masses_as_wrong_as_eta_allows_break_no_bound(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(problem(intervals.taken_apart(event), -10.0)), "eta", property(lambda task: eta))
     upper, lower = discretize.upper, discretize.lower
     for sign in (-1.0, 1.0):
-        intervals._epsilon.cache_clear()
         monkeypatch.setattr(discretize, "upper", wrong(upper, sign))
-        monkeypatch.setattr(discretize, "lower", wrong(lower, sign))
-        found = accounting.epsilon_interval(event, 1e-5)
+        with anew(monkeypatch, discretize, "lower", wrong(lower, sign)):
+            found = accounting.epsilon_interval(event, 1e-5)
         if sign < 0:
             assert found.upper >= known.lower
         else:
             assert found.lower <= known.upper
-    intervals._epsilon.cache_clear()
 
 
 def test_what_float64_loses_in_a_composition_is_added() -> None:
