@@ -144,15 +144,10 @@ def test_says_why_a_target_is_out_of_reach() -> None:
         calibrate_noise_multiplier(1.0, 1e-5, poisson_at, "gaussian")
 
 
-ASK = (
-    calibrate_noise_multiplier,
-    calibrate_steps,
-    calibrate_sample_rate,
-    partial(calibrate_batch_size, dataset_size=100),
-)
+BATCH_OF_100 = partial(calibrate_batch_size, dataset_size=100)
 
 
-@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize("ask", [calibrate_noise_multiplier, calibrate_steps, calibrate_sample_rate, BATCH_OF_100])
 def test_refuses_mistyped_arguments(ask: Callable[..., float]) -> None:
     for bad in (0, 1, -0.1, 1.5, math.nan, math.inf):
         refused(ArgumentError, "target_delta=", ask, 1.0, bad, poisson_at)

@@ -101,10 +101,10 @@ def test_truncated_sampling_agrees_with_dp_accounting(size: int) -> None:
 
 
 # fmt: off
-EXTREMES = [
+EXTREMES = [  # with some epsilons
     (PoissonSampledGaussian(1e-4, 0.4, 10**5), 1e-6),  # nearly all steps release nearly nothing
-    (PoissonSampledGaussian(0.5, 0.3, 1000), 1e-6), (PoissonSampledGaussian(0.1, 0.3, 10**5), 1e-6),  # epsilon 2,753; 31,850
-    (PoissonSampledGaussian(1e-6, 10.0, 1000), 1e-6), (PoissonSampledGaussian(1e-6, 0.3, 10**6), 1e-7),  # 6e-7 the first
+    (PoissonSampledGaussian(0.5, 0.3, 1000), 1e-6), (PoissonSampledGaussian(0.1, 0.3, 10**5), 1e-6),  # 2,753, 31,850
+    (PoissonSampledGaussian(1e-6, 10.0, 1000), 1e-6), (PoissonSampledGaussian(1e-6, 0.3, 10**6), 1e-7),  # 6e-7
     (PoissonSampledGaussian(0.01, 0.5, 100), 1e-15), (PoissonSampledGaussian(0.01, 1.0, 1000), 1e-250),
     (PoissonSampledGaussian(0.01, 1.0, 10**6), 1e-5), (PoissonSampledGaussian(1e-5, 0.3, 1000), 1e-3),
     (PoissonSampledGaussian(0.999, 1.0, 1000), 1e-5), (PoissonSampledGaussian(0.5, 1.0, 1), 1e-5),

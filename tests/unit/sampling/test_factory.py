@@ -11,29 +11,17 @@ import pytest
 from dpcore import methods, sampling
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.plan.plan import Plan
-from dpcore.sampling import (
-    CyclicPoissonSampler,
-    FixedBatches,
-    FixedOrderSampler,
-    FixedSizeSampler,
-    PoissonSampler,
-    ShuffledSampler,
-    TruncatedPoissonSampler,
-    UserSampler,
-    foreign,
-    from_description,
-    sampler,
-)
+from dpcore.sampling import FixedBatches, PoissonSampler, UserSampler, foreign, from_description, sampler
 from tests.refused import refused
 
 SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "poisson": (PoissonSampler, {}),
-    "truncated-poisson": (TruncatedPoissonSampler, {"max_batch_size": 15}),
-    "fixed-size": (FixedSizeSampler, {}),
-    "fixed-order": (FixedOrderSampler, {"shuffle": False, "drop_last": True}),
-    "shuffled": (ShuffledSampler, {"drop_last": True}),
-    "cyclic-poisson": (CyclicPoissonSampler, {"groups": 4, "shuffle": False}),
+    "truncated-poisson": (sampling.TruncatedPoissonSampler, {"max_batch_size": 15}),
+    "fixed-size": (sampling.FixedSizeSampler, {}),
+    "fixed-order": (sampling.FixedOrderSampler, {"shuffle": False, "drop_last": True}),
+    "shuffled": (sampling.ShuffledSampler, {"drop_last": True}),
+    "cyclic-poisson": (sampling.CyclicPoissonSampler, {"groups": 4, "shuffle": False}),
 }
 
 
