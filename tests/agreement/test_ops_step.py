@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from strategies import (
     floats,
     keys,
     noise_rows,
-    poisoned_memory,
     rates,
     recurrence_terms,
     rngs,
@@ -38,16 +37,11 @@ from dpcore.spec.ops import SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoeffici
 from tests.refused import refused
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 orders = st.integers(0, 3)
 rules = st.sampled_from(sorted(UPDATE_RULES))
 step_numbers = st.sampled_from([1, 2, 1000])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def poisoned() -> Iterator[None]:
-    with poisoned_memory():
-        yield
 
 
 def moments_of(rng: np.random.Generator, rule: str, size: int, special: bool) -> tuple[np.ndarray, ...]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import assert_agree, few, keys, noise_rows, noise_streams, poisoned_memory, rngs, sizes, starts
+from strategies import assert_agree, few, keys, noise_rows, noise_streams, rngs, sizes, starts
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentError
@@ -16,14 +14,9 @@ from dpcore.spec.backends import load_backend
 from tests.refused import refused
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 KEY = bytes(range(32))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def poisoned() -> Iterator[None]:
-    with poisoned_memory():
-        yield
 
 
 @few
