@@ -49,17 +49,11 @@ chains = st.lists(st.integers(0, 2).flatmap(filters), max_size=3)
 correlations = st.none() | st.integers(0, 2).flatmap(filters)
 
 rates = st.builds(
-    UpdateSettings,
-    learning_rate=st.sampled_from([1e-3, 0.1, 1.0]),
-    weight_decay=st.sampled_from([0.0, 0.01]),
-    beta1=st.sampled_from([0.0, 0.9]),
-    beta2=st.sampled_from([0.9, 0.999]),
-    eps=st.sampled_from([1e-8, 1e-3, 0.0]),
-    bias=st.sampled_from([0.0, 0.0, 0.02]),
-    floor=st.sampled_from([0.0, 0.0, 0.1]),
-    weight=st.sampled_from([1.0, 3.0]),
-    coupling=st.sampled_from([0.0, 0.25]),
-)
+    UpdateSettings, learning_rate=st.sampled_from([1e-3, 0.1, 1.0]), weight_decay=st.sampled_from([0.0, 0.01]),
+    beta1=st.sampled_from([0.0, 0.9]), beta2=st.sampled_from([0.9, 0.999]), eps=st.sampled_from([1e-8, 1e-3, 0.0]),
+    bias=st.sampled_from([0.0, 0.0, 0.02]), floor=st.sampled_from([0.0, 0.0, 0.1]),
+    weight=st.sampled_from([1.0, 3.0]), coupling=st.sampled_from([0.0, 0.25]),
+)  # fmt: skip
 
 
 def floats(rng: np.random.Generator, *shape: int, special: bool = False) -> np.ndarray:

@@ -30,7 +30,7 @@ from dpcore.stages.updates.schedules import WarmupCosine
 pytest.importorskip("triton")
 
 EXAMPLES, STEPS = 30, 3
-few = settings(max_examples=max(1, settings().max_examples // 15))
+few = settings(max_examples=max(1, settings().max_examples // 30))
 
 pick = st.sampled_from
 bases = pick(["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"])

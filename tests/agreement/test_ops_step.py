@@ -295,9 +295,7 @@ def test_steps_agree(
 @pytest.mark.parametrize("square", SQUARES)
 @fewer
 @given(st.data(), seeds, noise_rows)
-def test_a_step_is_the_composition_of_the_plain_operations(
-    square: str, data: st.DataObject, seed: int, row: int
-) -> None:
+def test_a_step_is_the_composition_of_the_plain_operations(square: str, data: st.DataObject, seed: int, row: int):
     check_composition(data.draw(kinds(square, 0.5)), data.draw(rates), seed, row)
 
 

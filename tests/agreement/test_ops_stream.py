@@ -23,9 +23,7 @@ KEY = bytes(range(32))
 @given(keys, noise_rows, noise_streams, starts, sizes, st.booleans(), rngs)
 @example(KEY, 2**32 - 1, 2, 2**34 - 9000, 9000, True, "chacha20")
 @example(KEY, 2**31, 1, 2**34 - 9000, 9000, True, "philox")
-def test_words_are_the_same_bits(
-    key: bytes, row: int, stream: int, start: int, size: int, tail: bool, rng: str
-) -> None:
+def test_words_are_the_same_bits(key: bytes, row: int, stream: int, start: int, size: int, tail: bool, rng: str):
     backend = load_backend("triton")
     got = backend.to_numpy(backend.words(key, row, stream, start, size, tail=tail, rng=rng))
     assert_agree("words", got.view(np.uint32), reference.words(key, row, stream, start, size, tail=tail, rng=rng))

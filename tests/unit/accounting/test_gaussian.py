@@ -85,9 +85,8 @@ def test_participations_and_composition_add_mu_squared() -> None:
 @pytest.mark.parametrize("sensitivity", [0.7, 1.0, 3.3])
 def test_a_matrix_mechanism_is_one_gaussian_mechanism(sigma: float, sensitivity: float) -> None:
     event, once = (
-        MatrixGaussian(sigma, sensitivity, 50, "tree(steps=50)"),
-        dp_event.GaussianDpEvent(sigma / sensitivity),
-    )
+        MatrixGaussian(sigma, sensitivity, 50, "tree(steps=50)"), dp_event.GaussianDpEvent(sigma / sensitivity),
+    )  # fmt: skip
     exact = gaussian_mechanism.get_epsilon_gaussian(once.noise_multiplier, 1e-6)
     assert accounting.epsilon(event, 1e-6, "gaussian") == pytest.approx(exact, rel=1e-7)
     orders = [1.5, 2.0, 8.0, 32.0, 200.0]

@@ -37,10 +37,9 @@ def close_enough(interval: Interval, tolerance: float = 1.0) -> bool:
     return interval.gap <= tolerance * max(1e-3 * interval.upper, 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("mu", "steps", "delta"),
-    [(1.0, 1, 1e-5), (0.1, 100, 1e-5), (0.01, 10_000, 1e-5), (1.0, 2_000, 1e-5), (0.05, 1_000, 1e-60), (0.3, 10, 0.3)],
-)
+@pytest.mark.parametrize(("mu", "steps", "delta"), [
+    (1.0, 1, 1e-5), (0.1, 100, 1e-5), (0.01, 10_000, 1e-5), (1.0, 2_000, 1e-5), (0.05, 1_000, 1e-60), (0.3, 10, 0.3),
+])  # fmt: skip
 def test_discretized_gaussian_holds_the_exact_value(mu: float, steps: int, delta: float) -> None:
     forced = Phases(0.0, ((PoissonStep(((1.0, 1.0, 1.0 / mu),)), steps),))
     found = intervals._epsilon(forced, delta, None)

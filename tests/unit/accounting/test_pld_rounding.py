@@ -40,12 +40,9 @@ def anew(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: object)
 def shapes(n: int) -> list[np.ndarray]:
     rng, k = np.random.default_rng(n), np.arange(n)
     return [
-        rng.standard_normal(n),
-        rng.random(n) ** 40,
-        np.exp(-0.5 * ((k - n / 2) / (n / 30 + 1)) ** 2),
-        np.exp(-k / (5 + n / 1000)),
-        (k == n // 3).astype(np.float64),
-    ]
+        rng.standard_normal(n), rng.random(n) ** 40, np.exp(-0.5 * ((k - n / 2) / (n / 30 + 1)) ** 2),
+        np.exp(-k / (5 + n / 1000)), (k == n // 3).astype(np.float64),
+    ]  # fmt: skip
 
 
 LENGTHS = [8, 9, 25, 27, 100, 243, 1000, 1024, 3125, 6561, 15_625, 19_683, 50_625, 131_072, 262_144]
@@ -87,9 +84,7 @@ def test_a_length_with_another_factor_has_no_bound() -> None:
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (1e-4, 0.4), (0.5, 0.3), (0.3, 5.0), (1e-6, 1.0), (0.9, 0.1)])
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("log_size", [-20.0, -600.0])
-def test_the_curve_of_a_step_is_off_by_less_than_eta(
-    rate: float, sigma: float, direction: str, log_size: float
-) -> None:
+def test_the_curve_of_a_step_is_off_by_less_than_eta(rate: float, sigma: float, direction: str, log_size: float):
     """|H(l) - exact| against the P-mass above l, at losses all over the range that is looked at."""
     task = problem(phases(PoissonSampledGaussian(rate, sigma, 1000)), log_size)  # type: ignore[arg-type]
     (family,) = task.families

@@ -228,11 +228,10 @@ EVENTS_AT: dict[str, Callable[[float, int], Event]] = {
     "poisson": lambda sigma, steps: Poisson(0.01, sigma, steps),
     "truncated": lambda sigma, steps: Truncated(100, 0.1, 12, sigma, steps),
     "fixed size": lambda sigma, steps: FixedSize(100, 10, sigma, steps),
-    "cyclic": lambda sigma, steps: Cyclic(0.1, 3, sigma, 1.0, steps),
-    "gaussian": Gaussian,
+    "cyclic": lambda sigma, steps: Cyclic(0.1, 3, sigma, 1.0, steps), "gaussian": Gaussian,
     "matrix": lambda sigma, steps: MatrixGaussian(sigma, 1.5, steps, "tree"),
     "repeated": lambda sigma, steps: SelfComposed(Poisson(0.1, sigma, 1), steps),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(EVENTS_AT))

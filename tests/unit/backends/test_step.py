@@ -78,22 +78,18 @@ FIR = FilterCoefficients((0.5, 0.25, 0.125), ())
 SEPARATE = NoiseRow(bytes(range(1, 33)), 6, 3, 0.5, "philox")
 PLAIN = [(rule, (FIRST_ORDER,), {}) for rule in UPDATE_RULES]
 EXTENDED = [
-    ("sgd", (), {}),
-    ("sgd", (FIR, FIRST_ORDER), {"correlation": FIRST_ORDER}),
+    ("sgd", (), {}), ("sgd", (FIR, FIRST_ORDER), {"correlation": FIRST_ORDER}),
     ("accelerated", (FIRST_ORDER,), {"correlation": FIR}),
-    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": FIR}),
-    ("adamw", (FIR,), {"square": "given"}),
+    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": FIR}), ("adamw", (FIR,), {"square": "given"}),
     ("adam", (), {"square": "separate"}),
     ("adagrad", (FIRST_ORDER,), {"square": "separate", "square_noise": SEPARATE}),
     ("adam", (FIR, FIR), {"square": "separate", "square_noise": SEPARATE, "correlation": FIRST_ORDER}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("rule", "filters", "options"), [*PLAIN, *EXTENDED])
-def test_step_is_its_composition(
-    dtype: str, rule: str, filters: tuple, options: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options: dict, monkeypatch: pytest.MonkeyPatch):
     noise = NoiseRow(KEY, 6, 0, 2.5)
     noise_order = order_of(options["correlation"]) if "correlation" in options else 0
     order = sum(map(order_of, filters))
@@ -150,23 +146,16 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     assert (good.parameter == before).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": float("nan")}, "batch_size=nan"),
-        ({"noise": NoiseRow(KEY, 0, 0, -1.0)}, "noise_scale=-1.0"),
-        ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"),
-        ({"settings": []}, "len(settings)=0"),
-        ({"step_number": 0}, "step_number=0"),
-        ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
-        ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
-        ({"correlation": FIRST_ORDER}, "len(state)=0"),
-        ({"square": "squared"}, "square='squared'"),
-        ({"square": "released"}, "square='released': must be 'filtered' for rule='sgd'"),
-        ({"square_noise": NoiseRow(KEY, 1, 0, 1.0)}, "square_noise: must be None for square='filtered'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"batch_size": 0}, "batch_size=0"), ({"batch_size": float("nan")}, "batch_size=nan"),
+    ({"noise": NoiseRow(KEY, 0, 0, -1.0)}, "noise_scale=-1.0"),
+    ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"), ({"settings": []}, "len(settings)=0"),
+    ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
+    ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
+    ({"correlation": FIRST_ORDER}, "len(state)=0"), ({"square": "squared"}, "square='squared'"),
+    ({"square": "released"}, "square='released': must be 'filtered' for rule='sgd'"),
+    ({"square_noise": NoiseRow(KEY, 1, 0, 1.0)}, "square_noise: must be None for square='filtered'"),
+])  # fmt: skip
 def test_bad_calls(change: dict, words: str) -> None:
     slots, noise = make_slots([4], "float32", "sgd", 1, displacement=False), NoiseRow(KEY, 0, 0, 1.0)
     arguments = {"slots": slots, "noise": noise, "batch_size": 4, "filters": (FIRST_ORDER,), "rule": "sgd",

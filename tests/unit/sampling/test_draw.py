@@ -40,9 +40,7 @@ def test_coins_do_not_depend_on_the_block() -> None:
 
 
 @pytest.mark.parametrize(("population", "size", "alphabet"), [(3, 1, 4), (4, 2, 3), (5, 3, 3), (4, 4, 2)])
-def test_every_subset_is_equally_likely_given_that_no_collision_matters(
-    population: int, size: int, alphabet: int
-) -> None:
+def test_every_subset_is_equally_likely_given_that_no_collision_matters(population: int, size: int, alphabet: int):
     counts = Counter(
         tuple(found.tolist())
         for keys in itertools.product(range(alphabet), repeat=population)

@@ -45,17 +45,13 @@ def test_a_sampler_is_made_by_name_and_again_from_what_it_says(name: str) -> Non
     assert foreign(UserSampler(expected, [i % 110 for i in range(200)], 2)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "said"),
-    [
-        ("poison", SIZES, "did you mean 'poisson'"),
-        ("cyclic-poisson", SIZES, "groups=None: must be given"),
-        ("poisson", {**SIZES, "groups": 3}, "groups=3: is only for sampling 'cyclic-poisson', not 'poisson'"),
-        ("shuffled", {**SIZES, "sample_rate": 0.1}, "is only for sampling 'poisson' or 'truncated-poisson'"),
-        ("fixed-size", {"dataset_size": 110}, "batch_size=None: must be given"),
-        ("poisson", {"dataset_size": 110}, "batch_size=None: must be given"),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "said"), [
+    ("poison", SIZES, "did you mean 'poisson'"), ("cyclic-poisson", SIZES, "groups=None: must be given"),
+    ("poisson", {**SIZES, "groups": 3}, "groups=3: is only for sampling 'cyclic-poisson', not 'poisson'"),
+    ("shuffled", {**SIZES, "sample_rate": 0.1}, "is only for sampling 'poisson' or 'truncated-poisson'"),
+    ("fixed-size", {"dataset_size": 110}, "batch_size=None: must be given"),
+    ("poisson", {"dataset_size": 110}, "batch_size=None: must be given"),
+])  # fmt: skip
 def test_what_does_not_fit_the_name_is_refused(name: str, given: dict[str, Any], said: str) -> None:
     refused(ArgumentError, said, sampler, name, **given)
 

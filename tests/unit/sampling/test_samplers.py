@@ -35,14 +35,11 @@ from tests.refused import refused
 
 KEY = bytes(range(32))
 SAMPLERS: list[Sampler] = [
-    PoissonSampler(dataset_size=103, batch_size=10),
-    FixedSizeSampler(dataset_size=103, batch_size=10),
-    FixedOrderSampler(dataset_size=103, batch_size=10),
-    FixedBatches(np.arange(103)[None, :].repeat(3, axis=0)),
+    PoissonSampler(dataset_size=103, batch_size=10), FixedSizeSampler(dataset_size=103, batch_size=10),
+    FixedOrderSampler(dataset_size=103, batch_size=10), FixedBatches(np.arange(103)[None, :].repeat(3, axis=0)),
     TruncatedPoissonSampler(dataset_size=103, batch_size=10, max_batch_size=11),
-    ShuffledSampler(dataset_size=103, batch_size=10),
-    CyclicPoissonSampler(dataset_size=103, batch_size=10, groups=5),
-]
+    ShuffledSampler(dataset_size=103, batch_size=10), CyclicPoissonSampler(dataset_size=103, batch_size=10, groups=5),
+]  # fmt: skip
 KINDS = [type(sampler).__name__ for sampler in SAMPLERS]
 
 

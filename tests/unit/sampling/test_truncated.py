@@ -112,9 +112,7 @@ def test_refuses() -> None:
 
 
 @given(st.integers(1, 60), st.data())
-def test_whatever_the_settings_a_batch_is_a_subset_of_the_coins_and_not_too_large(
-    size: int, data: st.DataObject
-) -> None:
+def test_whatever_the_settings_a_batch_is_a_subset_of_the_coins_and_not_too_large(size: int, data: st.DataObject):
     """Without overflow it is the batch of Poisson sampling."""
     batch_size = data.draw(st.floats(0.05, size))
     most = data.draw(st.none() | st.integers(int(np.ceil(batch_size)), size))
