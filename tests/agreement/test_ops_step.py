@@ -277,7 +277,7 @@ def kinds(draw: st.DrawFn, square: str, scale: float) -> Kind:
 
 
 @pytest.mark.parametrize("square", SQUARES)
-@few
+@fewer
 @given(
     st.data(), seeds, st.lists(st.sampled_from([0, 1, 17, 4096, 5000]), min_size=1, max_size=3),
     st.sampled_from([0.0, 3.0, 3.0]), noise_rows, keys, rngs, step_numbers, st.booleans(),

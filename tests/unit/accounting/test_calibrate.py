@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from dpcore import accounting
 from dpcore.accounting import calibrate_batch_size, calibrate_noise_multiplier, calibrate_sample_rate, calibrate_steps
-from dpcore.accounting.events import (
-    Composed,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-)
+from dpcore.accounting.events import Composed, Event, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.search import greatest_meeting, least_meeting
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
@@ -39,7 +32,7 @@ def poisson_at(sigma: float) -> PoissonSampledGaussian:
 
 
 @settings(max_examples=30)
-@given(st.floats(-1.3, 2.5), st.floats(-9, -2), st.floats(-4, 0), st.sampled_from(sorted(EVENT_MAKERS)))
+@given(st.floats(-1.2, 2.5), st.floats(-9, -2), st.floats(-4, 0), st.sampled_from(sorted(EVENT_MAKERS)))
 def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: float, kind: str) -> None:
     target, delta, make = 10.0**log_epsilon, 10.0**log_delta, EVENT_MAKERS[kind](10.0**log_rate)
     for name in {"rdp", "gaussian"} & set(accounting.accountants_for(make(1.0))):
@@ -135,11 +128,11 @@ def test_says_why_a_target_is_out_of_reach() -> None:
     with pytest.raises(ArgumentError, match="check that make_event uses the multiplier"):
         calibrate_noise_multiplier(50.0, 1e-5, lambda sigma: POISSON)
     with pytest.raises(ArgumentError, match=r"even noise_multiplier=1e\+07 gives epsilon=inf"):
-        calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: NonPrivate("a baseline"))
+        calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: accounting.NonPrivate("a baseline"))
     with pytest.raises(ArgumentError, match=r"even 1000000000 steps cost only epsilon=.* check that make_event uses"):
         calibrate_steps(50.0, 1e-5, lambda steps: POISSON, "rdp")
     with pytest.raises(ArgumentError, match=r"even sample_rate=1e-09 gives epsilon=inf"):
-        calibrate_sample_rate(1.0, 1e-5, lambda q: NonPrivate("a baseline"))
+        calibrate_sample_rate(1.0, 1e-5, lambda q: accounting.NonPrivate("a baseline"))
     with pytest.raises(PrivacyError, match="accountant='gaussian': does not cover the event Poisson"):
         calibrate_noise_multiplier(1.0, 1e-5, poisson_at, "gaussian")
 

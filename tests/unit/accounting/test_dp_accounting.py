@@ -8,41 +8,33 @@ from typing import Any
 import pytest
 from dp_accounting import NeighboringRelation, dp_event
 
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, NonPrivate, neighboring_relation, to_dp_accounting
-from dpcore.accounting.events import (
-    CyclicPoissonSampledGaussian,
-    FixedSizeSampledGaussian,
-    MatrixGaussian,
-    PoissonSampledGaussian,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import Composed, Event, Gaussian, events, neighboring_relation, to_dp_accounting
 from dpcore.errors import ArgumentTypeError, PrivacyError
 from tests.refused import refused
 
 # fmt: off
-POISSON, REPEATED = PoissonSampledGaussian(0.01, 1.1, 100), dp_event.SelfComposedDpEvent
+POISSON, REPEATED = events.PoissonSampledGaussian(0.01, 1.1, 100), dp_event.SelfComposedDpEvent
 THEIR_POISSON = REPEATED(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1)), 100)
 THEIR_FIXED_SIZE = dp_event.SampledWithoutReplacementDpEvent(1000, 20, dp_event.GaussianDpEvent(0.7))
 PAIRS: list[tuple[Event, Any, str]] = [
     (POISSON, THEIR_POISSON, "ADD_OR_REMOVE_ONE"),
     (Gaussian(2.0, 3), REPEATED(dp_event.GaussianDpEvent(2.0), 3), "ADD_OR_REMOVE_ONE"),
     (Gaussian(2.0, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
-    (Gaussian(2.0, 1, Adjacency.REPLACE_ONE), REPEATED(dp_event.GaussianDpEvent(2.0), 1), "REPLACE_ONE"),
-    (MatrixGaussian(3.0, 1.5, 9, "tree"), dp_event.GaussianDpEvent(2.0), "REPLACE_SPECIAL"),
-    (MatrixGaussian(3.0, 1.5, 0, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
-    (MatrixGaussian(0.0, 0.0, 5, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
-    (FixedSizeSampledGaussian(1000, 20, 0.7, 5), REPEATED(THEIR_FIXED_SIZE, 5), "REPLACE_ONE"),
-    (TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 5, Adjacency.ADD_REMOVE),
+    (Gaussian(2.0, 1, events.Adjacency.REPLACE_ONE), REPEATED(dp_event.GaussianDpEvent(2.0), 1), "REPLACE_ONE"),
+    (events.MatrixGaussian(3.0, 1.5, 9, "tree"), dp_event.GaussianDpEvent(2.0), "REPLACE_SPECIAL"),
+    (events.MatrixGaussian(3.0, 1.5, 0, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
+    (events.MatrixGaussian(0.0, 0.0, 5, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
+    (events.FixedSizeSampledGaussian(1000, 20, 0.7, 5), REPEATED(THEIR_FIXED_SIZE, 5), "REPLACE_ONE"),
+    (events.TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 5, events.Adjacency.ADD_REMOVE),
      REPEATED(dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 15, 0.9), 5), "ADD_OR_REMOVE_ONE"),
-    (CyclicPoissonSampledGaussian(0.1, 4, 2.2, 2.0, 9),
+    (events.CyclicPoissonSampledGaussian(0.1, 4, 2.2, 2.0, 9),
      REPEATED(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.1)), 3), "REPLACE_SPECIAL"),
-    (NonPrivate("a baseline"), dp_event.NonPrivateDpEvent(), "ADD_OR_REMOVE_ONE"),
-    (Composed((POISSON, SelfComposed(NonPrivate("twice"), 2))),
+    (events.NonPrivate("a baseline"), dp_event.NonPrivateDpEvent(), "ADD_OR_REMOVE_ONE"),
+    (Composed((POISSON, events.SelfComposed(events.NonPrivate("twice"), 2))),
      dp_event.ComposedDpEvent([THEIR_POISSON, REPEATED(dp_event.NonPrivateDpEvent(), 2)]), "ADD_OR_REMOVE_ONE"),
-    (Composed((POISSON, Gaussian(1.0, 1, Adjacency.ZERO_OUT))),
+    (Composed((POISSON, Gaussian(1.0, 1, events.Adjacency.ZERO_OUT))),
      dp_event.ComposedDpEvent([THEIR_POISSON, REPEATED(dp_event.GaussianDpEvent(1.0), 1)]), "REPLACE_SPECIAL"),
-    (SelfComposed(POISSON, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
+    (events.SelfComposed(POISSON, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
 ]
 # fmt: on
 

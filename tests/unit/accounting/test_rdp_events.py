@@ -14,26 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    Event,
-    Gaussian,
-    MatrixGaussian,
-    NonPrivate,
-    RdpAccountant,
-    SelfComposed,
-)
-from dpcore.accounting import CyclicPoissonSampledGaussian as Cyclic
-from dpcore.accounting import FixedSizeSampledGaussian as FixedSize
-from dpcore.accounting import PoissonSampledGaussian as Poisson
-from dpcore.accounting import TruncatedPoissonSampledGaussian as Truncated
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate, RdpAccountant
 from dpcore.accounting.phases import phases
 from dpcore.accounting.renyi.moments import log_moments_exact, log_moments_integer, log_moments_of_many
 from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
 from dpcore.accounting.renyi.schedules import schedule_delta, schedule_epsilon
 from dpcore.accounting.renyi.without_replacement import _log_bounds, _log_even_moments, log_moments_without_replacement
 from tests.depth import chosen
+
+Cyclic, FixedSize = accounting.CyclicPoissonSampledGaussian, accounting.FixedSizeSampledGaussian
+Poisson, Truncated = accounting.PoissonSampledGaussian, accounting.TruncatedPoissonSampledGaussian
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of every order that it leaves out
 ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
@@ -126,8 +116,8 @@ def test_without_replacement_costs_at_least_what_poisson_does(log_rate: float, l
 MIXED: dict[str, Event] = {
     "poisson and gaussian": Composed((Poisson(0.01, 1.1, 500), Gaussian(3.0, 5, Adjacency.ZERO_OUT))),
     "nested": Composed((Composed((Poisson(0.02, 0.9, 50),)), Poisson(0.003, 2.0, 400))),
-    "repeated": SelfComposed(Composed((Poisson(0.02, 1.5, 50), Gaussian(4.0))), 7),
-    "repeated never": Composed((SelfComposed(NonPrivate("never"), 0), Gaussian(2.0))),
+    "repeated": accounting.SelfComposed(Composed((Poisson(0.02, 1.5, 50), Gaussian(4.0))), 7),
+    "repeated never": Composed((accounting.SelfComposed(NonPrivate("never"), 0), Gaussian(2.0))),
     "cyclic": Cyclic(0.1, 8, 1.3, 1.1, 1001),
     "cyclic and matrix": Composed((Cyclic(0.1, 8, 1.3, 1.1, 100), MatrixGaussian(2.0, 1.5, 100, "tree"))),
     "everyone in": Poisson(1.0, 4.0, 10),
@@ -135,7 +125,7 @@ MIXED: dict[str, Event] = {
     "fixed sizes": Composed(
         (FixedSize(1000, 20, 0.7, 30), FixedSize(1000, 50, 1.4, 5), Gaussian(3.0, 2, Adjacency.REPLACE_ONE))
     ),
-    "all of them": SelfComposed(FixedSize(10, 10, 2.0, 3), 2),
+    "all of them": accounting.SelfComposed(FixedSize(10, 10, 2.0, 3), 2),
 }
 
 
@@ -230,7 +220,7 @@ EVENTS_AT: dict[str, Callable[[float, int], Event]] = {
     "fixed size": lambda sigma, steps: FixedSize(100, 10, sigma, steps),
     "cyclic": lambda sigma, steps: Cyclic(0.1, 3, sigma, 1.0, steps), "gaussian": Gaussian,
     "matrix": lambda sigma, steps: MatrixGaussian(sigma, 1.5, steps, "tree"),
-    "repeated": lambda sigma, steps: SelfComposed(Poisson(0.1, sigma, 1), steps),
+    "repeated": lambda sigma, steps: accounting.SelfComposed(Poisson(0.1, sigma, 1), steps),
 }  # fmt: skip
 
 

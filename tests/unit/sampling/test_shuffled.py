@@ -55,15 +55,6 @@ def test_orders_are_uniform_and_fresh_in_every_epoch() -> None:
     assert sampler.indices(KEY, 0).tolist() != sampler.indices(bytes(32), 0).tolist()
 
 
-def test_a_dropped_example_is_another_one_each_epoch() -> None:
-    sampler = ShuffledSampler(dataset_size=5, batch_size=2, drop_last=True)
-    dropped = set()
-    for epoch in range(40):
-        used = {i for step in (0, 1) for i in sampler.indices(KEY, 2 * epoch + step).tolist()}
-        dropped |= set(range(5)) - used
-    assert dropped == set(range(5))
-
-
 def test_says_that_nothing_is_amplified() -> None:
     said = ShuffledSampler(dataset_size=100, batch_size=10).describe()
     assert said["secret"] is False

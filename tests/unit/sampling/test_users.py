@@ -21,7 +21,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.minimize import minimize
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler, UserSampler, draw, shard
-from dpcore.sampling.users import _chosen, _kept, portions, unit_sums
+from dpcore.sampling.users import _chosen, _kept, portions
 from dpcore.spec.keys import RunKeys
 from dpcore.statement.build import state
 from tests.refused import refused
@@ -132,14 +132,6 @@ def test_portions_hold_whole_users_or_a_part_of_one(units: list[int], most: int)
         begun = 0
     assert together == units
     assert begun == 0
-
-
-def test_unit_sums_are_the_sums() -> None:
-    rows = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
-    sums = unit_sums(rows, [1, 3, 2])
-    assert sums.dtype == np.float32
-    np.testing.assert_allclose(sums, [rows[0], rows[1:4].sum(0), rows[4:].sum(0)], rtol=1e-6)
-    assert unit_sums(rows[:0], []).shape == (0, 3)
 
 
 def loop(gradients: np.ndarray, sampler: UserSampler, sampling: bytes, steps: int, clip: float) -> np.ndarray:
