@@ -70,14 +70,10 @@ def test_an_accountant_can_be_given_as_an_object() -> None:
 def test_refuses_accountants(ask: Callable[..., float]) -> None:
     refused(ArgumentError, "did you mean 'gaussian'", ask, POISSON, 0.5, accountant="gausian")
     refused(ArgumentTypeError, "accountant=3", ask, POISSON, 0.5, accountant=3)
-    with pytest.raises(
-        PrivacyError, match=r"does not cover the event Poisson.* use accountant='pld' or accountant='rdp'"
-    ):
-        ask(POISSON, 0.5, accountant="gaussian")
-    with pytest.raises(ArgumentError, match="only accountant='rdp' takes orders"):
-        ask(Gaussian(1.0), 0.5, accountant="gaussian", orders=[2])
-    with pytest.raises(PrivacyError, match=r"does not cover the event FixedSize.* use accountant="):
-        ask(FIXED_SIZE, 0.5, accountant="gaussian")
+    others = {POISSON: "Poisson.* use accountant='pld' or accountant='rdp'", FIXED_SIZE: "FixedSize.* use accountant="}
+    for event, said in others.items():
+        refused(PrivacyError, f"does not cover the event {said}", ask, event, 0.5, accountant="gaussian")
+    refused(ArgumentError, "only accountant='rdp' takes orders", ask, Gaussian(1.0), 0.5, "gaussian", orders=[2])
     refused(ArgumentError, r"orders=1.0: every order must be greater than 1", ask, POISSON, 0.5, orders=[2, 1])
     refused(ArgumentTypeError, "orders=7: must be a sequence", ask, POISSON, 0.5, orders=7)
     for name in (None, "pld", "rdp", "gaussian", "zcdp"):
