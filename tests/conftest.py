@@ -35,21 +35,15 @@ if not HAS_GPU:
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # On shared cores and in the interpreter a test is slow without being wrong: no deadlines anywhere.
-_SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW_BY_NATURE)
-settings.register_profile(
-    "ci", deadline=None, max_examples=30, derandomize=True, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
+_COMMON = settings(
+    deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-settings.register_profile(
-    "nightly", deadline=None, max_examples=300, print_blob=True, suppress_health_check=_SLOW_BY_NATURE
-)
-# For tests/mutate.py, which wants to know that a test fails and not the smallest reason.
-settings.register_profile(
-    "mutation",
-    settings.get_profile("ci"),
-    phases=[Phase.explicit, Phase.generate],
-    report_multiple_bugs=False,
-)
+settings.register_profile("dev", _COMMON, max_examples=20, print_blob=False)
+settings.register_profile("ci", _COMMON, max_examples=30, derandomize=True)
+settings.register_profile("nightly", _COMMON, max_examples=300)
+# For tests/run_mutations.py, which wants to know that a test fails and not the smallest reason.
+_QUICK = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}
+settings.register_profile("mutation", settings.get_profile("ci"), **_QUICK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 

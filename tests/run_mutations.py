@@ -126,26 +126,12 @@ def make_all(chosen: Sequence[Mutation], folders: Sequence[Path]) -> list[Result
     return results
 
 
-def narrow(path: Path, results: Sequence[Result]) -> None:
-    """Write into the list, for each mutation, the test that noticed instead of the files that it named."""
-    text = path.read_text()
-    for result in results:
-        noticed = [test.partition("[")[0] for test in result["noticed"] if "::" in test]
-        begin = text.find(f'"{result["name"]}",')
-        end = text.find("\n    ),\n", begin)
-        if noticed and begin >= 0:
-            entry = re.sub(r'"tests/[^"]*",?\Z', f'"{noticed[0]}",', text[begin:end])
-            text = text[:begin] + entry + text[end:]
-    path.write_text(text)
-
-
 def main() -> int:
     """Make the chosen mutations; the exit status is 1 where one was not noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=[""], help="parts of the names of mutations")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, default=ROOT / "mutations.json")
-    parser.add_argument("--narrow", action="store_true", help="name the noticing tests in tests/mutations.py")
     options = parser.parse_args()
     chosen = [one for one in MUTATIONS if any(part in one.name for part in options.parts)]
     begin = time.monotonic()
@@ -163,8 +149,6 @@ def main() -> int:
         print(f"{test} fails without any mutation")
     unnoticed = [result["name"] for result in results if not result["noticed"]]
     options.json.write_text(json.dumps(sorted(results, key=lambda result: -result["seconds"]), indent=1) + "\n")
-    if options.narrow:
-        narrow(ROOT / "tests" / "mutations.py", results)
     minutes = (time.monotonic() - begin) / 60
     print(f"{len(results)} mutations in {minutes:.1f} minutes, {len(unnoticed)} that nothing notices: {unnoticed}")
     return bool(unnoticed)

@@ -1,12 +1,11 @@
-"""What the tests of agreement share: inputs, poisoned memory, and the tolerance of `dpcore.spec.agreement`.
+"""What the tests of agreement share: inputs, and the tolerance of `dpcore.spec.agreement`.
 
 A hypothesis example is a seed and some sizes: arrays drawn element by element would take longer than the operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,17 +49,11 @@ chains = st.lists(st.integers(0, 2).flatmap(filters), max_size=3)
 correlations = st.none() | st.integers(0, 2).flatmap(filters)
 
 rates = st.builds(
-    UpdateSettings,
-    learning_rate=st.sampled_from([1e-3, 0.1, 1.0]),
-    weight_decay=st.sampled_from([0.0, 0.01]),
-    beta1=st.sampled_from([0.0, 0.9]),
-    beta2=st.sampled_from([0.9, 0.999]),
-    eps=st.sampled_from([1e-8, 1e-3, 0.0]),
-    bias=st.sampled_from([0.0, 0.0, 0.02]),
-    floor=st.sampled_from([0.0, 0.0, 0.1]),
-    weight=st.sampled_from([1.0, 3.0]),
-    coupling=st.sampled_from([0.0, 0.25]),
-)
+    UpdateSettings, learning_rate=st.sampled_from([1e-3, 0.1, 1.0]), weight_decay=st.sampled_from([0.0, 0.01]),
+    beta1=st.sampled_from([0.0, 0.9]), beta2=st.sampled_from([0.9, 0.999]), eps=st.sampled_from([1e-8, 1e-3, 0.0]),
+    bias=st.sampled_from([0.0, 0.0, 0.02]), floor=st.sampled_from([0.0, 0.0, 0.1]),
+    weight=st.sampled_from([1.0, 3.0]), coupling=st.sampled_from([0.0, 0.25]),
+)  # fmt: skip
 
 
 def floats(rng: np.random.Generator, *shape: int, special: bool = False) -> np.ndarray:
@@ -71,20 +64,6 @@ def floats(rng: np.random.Generator, *shape: int, special: bool = False) -> np.n
         values[chosen] = rng.choice(SPECIAL, size=int(chosen.sum()))
     values.flags.writeable = False
     return values
-
-
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Fill what torch.empty returns with NaN (integers: their maximum), so that an element never written shows."""
-    import torch
-
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def writable(array: np.ndarray) -> np.ndarray:

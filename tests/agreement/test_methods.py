@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dpcore
@@ -30,35 +30,20 @@ from dpcore.stages.updates.schedules import WarmupCosine
 pytest.importorskip("triton")
 
 EXAMPLES, STEPS = 30, 3
+few = settings(max_examples=max(1, settings().max_examples // 30))
 
 pick = st.sampled_from
 bases = pick(["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"])
 decays = pick([0.0, 0.1])
 bands = np.array([[1.0, 0, 0], [0.5, 1, 0], [0, 0.4, 1]])
 full = np.array([[1.0, 0, 0], [0.5, 1, 0], [0.3, 0.4, 1]])
-correlations = pick(
-    [
-        "identity",
-        "tree",
-        "tree-optimal",
-        "square-root",
-        bands,
-        full,
-        NamedStrategy("banded-inverse-square-root", 2),
-        BLT([0.4, 0.1], [0.9, 0.3], STEPS),
-    ]
-)
-shared = st.fixed_dictionaries(
-    {
-        "lr": pick([0.01, 0.3]),
-        "max_grad_norm": pick([0.1, 1.0, 30.0]),
-        "clipping": pick(CLIP_RULES),
-        "noise_multiplier": pick([0.3, 2.0]),
-        "schedule": pick([None, WarmupCosine(1, 0.1)]),
-        "averaging": pick([None, None, ExponentialAverage(0.5), UniformAverage(1)]),
-        "radius": pick([None, None, 2.0]),
-    }
-)
+banded, blt = NamedStrategy("banded-inverse-square-root", 2), BLT([0.4, 0.1], [0.9, 0.3], STEPS)
+correlations = pick(["identity", "tree", "tree-optimal", "square-root", bands, full, banded, blt])
+shared = st.fixed_dictionaries({
+    "lr": pick([0.01, 0.3]), "max_grad_norm": pick([0.1, 1.0, 30.0]), "clipping": pick(CLIP_RULES),
+    "noise_multiplier": pick([0.3, 2.0]), "schedule": pick([None, WarmupCosine(1, 0.1)]),
+    "averaging": pick([None, None, ExponentialAverage(0.5), UniformAverage(1)]), "radius": pick([None, None, 2.0]),
+})  # fmt: skip
 
 
 def build(make: Callable[..., dpcore.Method], **drawn: st.SearchStrategy) -> st.SearchStrategy[dpcore.Method]:
@@ -180,9 +165,10 @@ def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple
 
 @pytest.mark.parametrize("name", METHODS)
 def test_whole_runs_agree(name: str) -> None:
-    @settings(max_examples=max(2, settings().max_examples // 15), deadline=None)
-    @given(METHODS[name], pick([1, 5, 4097]), st.integers(0, 2**32 - 1))
+    @few
+    @given(METHODS[name], pick([5, 1, 4097]), st.integers(0, 2**32 - 1))
     def check(method: dpcore.Method, dimension: int, seed: int) -> None:
+        assume(seed)  # hypothesis begins with the simplest example, which shows least and costs as much as another
         expected, batches = run("numpy", method, dimension, seed)
         got, drawn = run("triton", method, dimension, seed)
         assert drawn == batches
@@ -216,9 +202,10 @@ subspaces = build(
 )  # fmt: skip
 
 
-@settings(max_examples=max(2, settings().max_examples // 15), deadline=None)
+@few
 @given(subspaces, st.integers(0, 2**32 - 1))
 def test_runs_in_subspaces_agree(method: dpcore.Method, seed: int) -> None:
+    assume(seed)
     for got, expected in zip(in_subspaces("triton", method, seed), in_subspaces("numpy", method, seed), strict=True):
         assert got.dtype == expected.dtype == np.float32
         np.testing.assert_allclose(got, expected, rtol=0, atol=2048 * np.finfo(np.float32).eps * np.abs(expected).max())

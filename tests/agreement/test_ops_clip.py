@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import assert_agree, few, floats, poisoned_memory, seeds, small_sizes, writable
+from strategies import assert_agree, few, floats, seeds, small_sizes, writable
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -17,15 +16,10 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import CLIP_RULES
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 examples = st.sampled_from([0, 1, 2, 31, 33, 64])
 widths = st.lists(small_sizes, min_size=1, max_size=3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def poisoned() -> Iterator[None]:
-    with poisoned_memory():
-        yield
 
 
 @few
@@ -35,9 +29,8 @@ def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, spec
     rows = [floats(rng, count, size, special=special) for size in sizes]
     scale = [floats(rng, size) for size in sizes] if scaled else None
     on_device = [backend.from_numpy(block) for block in rows]
-    got = backend.to_numpy(
-        backend.row_norms(on_device, None if scale is None else [backend.from_numpy(vector) for vector in scale])
-    )
+    sent_scale = None if scale is None else [backend.from_numpy(vector) for vector in scale]
+    got = backend.to_numpy(backend.row_norms(on_device, sent_scale))
     assert got.dtype == np.float64
     with np.errstate(all="ignore"):
         expected = reference.row_norms(rows, scale)
@@ -98,10 +91,8 @@ def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> No
 def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: bool) -> None:
     backend, rng = load_backend("triton"), np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
-    weights, out = (
-        [writable(floats(rng, count)) for _ in sizes],
-        [floats(rng, size).astype(np.float64) for size in sizes],
-    )
+    weights = [writable(floats(rng, count)) for _ in sizes]
+    out = [floats(rng, size).astype(np.float64) for size in sizes]
     for block, weight in zip(rows, weights, strict=True):
         # A clip gives weight 0 to every row that is not finite.
         weight[~np.isfinite(block).all(axis=1)] = 0

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import (
-    assert_agree,
-    few,
-    keys,
-    noise_rows,
-    noise_streams,
-    poisoned_memory,
-    rngs,
-    sizes,
-    starts,
-)
+from strategies import assert_agree, few, keys, noise_rows, noise_streams, rngs, sizes, starts
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentError
 from dpcore.spec.backends import load_backend
+from tests.refused import refused
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 KEY = bytes(range(32))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def poisoned() -> Iterator[None]:
-    with poisoned_memory():
-        yield
 
 
 @few
 @given(keys, noise_rows, noise_streams, starts, sizes, st.booleans(), rngs)
 @example(KEY, 2**32 - 1, 2, 2**34 - 9000, 9000, True, "chacha20")
 @example(KEY, 2**31, 1, 2**34 - 9000, 9000, True, "philox")
-def test_words_are_the_same_bits(
-    key: bytes, row: int, stream: int, start: int, size: int, tail: bool, rng: str
-) -> None:
+def test_words_are_the_same_bits(key: bytes, row: int, stream: int, start: int, size: int, tail: bool, rng: str):
     backend = load_backend("triton")
     got = backend.to_numpy(backend.words(key, row, stream, start, size, tail=tail, rng=rng))
     assert_agree("words", got.view(np.uint32), reference.words(key, row, stream, start, size, tail=tail, rng=rng))
@@ -51,10 +33,8 @@ def test_words_reach_the_end_of_the_stream() -> None:
     backend = load_backend("triton")
     got = backend.to_numpy(backend.words(KEY, 0, 0, 2**36 - 5, 5)).view(np.uint32)
     np.testing.assert_array_equal(got, reference.words(KEY, 0, 0, 2**36 - 5, 5))
-    with pytest.raises(ArgumentError, match="start"):
-        backend.words(KEY, 0, 0, 2**36 - 5, 6)
-    with pytest.raises(ArgumentError, match="key of 31 bytes"):
-        backend.words(KEY[:31], 0, 0, 0, 1)
+    refused(ArgumentError, "start", backend.words, KEY, 0, 0, 2**36 - 5, 6)
+    refused(ArgumentError, "key of 31 bytes", backend.words, KEY[:31], 0, 0, 0, 1)
 
 
 @few

@@ -94,19 +94,10 @@ def test_commands_exist_with_their_options(
         assert status == (2 if refused else 0)
 
 
-NOT_THERE = (
-    "trane --epochs 1",
-    "inspect filters",
-    "train --epoch-count 1",
-    "epsilon --steps many",
-    "train --method dp",
-)
-
-
-@pytest.mark.parametrize("line", NOT_THERE)
-def test_a_command_that_is_not_there_is_noticed(line: str):
-    with pytest.raises(UsageProblem):
-        parse(line.split())
+def test_a_command_that_is_not_there_is_noticed():
+    for line in ("trane --epochs 1", "inspect filters", "train --epoch-count 1", "train --method dp"):
+        with pytest.raises(UsageProblem):
+            parse(line.split())
 
 
 def test_the_readmes_example_is_short():

@@ -11,19 +11,10 @@ from pathlib import Path
 import pytest
 
 from dpcore import accounting
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    RdpAccountant,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, NonPrivate, RdpAccountant, SelfComposed
+from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from tests.refused import refused
 
 
 @dataclass(frozen=True)
@@ -77,25 +68,16 @@ def test_an_accountant_can_be_given_as_an_object() -> None:
 
 @pytest.mark.parametrize("ask", [accounting.epsilon, accounting.delta])
 def test_refuses_accountants(ask: Callable[..., float]) -> None:
-    with pytest.raises(ArgumentError, match="did you mean 'gaussian'"):
-        ask(POISSON, 0.5, accountant="gausian")
-    with pytest.raises(ArgumentTypeError, match="accountant=3"):
-        ask(POISSON, 0.5, accountant=3)
-    with pytest.raises(
-        PrivacyError, match=r"does not cover the event Poisson.* use accountant='pld' or accountant='rdp'"
-    ):
-        ask(POISSON, 0.5, accountant="gaussian")
-    with pytest.raises(ArgumentError, match="only accountant='rdp' takes orders"):
-        ask(Gaussian(1.0), 0.5, accountant="gaussian", orders=[2])
-    with pytest.raises(PrivacyError, match=r"does not cover the event FixedSize.* use accountant="):
-        ask(FIXED_SIZE, 0.5, accountant="gaussian")
-    with pytest.raises(ArgumentError, match=r"orders=1.0: every order must be greater than 1"):
-        ask(POISSON, 0.5, orders=[2, 1])
-    with pytest.raises(ArgumentTypeError, match="orders=7: must be a sequence"):
-        ask(POISSON, 0.5, orders=7)
+    refused(ArgumentError, "did you mean 'gaussian'", ask, POISSON, 0.5, accountant="gausian")
+    refused(ArgumentTypeError, "accountant=3", ask, POISSON, 0.5, accountant=3)
+    others = {POISSON: "Poisson.* use accountant='pld' or accountant='rdp'", FIXED_SIZE: "FixedSize.* use accountant="}
+    for event, said in others.items():
+        refused(PrivacyError, f"does not cover the event {said}", ask, event, 0.5, accountant="gaussian")
+    refused(ArgumentError, "only accountant='rdp' takes orders", ask, Gaussian(1.0), 0.5, "gaussian", orders=[2])
+    refused(ArgumentError, r"orders=1.0: every order must be greater than 1", ask, POISSON, 0.5, orders=[2, 1])
+    refused(ArgumentTypeError, "orders=7: must be a sequence", ask, POISSON, 0.5, orders=7)
     for name in (None, "pld", "rdp", "gaussian", "zcdp"):
-        with pytest.raises(ArgumentTypeError, match="event='Gaussian': must be an event"):
-            ask("Gaussian", 0.5, accountant=name)
+        refused(ArgumentTypeError, "event='Gaussian': must be an event", ask, "Gaussian", 0.5, accountant=name)
         with pytest.raises(PrivacyError, match="event=Unknown: no accountant of this version covers it"):
             ask(Unknown(), 0.5, accountant=name)
         with pytest.raises(PrivacyError, match="event=Composed: no accountant of this version covers it or one of its"):
@@ -104,20 +86,12 @@ def test_refuses_accountants(ask: Callable[..., float]) -> None:
 
 @pytest.mark.parametrize("bad", [0, 1, -0.1, 1.5, math.nan, math.inf])
 def test_refuses_delta_outside_of_its_interval(bad: float) -> None:
-    with pytest.raises(ArgumentError, match="delta="):
-        accounting.epsilon(POISSON, bad)
+    refused(ArgumentError, "delta=", accounting.epsilon, POISSON, bad)
 
 
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
 def test_refuses_bad_epsilon(bad: float) -> None:
-    with pytest.raises(ArgumentError, match="epsilon="):
-        accounting.delta(POISSON, bad)
-
-
-def test_composition_of_thousands_is_not_slow_to_refuse() -> None:
-    many = Composed(tuple(PoissonSampledGaussian(0.01, 1.0 + i / 5000, 1) for i in range(2000)))
-    with pytest.raises(PrivacyError, match="accountant='gaussian': does not cover the event Composed"):
-        accounting.epsilon(many, 1e-5, "gaussian")
+    refused(ArgumentError, "epsilon=", accounting.delta, POISSON, bad)
 
 
 @pytest.mark.parametrize("delta", [0.001, 0.0010001, 0.5])
@@ -136,10 +110,8 @@ def test_known_size_of_the_data() -> None:
     assert accounting.known_dataset_size(POISSON) is None
     assert accounting.known_dataset_size(Composed((POISSON, SelfComposed(truncated, 3)))) == 500
     assert accounting.known_dataset_size(Composed(())) is None
-    with pytest.raises(ArgumentError, match="dataset_size=0"):
-        accounting.delta_remark(0.1, 0)
-    with pytest.raises(ArgumentError, match="delta=0"):
-        accounting.delta_remark(0, 10)
+    refused(ArgumentError, "dataset_size=0", accounting.delta_remark, 0.1, 0)
+    refused(ArgumentError, "delta=0", accounting.delta_remark, 0, 10)
 
 
 def test_the_smallest_epsilon_is_the_least_upper_bound() -> None:
@@ -147,5 +119,4 @@ def test_the_smallest_epsilon_is_the_least_upper_bound() -> None:
     assert each == {name: accounting.epsilon(POISSON, 1e-5, name) for name in ("pld", "rdp")}
     assert accounting.smallest_epsilon(POISSON, 1e-5) == (each["pld"], "pld")
     assert accounting.smallest_epsilon(NonPrivate("a baseline"), 1e-5)[0] == math.inf
-    with pytest.raises(PrivacyError, match="event=Unknown"):
-        accounting.smallest_epsilon(Unknown(), 1e-5)
+    refused(PrivacyError, "event=Unknown", accounting.smallest_epsilon, Unknown(), 1e-5)

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import (
-    Composed,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    RdpAccountant,
-    calibrate_batch_size,
-    calibrate_noise_multiplier,
-    calibrate_sample_rate,
-    calibrate_steps,
-)
+from dpcore.accounting import calibrate_batch_size, calibrate_noise_multiplier, calibrate_sample_rate, calibrate_steps
+from dpcore.accounting.events import Composed, Event, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.search import greatest_meeting, least_meeting
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from tests.refused import refused
 from tests.unit.pld_work import counted
 
 POISSON = PoissonSampledGaussian(0.01, 1.1, 1000)
@@ -41,7 +32,7 @@ def poisson_at(sigma: float) -> PoissonSampledGaussian:
 
 
 @settings(max_examples=30)
-@given(st.floats(-1.3, 2.5), st.floats(-9, -2), st.floats(-4, 0), st.sampled_from(sorted(EVENT_MAKERS)))
+@given(st.floats(-1.2, 2.5), st.floats(-9, -2), st.floats(-4, 0), st.sampled_from(sorted(EVENT_MAKERS)))
 def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: float, kind: str) -> None:
     target, delta, make = 10.0**log_epsilon, 10.0**log_delta, EVENT_MAKERS[kind](10.0**log_rate)
     for name in {"rdp", "gaussian"} & set(accounting.accountants_for(make(1.0))):
@@ -87,8 +78,7 @@ def test_batch_size_meets_its_target() -> None:
     assert calibrate_batch_size(1e5, 1e-6, make, 10_000, "rdp") == 10_000
     with pytest.raises(ArgumentError, match=r"target_epsilon=0\.001: even a batch of one example costs epsilon="):
         calibrate_batch_size(0.001, 1e-9, make, 10_000, "rdp")
-    with pytest.raises(ArgumentError, match="dataset_size=0"):
-        calibrate_batch_size(1.0, 1e-9, make, 0, "rdp")
+    refused(ArgumentError, "dataset_size=0", calibrate_batch_size, 1.0, 1e-9, make, 0, "rdp")
 
 
 def test_of_the_gaussian_it_is_the_analytic_one() -> None:
@@ -112,8 +102,7 @@ def test_what_is_left() -> None:
     assert 2.0 * (1 - EXACT) <= accounting.epsilon(together, 1e-5, "rdp") <= 2.0
     with pytest.raises(ArgumentError, match=r"spent: costs epsilon=.* more than target_epsilon=2\.0: nothing is left"):
         calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=Gaussian(0.9 * whole))
-    with pytest.raises(ArgumentTypeError, match="spent=3"):
-        calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=3)  # type: ignore[arg-type]
+    refused(ArgumentTypeError, "spent=3", calibrate_noise_multiplier, 2.0, 1e-6, Gaussian, "gaussian", spent=3)
     with pytest.raises(ArgumentError, match="replace-one cannot be composed with another adjacency"):
         calibrate_noise_multiplier(2.0, 1e-6, poisson_at, spent=FixedSizeSampledGaussian(10, 2, 5.0, 1))
 
@@ -133,41 +122,32 @@ def test_is_quick() -> None:
 
 def test_says_why_a_target_is_out_of_reach() -> None:
     # One order has a floor: with no divergence at all it finds log(1/(alpha delta))/(alpha-1) + log(1-1/alpha).
-    few = RdpAccountant(orders=(16.0,))
+    few = accounting.RdpAccountant(orders=(16.0,))
     with pytest.raises(ArgumentError, match=r"target_epsilon=0\.1: even noise_multiplier=1e\+07 gives epsilon=.* 16"):
         calibrate_noise_multiplier(0.1, 1e-9, poisson_at, few)
     with pytest.raises(ArgumentError, match="check that make_event uses the multiplier"):
         calibrate_noise_multiplier(50.0, 1e-5, lambda sigma: POISSON)
     with pytest.raises(ArgumentError, match=r"even noise_multiplier=1e\+07 gives epsilon=inf"):
-        calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: NonPrivate("a baseline"))
+        calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: accounting.NonPrivate("a baseline"))
     with pytest.raises(ArgumentError, match=r"even 1000000000 steps cost only epsilon=.* check that make_event uses"):
         calibrate_steps(50.0, 1e-5, lambda steps: POISSON, "rdp")
     with pytest.raises(ArgumentError, match=r"even sample_rate=1e-09 gives epsilon=inf"):
-        calibrate_sample_rate(1.0, 1e-5, lambda q: NonPrivate("a baseline"))
+        calibrate_sample_rate(1.0, 1e-5, lambda q: accounting.NonPrivate("a baseline"))
     with pytest.raises(PrivacyError, match="accountant='gaussian': does not cover the event Poisson"):
         calibrate_noise_multiplier(1.0, 1e-5, poisson_at, "gaussian")
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        calibrate_noise_multiplier,
-        calibrate_steps,
-        calibrate_sample_rate,
-        lambda epsilon, delta, make: calibrate_batch_size(epsilon, delta, make, 100),
-    ],
-)
+BATCH_OF_100 = partial(calibrate_batch_size, dataset_size=100)
+
+
+@pytest.mark.parametrize("ask", [calibrate_noise_multiplier, calibrate_steps, calibrate_sample_rate, BATCH_OF_100])
 def test_refuses_mistyped_arguments(ask: Callable[..., float]) -> None:
     for bad in (0, 1, -0.1, 1.5, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="target_delta="):
-            ask(1.0, bad, poisson_at)
+        refused(ArgumentError, "target_delta=", ask, 1.0, bad, poisson_at)
     for bad in (-0.1, 0, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="target_epsilon="):
-            ask(bad, 1e-5, poisson_at)
-    with pytest.raises(ArgumentTypeError, match=r"make_event=3: must be a function from .* to an event"):
-        ask(1.0, 1e-5, 3)
-    with pytest.raises(ArgumentTypeError, match="event=None: must be an event"):
-        ask(1.0, 1e-5, lambda value: None)
+        refused(ArgumentError, "target_epsilon=", ask, bad, 1e-5, poisson_at)
+    refused(ArgumentTypeError, r"make_event=3: must be a function from .* to an event", ask, 1.0, 1e-5, 3)
+    refused(ArgumentTypeError, "event=None: must be an event", ask, 1.0, 1e-5, lambda value: None)
 
 
 def test_stops_right_behind_a_jump() -> None:

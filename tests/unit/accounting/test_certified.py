@@ -12,18 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    CyclicPoissonSampledGaussian,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    MatrixGaussian,
-    PoissonSampledGaussian,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.estimate import estimated_epsilon
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
@@ -36,14 +25,12 @@ def random_settings(count: int) -> Iterator[tuple[Event, float]]:
     while count > 0:
         q, sigma, steps = 10 ** rng.uniform(-4, -0.3), 0.4 * 50 ** rng.uniform(), int(10 ** rng.uniform(0, 4))
         delta = 10 ** rng.uniform(-9, -3)
-        poisson = PoissonSampledGaussian(q, sigma, steps)
+        poisson, single = PoissonSampledGaussian(q, sigma, steps), PoissonSampledGaussian(q, sigma, 1)
         event: Event = (
             poisson,
             Composed((poisson, Gaussian(sigma * math.sqrt(2 + steps) / 2, 2, Adjacency.ZERO_OUT))),
-            Composed(
-                (SelfComposed(PoissonSampledGaussian(q, sigma, 1), steps), PoissonSampledGaussian(q / 3, 2.0, 50))
-            ),
-            CyclicPoissonSampledGaussian(q, 3, 1.2 * sigma, 1.2, 3 * steps),
+            Composed((accounting.SelfComposed(single, steps), PoissonSampledGaussian(q / 3, 2.0, 50))),
+            accounting.CyclicPoissonSampledGaussian(q, 3, 1.2 * sigma, 1.2, 3 * steps),
         )[count % 4]
         if 0.01 < estimated_epsilon(event, delta) < 25.0:
             count -= 1
@@ -61,19 +48,16 @@ def their_epsilon(event: Event, delta: float, *, pessimistic: bool, resolution: 
         assert isinstance(step, PoissonStep)
         ((_, q, sigma),) = step.components
         part = theirs.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=q,
-            pessimistic_estimate=pessimistic,
+            sigma, sampling_prob=q, value_discretization_interval=interval, pessimistic_estimate=pessimistic,
             use_connect_dots=pessimistic,  # it has no optimistic form
-            value_discretization_interval=interval,
-        ).self_compose(count)
+        ).self_compose(count)  # fmt: skip
         whole = part if whole is None else whole.compose(part)
     assert whole is not None
     return float(whole.get_epsilon_for_delta(delta))
 
 
 def test_random_settings_agree_with_dp_accounting() -> None:
-    count, resolution, wide = chosen(40, 500), chosen(0.05, 0.02), 0
+    count, resolution, wide = chosen(28, 500), chosen(0.05, 0.02), 0
     for event, delta in random_settings(count):
         interval = accounting.epsilon_interval(event, delta)
         assert 0.0 <= interval.lower <= interval.upper < math.inf
@@ -107,7 +91,7 @@ def test_the_exact_value_of_one_step_lies_inside(log_rate: float, log_sigma: flo
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE])
 @pytest.mark.parametrize("most", [2, 20, 25, 40])
 def test_the_exact_value_of_one_truncated_step_lies_inside(adjacency: Adjacency, most: int) -> None:
-    event = TruncatedPoissonSampledGaussian(1000, 0.02, most, 1.3, 1, adjacency)
+    event = accounting.TruncatedPoissonSampledGaussian(1000, 0.02, most, 1.3, 1, adjacency)
     ((step, _),) = phases(event).steps  # type: ignore[union-attr]
     for epsilon in (0.05, 0.3, 1.0, 2.5):
         exact = sum(w * sampled_delta(q, 1 / sigma, epsilon) for w, q, sigma in step.components)  # type: ignore[union-attr]
@@ -121,12 +105,8 @@ def test_the_exact_value_of_one_truncated_step_lies_inside(adjacency: Adjacency,
 @given(st.lists(st.tuples(st.floats(-0.5, 1.5), st.integers(0, 50)), min_size=1, max_size=4), st.floats(-9, -2))
 def test_without_sampling_all_accountants_agree(parts: list[tuple[float, int]], log_delta_: float) -> None:
     delta = 10.0**log_delta_
-    event = Composed(
-        (
-            *(Gaussian(10.0**log_sigma, count, Adjacency.ZERO_OUT) for log_sigma, count in parts),
-            MatrixGaussian(5.0, 1.0, 9, "tree"),
-        )
-    )
+    plain = (Gaussian(10.0**log_sigma, count, Adjacency.ZERO_OUT) for log_sigma, count in parts)
+    event = Composed((*plain, accounting.MatrixGaussian(5.0, 1.0, 9, "tree")))
     exact, interval = accounting.epsilon(event, delta, "gaussian"), accounting.epsilon_interval(event, delta)
     assert interval.lower <= exact * (1 + 1e-9)
     assert exact * (1 - 1e-9) <= interval.upper
@@ -137,21 +117,19 @@ def test_without_sampling_all_accountants_agree(parts: list[tuple[float, int]], 
 
 MAKERS: dict[str, Callable[[float, float, int], Event]] = {
     "poisson": PoissonSampledGaussian,
-    "cyclic": lambda q, sigma, steps: CyclicPoissonSampledGaussian(q, 2, sigma, 1.0, steps),
-    "fixed size": lambda q, sigma, steps: FixedSizeSampledGaussian(2000, max(1, int(2000 * q)), sigma, steps),
+    "cyclic": lambda q, sigma, steps: accounting.CyclicPoissonSampledGaussian(q, 2, sigma, 1.0, steps),
+    "fixed size": lambda q, sigma, steps: accounting.FixedSizeSampledGaussian(
+        2000, max(1, int(2000 * q)), sigma, steps
+    ),
     "mixed": lambda q, sigma, steps: Composed((PoissonSampledGaussian(q, sigma, steps), Gaussian(10 * sigma))),
 }
 
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from(sorted(MAKERS)),
-    st.floats(-3, -0.4),
-    st.floats(-0.3, 1.2),
-    st.integers(1, 3000),
-    st.floats(-9, -2),
-    st.floats(1.0, 2.5),
-)
+    st.sampled_from(sorted(MAKERS)), st.floats(-3, -0.4), st.floats(-0.3, 1.2), st.integers(1, 3000),
+    st.floats(-9, -2), st.floats(1.0, 2.5),
+)  # fmt: skip
 def test_no_order_is_turned_round(
     kind: str, log_rate: float, log_sigma: float, steps: int, log_delta_: float, more: float
 ) -> None:
@@ -170,9 +148,7 @@ def test_no_order_is_turned_round(
 
 @settings(max_examples=15)
 @given(st.sampled_from(sorted(MAKERS)), st.floats(0.2, 8), st.floats(-8, -4), st.floats(-3, -1))
-def test_calibration_with_the_default_meets_its_target(
-    kind: str, target: float, log_delta_: float, log_rate: float
-) -> None:
+def test_calibration_with_the_default_meets_its_target(kind: str, target: float, log_delta_: float, log_rate: float):
     make, delta = MAKERS[kind], 10.0**log_delta_
     sigma = accounting.calibrate_noise_multiplier(target, delta, lambda sigma: make(10.0**log_rate, sigma, 500))
     reached = accounting.epsilon(make(10.0**log_rate, sigma, 500), delta)

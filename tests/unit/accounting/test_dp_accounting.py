@@ -8,69 +8,35 @@ from typing import Any
 import pytest
 from dp_accounting import NeighboringRelation, dp_event
 
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    CyclicPoissonSampledGaussian,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    MatrixGaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-    neighboring_relation,
-    to_dp_accounting,
-)
+from dpcore.accounting import Composed, Event, Gaussian, events, neighboring_relation, to_dp_accounting
 from dpcore.errors import ArgumentTypeError, PrivacyError
+from tests.refused import refused
 
-POISSON = PoissonSampledGaussian(0.01, 1.1, 100)
-THEIR_POISSON = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1)), 100)
+# fmt: off
+POISSON, REPEATED = events.PoissonSampledGaussian(0.01, 1.1, 100), dp_event.SelfComposedDpEvent
+THEIR_POISSON = REPEATED(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1)), 100)
+THEIR_FIXED_SIZE = dp_event.SampledWithoutReplacementDpEvent(1000, 20, dp_event.GaussianDpEvent(0.7))
 PAIRS: list[tuple[Event, Any, str]] = [
     (POISSON, THEIR_POISSON, "ADD_OR_REMOVE_ONE"),
-    (Gaussian(2.0, 3), dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 3), "ADD_OR_REMOVE_ONE"),
+    (Gaussian(2.0, 3), REPEATED(dp_event.GaussianDpEvent(2.0), 3), "ADD_OR_REMOVE_ONE"),
     (Gaussian(2.0, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
-    (
-        Gaussian(2.0, 1, Adjacency.REPLACE_ONE),
-        dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 1),
-        "REPLACE_ONE",
-    ),
-    (MatrixGaussian(3.0, 1.5, 9, "tree"), dp_event.GaussianDpEvent(2.0), "REPLACE_SPECIAL"),
-    (MatrixGaussian(3.0, 1.5, 0, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
-    (MatrixGaussian(0.0, 0.0, 5, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
-    (
-        FixedSizeSampledGaussian(1000, 20, 0.7, 5),
-        dp_event.SelfComposedDpEvent(
-            dp_event.SampledWithoutReplacementDpEvent(1000, 20, dp_event.GaussianDpEvent(0.7)), 5
-        ),
-        "REPLACE_ONE",
-    ),
-    (
-        TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 5, Adjacency.ADD_REMOVE),
-        dp_event.SelfComposedDpEvent(dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 15, 0.9), 5),
-        "ADD_OR_REMOVE_ONE",
-    ),
-    (
-        CyclicPoissonSampledGaussian(0.1, 4, 2.2, 2.0, 9),
-        dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.1)), 3),
-        "REPLACE_SPECIAL",
-    ),
-    (NonPrivate("a baseline"), dp_event.NonPrivateDpEvent(), "ADD_OR_REMOVE_ONE"),
-    (
-        Composed((POISSON, SelfComposed(NonPrivate("twice"), 2))),
-        dp_event.ComposedDpEvent([THEIR_POISSON, dp_event.SelfComposedDpEvent(dp_event.NonPrivateDpEvent(), 2)]),
-        "ADD_OR_REMOVE_ONE",
-    ),
-    (
-        Composed((POISSON, Gaussian(1.0, 1, Adjacency.ZERO_OUT))),
-        dp_event.ComposedDpEvent(
-            [THEIR_POISSON, dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(1.0), 1)],
-        ),
-        "REPLACE_SPECIAL",
-    ),
-    (SelfComposed(POISSON, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
+    (Gaussian(2.0, 1, events.Adjacency.REPLACE_ONE), REPEATED(dp_event.GaussianDpEvent(2.0), 1), "REPLACE_ONE"),
+    (events.MatrixGaussian(3.0, 1.5, 9, "tree"), dp_event.GaussianDpEvent(2.0), "REPLACE_SPECIAL"),
+    (events.MatrixGaussian(3.0, 1.5, 0, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
+    (events.MatrixGaussian(0.0, 0.0, 5, "tree"), dp_event.NoOpDpEvent(), "REPLACE_SPECIAL"),
+    (events.FixedSizeSampledGaussian(1000, 20, 0.7, 5), REPEATED(THEIR_FIXED_SIZE, 5), "REPLACE_ONE"),
+    (events.TruncatedPoissonSampledGaussian(1000, 0.01, 15, 0.9, 5, events.Adjacency.ADD_REMOVE),
+     REPEATED(dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 15, 0.9), 5), "ADD_OR_REMOVE_ONE"),
+    (events.CyclicPoissonSampledGaussian(0.1, 4, 2.2, 2.0, 9),
+     REPEATED(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.1)), 3), "REPLACE_SPECIAL"),
+    (events.NonPrivate("a baseline"), dp_event.NonPrivateDpEvent(), "ADD_OR_REMOVE_ONE"),
+    (Composed((POISSON, events.SelfComposed(events.NonPrivate("twice"), 2))),
+     dp_event.ComposedDpEvent([THEIR_POISSON, REPEATED(dp_event.NonPrivateDpEvent(), 2)]), "ADD_OR_REMOVE_ONE"),
+    (Composed((POISSON, Gaussian(1.0, 1, events.Adjacency.ZERO_OUT))),
+     dp_event.ComposedDpEvent([THEIR_POISSON, REPEATED(dp_event.GaussianDpEvent(1.0), 1)]), "REPLACE_SPECIAL"),
+    (events.SelfComposed(POISSON, 0), dp_event.NoOpDpEvent(), "ADD_OR_REMOVE_ONE"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("ours", "theirs", "relation"), PAIRS, ids=lambda value: type(value).__name__)
@@ -83,11 +49,9 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unknown(Event):
         """Not one of dpcore's."""
 
-    with pytest.raises(PrivacyError, match="event=Unknown: dp-accounting has no event for it"):
-        to_dp_accounting(Unknown())
+    refused(PrivacyError, "event=Unknown: dp-accounting has no event for it", to_dp_accounting, Unknown())
     for ask in (to_dp_accounting, neighboring_relation):
-        with pytest.raises(ArgumentTypeError, match="event=3: must be an event"):
-            ask(3)  # type: ignore[arg-type]
+        refused(ArgumentTypeError, "event=3: must be an event", ask, 3)
     real = builtins.__import__
 
     def without(name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -96,5 +60,4 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PrivacyError, match="pip install dp-accounting"):
-        to_dp_accounting(POISSON)
+    refused(PrivacyError, "pip install dp-accounting", to_dp_accounting, POISSON)

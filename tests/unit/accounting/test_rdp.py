@@ -1,4 +1,4 @@
-"""The RDP accountant against dp-accounting, against quadrature in 40 digits, and against its own properties."""
+"""The RDP accountant against dp-accounting, against quadrature in 30 digits, and against its own properties."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
 from dpcore.accounting.renyi.series import log_moments_series
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from tests.depth import chosen
+from tests.refused import refused
 
 
 def epsilon_of(event: Event, delta: float) -> float:
@@ -57,7 +58,7 @@ def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
 
 
 def test_random_settings_agree_with_dp_accounting() -> None:
-    for event, delta in random_settings(chosen(100, 2000)):
+    for event, delta in random_settings(chosen(60, 2000)):
         theirs = reference_epsilon(event, delta)
         ours = accounting.epsilon(event, delta, "rdp", orders=REFERENCE_ORDERS)
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
@@ -67,9 +68,8 @@ def test_random_settings_agree_with_dp_accounting() -> None:
 
 def test_example_of_the_readme() -> None:
     event = PoissonSampledGaussian(0.01, 1.1, 1000)
-    assert accounting.epsilon(event, 1e-6, orders=REFERENCE_ORDERS) == pytest.approx(
-        reference_epsilon(event, 1e-6), rel=1e-12
-    )
+    theirs = reference_epsilon(event, 1e-6)
+    assert accounting.epsilon(event, 1e-6, orders=REFERENCE_ORDERS) == pytest.approx(theirs, rel=1e-12)
     assert epsilon_of(event, 1e-6) == pytest.approx(1.97674964, abs=1e-8)
 
 
@@ -78,8 +78,8 @@ def test_default_orders_contain_dp_accountings() -> None:
 
 
 def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = False) -> float:
-    """log A by its definition; `swapped` is the other direction, E_P[(Q/P)^alpha] with P the mixture."""
-    with mpmath.workdps(40):
+    """log A by its definition, in 30 digits; `swapped` is the other direction, E_P[(Q/P)^alpha] with P the mixture."""
+    with mpmath.workdps(30):
         q_, s, a = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.mpf(alpha)
 
         def integrand(z: mpmath.mpf) -> mpmath.mpf:
@@ -93,30 +93,19 @@ def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = Fal
 
 
 CASES = [
-    (0.01, 1.1, 9.8),
-    (1e-4, 30.0, 1.1),
-    (0.3, 0.3, 1.1),
-    (0.9, 0.05, 1.5),
-    (1e-4, 0.1, 2.5),
-    (0.5, 3.0, 10.9),
-    (0.999, 1.0, 1.01),
-    (0.2, 100.0, 3.3),
-    (0.01, 0.19, 10.9),
-    (1 - 1e-9, 0.1, 1.5),
-    (1e-9, 0.15, 1.1),
+    (0.01, 1.1, 9.8), (1e-4, 30.0, 1.1), (0.3, 0.3, 1.1), (0.9, 0.05, 1.5), (1e-4, 0.1, 2.5), (0.5, 3.0, 10.9),
+    (0.999, 1.0, 1.01), (0.2, 100.0, 3.3), (0.01, 0.19, 10.9), (1 - 1e-9, 0.1, 1.5), (1e-9, 0.15, 1.1),
     (0.5, 0.01, 3.3),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("q", "sigma", "alpha"), CASES)
-def test_quadrature_is_exact_at_fractional_orders(q: float, sigma: float, alpha: float) -> None:
-    exact = log_moments_exact(q, sigma, np.array([alpha]))[0]
-    assert exact == pytest.approx(true_log_moment(q, sigma, alpha), rel=1e-12)
-
-
-@pytest.mark.parametrize(("q", "sigma", "alpha"), CASES)
-def test_removing_is_the_worse_direction(q: float, sigma: float, alpha: float) -> None:
-    assert true_log_moment(q, sigma, alpha, swapped=True) <= true_log_moment(q, sigma, alpha)
+def test_quadrature_is_exact_at_fractional_orders_and_removing_the_worse_direction(
+    q: float, sigma: float, alpha: float
+) -> None:
+    exact = true_log_moment(q, sigma, alpha)
+    assert log_moments_exact(q, sigma, np.array([alpha]))[0] == pytest.approx(exact, rel=1e-12)
+    assert true_log_moment(q, sigma, alpha, swapped=True) <= exact
 
 
 @given(RATES, st.floats(-3, 4).map(lambda x: 10.0**x), st.lists(st.integers(2, 32), min_size=1, max_size=5))
@@ -209,9 +198,8 @@ def test_composition_adds_divergences() -> None:
     assert epsilon_of(Composed((first, second)), 1e-5) == pytest.approx(epsilon_of(whole, 1e-5), rel=1e-13)
     mixed = Composed((first, Gaussian(2.0, 3, Adjacency.ZERO_OUT)))
     accountant = RdpAccountant()
-    np.testing.assert_allclose(
-        accountant.rdp(mixed), accountant.rdp(first) + 3 * np.array(DEFAULT_ORDERS) / 8, rtol=1e-14
-    )
+    expected = accountant.rdp(first) + 3 * np.array(DEFAULT_ORDERS) / 8
+    np.testing.assert_allclose(accountant.rdp(mixed), expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 1e-2, 0.03, 1e3, 1e7])
@@ -221,15 +209,11 @@ def test_extreme_noise_stays_finite_and_ordered(sigma: float) -> None:
 
 
 def test_orders_are_checked() -> None:
-    with pytest.raises(ArgumentError, match="at least one order"):
-        RdpAccountant(orders=())
+    refused(ArgumentError, "at least one order", RdpAccountant, orders=())
     for bad in (1.0, 0.5, -2, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="orders="):
-            RdpAccountant(orders=(2.0, bad))
-    with pytest.raises(ArgumentTypeError, match="orders='two'"):
-        RdpAccountant(orders=("two",))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="did you mean 'exact'"):
-        RdpAccountant(fractional="exactly")
+        refused(ArgumentError, "orders=", RdpAccountant, orders=(2.0, bad))
+    refused(ArgumentTypeError, "orders='two'", RdpAccountant, orders=("two",))
+    refused(ArgumentError, "did you mean 'exact'", RdpAccountant, fractional="exactly")
     assert RdpAccountant(orders=(2.5,)).fractional == "series"
     assert RdpAccountant(orders=(2.5,), fractional="exact").fractional == "exact"
     assert RdpAccountant().fractional == "exact"

@@ -14,26 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import (
-    Adjacency,
-    Composed,
-    CyclicPoissonSampledGaussian,
-    Event,
-    FixedSizeSampledGaussian,
-    Gaussian,
-    MatrixGaussian,
-    NonPrivate,
-    PoissonSampledGaussian,
-    RdpAccountant,
-    SelfComposed,
-    TruncatedPoissonSampledGaussian,
-)
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate, RdpAccountant
 from dpcore.accounting.phases import phases
 from dpcore.accounting.renyi.moments import log_moments_exact, log_moments_integer, log_moments_of_many
 from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
 from dpcore.accounting.renyi.schedules import schedule_delta, schedule_epsilon
 from dpcore.accounting.renyi.without_replacement import _log_bounds, _log_even_moments, log_moments_without_replacement
 from tests.depth import chosen
+
+Cyclic, FixedSize = accounting.CyclicPoissonSampledGaussian, accounting.FixedSizeSampledGaussian
+Poisson, Truncated = accounting.PoissonSampledGaussian, accounting.TruncatedPoissonSampledGaussian
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of every order that it leaves out
 ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
@@ -51,7 +41,7 @@ def agree(event: Event, delta: float = 1e-5) -> None:
     assert accounting.epsilon(event, delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-9)
 
 
-def fixed_sizes(count: int) -> list[FixedSizeSampledGaussian]:
+def fixed_sizes(count: int) -> list[FixedSize]:
     rng, found = np.random.default_rng(7), []
     while len(found) < count:
         n = int(10 ** rng.uniform(1, 6))
@@ -60,12 +50,12 @@ def fixed_sizes(count: int) -> list[FixedSizeSampledGaussian]:
         # dp-accounting takes differences of moments close to 1 and loses its digits where many matter; what is right
         # there is tested below against mpmath.
         if batch / n * sigma < 0.05 or sigma < 2.0:
-            found.append(FixedSizeSampledGaussian(n, batch, sigma, int(10 ** rng.uniform(0, 5))))
+            found.append(FixedSize(n, batch, sigma, int(10 ** rng.uniform(0, 5))))
     return found
 
 
 @pytest.mark.parametrize("event", fixed_sizes(chosen(8, 100)), ids=str)
-def test_without_replacement_agrees_with_dp_accounting(event: FixedSizeSampledGaussian) -> None:
+def test_without_replacement_agrees_with_dp_accounting(event: FixedSize) -> None:
     agree(event)
 
 
@@ -83,9 +73,8 @@ def true_even_moment(sigma: float, power: int) -> float:
 @pytest.mark.parametrize("sigma", [0.85, 1.0, 2.0, 7.0, 30.0, 1000.0])
 @pytest.mark.parametrize("power", [2, 4, 10, 64, 256])
 def test_even_moments_keep_their_digits(sigma: float, power: int) -> None:
-    assert _log_even_moments(sigma)[power // 2 - 1] == pytest.approx(
-        true_even_moment(sigma, power), rel=1e-12, abs=1e-12
-    )
+    exact = true_even_moment(sigma, power)
+    assert _log_even_moments(sigma)[power // 2 - 1] == pytest.approx(exact, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 0.8493])
@@ -125,24 +114,18 @@ def test_without_replacement_costs_at_least_what_poisson_does(log_rate: float, l
 
 
 MIXED: dict[str, Event] = {
-    "poisson and gaussian": Composed((PoissonSampledGaussian(0.01, 1.1, 500), Gaussian(3.0, 5, Adjacency.ZERO_OUT))),
-    "nested": Composed((Composed((PoissonSampledGaussian(0.02, 0.9, 50),)), PoissonSampledGaussian(0.003, 2.0, 400))),
-    "repeated": SelfComposed(Composed((PoissonSampledGaussian(0.02, 1.5, 50), Gaussian(4.0))), 7),
-    "repeated never": Composed((SelfComposed(NonPrivate("never"), 0), Gaussian(2.0))),
-    "cyclic": CyclicPoissonSampledGaussian(0.1, 8, 1.3, 1.1, 1001),
-    "cyclic and matrix": Composed(
-        (CyclicPoissonSampledGaussian(0.1, 8, 1.3, 1.1, 100), MatrixGaussian(2.0, 1.5, 100, "tree"))
-    ),
-    "everyone in": PoissonSampledGaussian(1.0, 4.0, 10),
-    "no steps": Composed((PoissonSampledGaussian(0.1, 1.0, 0), Gaussian(2.0))),
+    "poisson and gaussian": Composed((Poisson(0.01, 1.1, 500), Gaussian(3.0, 5, Adjacency.ZERO_OUT))),
+    "nested": Composed((Composed((Poisson(0.02, 0.9, 50),)), Poisson(0.003, 2.0, 400))),
+    "repeated": accounting.SelfComposed(Composed((Poisson(0.02, 1.5, 50), Gaussian(4.0))), 7),
+    "repeated never": Composed((accounting.SelfComposed(NonPrivate("never"), 0), Gaussian(2.0))),
+    "cyclic": Cyclic(0.1, 8, 1.3, 1.1, 1001),
+    "cyclic and matrix": Composed((Cyclic(0.1, 8, 1.3, 1.1, 100), MatrixGaussian(2.0, 1.5, 100, "tree"))),
+    "everyone in": Poisson(1.0, 4.0, 10),
+    "no steps": Composed((Poisson(0.1, 1.0, 0), Gaussian(2.0))),
     "fixed sizes": Composed(
-        (
-            FixedSizeSampledGaussian(1000, 20, 0.7, 30),
-            FixedSizeSampledGaussian(1000, 50, 1.4, 5),
-            Gaussian(3.0, 2, Adjacency.REPLACE_ONE),
-        )
+        (FixedSize(1000, 20, 0.7, 30), FixedSize(1000, 50, 1.4, 5), Gaussian(3.0, 2, Adjacency.REPLACE_ONE))
     ),
-    "all of them": SelfComposed(FixedSizeSampledGaussian(10, 10, 2.0, 3), 2),
+    "all of them": accounting.SelfComposed(FixedSize(10, 10, 2.0, 3), 2),
 }
 
 
@@ -153,12 +136,12 @@ def test_compositions_agree_with_dp_accounting(name: str) -> None:
 
 def test_a_mixture_lies_between_its_parts() -> None:
     orders = np.array([1.1, 1.5, 2.0, 7.0, 16.0])
-    event = TruncatedPoissonSampledGaussian(1000, 0.01, 12, 1.0, 1, Adjacency.ADD_REMOVE)
+    event = Truncated(1000, 0.01, 12, 1.0, 1, Adjacency.ADD_REMOVE)
     (step, _), *_ = phases(event).steps  # type: ignore[union-attr]
     accountant = RdpAccountant(orders=tuple(orders), fractional="exact")
     whole = (orders - 1) * accountant.rdp(event)
     parts = [
-        (orders - 1) * accountant.rdp(PoissonSampledGaussian(q, sigma, 1))
+        (orders - 1) * accountant.rdp(Poisson(q, sigma, 1))
         for _, q, sigma in step.components  # type: ignore[union-attr]
     ]
     weights = [weight for weight, _, _ in step.components]  # type: ignore[union-attr]
@@ -170,11 +153,11 @@ def test_a_mixture_lies_between_its_parts() -> None:
 
 
 def test_truncation_that_never_happens_costs_nothing() -> None:
-    plain = PoissonSampledGaussian(0.01, 1.0, 50)
+    plain = Poisson(0.01, 1.0, 50)
     for adjacency in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE):
-        never = TruncatedPoissonSampledGaussian(1000, 0.01, 1000, 1.0, 50, adjacency)
-        hardly = TruncatedPoissonSampledGaussian(1000, 0.01, 400, 1.0, 50, adjacency)
-        often = TruncatedPoissonSampledGaussian(1000, 0.01, 10, 1.0, 50, adjacency)
+        never = Truncated(1000, 0.01, 1000, 1.0, 50, adjacency)
+        hardly = Truncated(1000, 0.01, 400, 1.0, 50, adjacency)
+        often = Truncated(1000, 0.01, 10, 1.0, 50, adjacency)
         base = accounting.epsilon(plain, 1e-5, "rdp")
         assert accounting.epsilon(never, 1e-5, "rdp") == base
         assert accounting.epsilon(hardly, 1e-5, "rdp") == pytest.approx(base, rel=1e-3)
@@ -184,7 +167,7 @@ def test_truncation_that_never_happens_costs_nothing() -> None:
 def schedule(count: int, seed: int = 0) -> Composed:
     rng = np.random.default_rng(seed)
     rates, sigmas = 10 ** rng.uniform(-4, -1, count), rng.uniform(0.5, 3, count)
-    return Composed(tuple(PoissonSampledGaussian(float(q), float(s), 2) for q, s in zip(rates, sigmas, strict=True)))
+    return Composed(tuple(Poisson(float(q), float(s), 2) for q, s in zip(rates, sigmas, strict=True)))
 
 
 @given(st.floats(-4, -0.01), st.floats(-1.5, 2), st.sampled_from([1.01, 1.5, 3.3, 10.9, 31.5, 2.0, 5.0, 64.0, 1024.0]))
@@ -217,31 +200,28 @@ def test_a_thousand_phases() -> None:
     event = schedule(1000)
     accountant = RdpAccountant(orders=DEFAULT_ORDERS[80:120], fractional="exact")
     assert accounting.epsilon(event, 1e-6, "rdp") <= accountant.epsilon(event, 1e-6)
-    mixed = Composed(
-        (*event.events[:20], TruncatedPoissonSampledGaussian(1000, 0.01, 12, 1.0, 3), Gaussian(2.0, 3), NonPrivate("x"))
-    )
+    mixed = Composed((*event.events[:20], Truncated(1000, 0.01, 12, 1.0, 3), Gaussian(2.0, 3), NonPrivate("x")))
     assert accounting.epsilon(mixed, 1e-6, "rdp") == math.inf
     assert accounting.delta(mixed, 3.0, "rdp") == 1.0
 
 
 def test_a_schedule_of_all_kinds_of_steps_is_the_sum_of_its_parts() -> None:
-    truncated = TruncatedPoissonSampledGaussian(1000, 0.01, 12, 1.0, 3)
+    truncated = Truncated(1000, 0.01, 12, 1.0, 3)
     event = Composed((*schedule(12).events, truncated, Gaussian(2.0, 3)))
     exact = RdpAccountant(orders=DEFAULT_ORDERS, fractional="exact")
     assert accounting.epsilon(event, 1e-6, "rdp") == pytest.approx(exact.epsilon(event, 1e-6), rel=1e-10)
-    sizes = Composed(tuple(FixedSizeSampledGaussian(1000, 10 + i, 0.5 + i / 10, 2) for i in range(12)))
+    sizes = Composed(tuple(FixedSize(1000, 10 + i, 0.5 + i / 10, 2) for i in range(12)))
     assert accounting.epsilon(sizes, 1e-6, "rdp") == pytest.approx(exact.epsilon(sizes, 1e-6), rel=1e-10)
 
 
 EVENTS_AT: dict[str, Callable[[float, int], Event]] = {
-    "poisson": lambda sigma, steps: PoissonSampledGaussian(0.01, sigma, steps),
-    "truncated": lambda sigma, steps: TruncatedPoissonSampledGaussian(100, 0.1, 12, sigma, steps),
-    "fixed size": lambda sigma, steps: FixedSizeSampledGaussian(100, 10, sigma, steps),
-    "cyclic": lambda sigma, steps: CyclicPoissonSampledGaussian(0.1, 3, sigma, 1.0, steps),
-    "gaussian": Gaussian,
+    "poisson": lambda sigma, steps: Poisson(0.01, sigma, steps),
+    "truncated": lambda sigma, steps: Truncated(100, 0.1, 12, sigma, steps),
+    "fixed size": lambda sigma, steps: FixedSize(100, 10, sigma, steps),
+    "cyclic": lambda sigma, steps: Cyclic(0.1, 3, sigma, 1.0, steps), "gaussian": Gaussian,
     "matrix": lambda sigma, steps: MatrixGaussian(sigma, 1.5, steps, "tree"),
-    "repeated": lambda sigma, steps: SelfComposed(PoissonSampledGaussian(0.1, sigma, 1), steps),
-}
+    "repeated": lambda sigma, steps: accounting.SelfComposed(Poisson(0.1, sigma, 1), steps),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(EVENTS_AT))

@@ -26,12 +26,9 @@ ROOT = Path(__file__).resolve().parents[3]
 MOST_REGISTERS = 80
 # Of the step's many variants a change compiles these, which take long enough; the nightly job compiles all.
 FEW_STEPS = {
-    "step sgd",
-    "step adamw, order 3, displacement",
-    "step accelerated, noise of order 2",
-    "step adam, given square",
+    "step sgd", "step adamw, order 3, displacement", "step accelerated, noise of order 2", "step adam, given square",
     "step adam, everything: orders 1 and 2, noise of order 2",
-}
+}  # fmt: skip
 
 CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream"), "i32")
 SQUARE_CIPHER = dict.fromkeys(("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream"), "i32")

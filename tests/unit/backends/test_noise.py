@@ -51,18 +51,7 @@ def definition(w0: np.ndarray, w1: np.ndarray, w_tail: np.ndarray) -> tuple[np.n
 
 def edges() -> np.ndarray:
     """Words at which a formula changes, each with its neighbors; and words of every magnitude from both ends."""
-    places = [
-        0,
-        4096,
-        2**29,
-        2**30,
-        3 * 2**29,
-        2**31,
-        3 * 2**30,
-        2**32 - 1,
-        round(2**32 * 0.70710677),
-        *2 ** np.arange(32),
-    ]
+    places = [0, 4096, 3 * 2**29, 3 * 2**30, 2**32 - 1, round(2**32 * 0.70710677), *2 ** np.arange(32)]
     places += [round(2**32 * 2.0**-e * 2**-0.5) for e in range(20)]
     near = np.add.outer(np.array(places, dtype=np.int64), np.arange(-3, 4)).reshape(-1)
     return np.unique(np.clip(np.concatenate([near, 2**32 - 1 - near]), 0, 2**32 - 1)).astype(np.uint32)

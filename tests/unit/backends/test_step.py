@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import dpcore_numpy as backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import order_of
 from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from tests.refused import refused
 
 KEY = bytes(range(32))
 SETTINGS = UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-6, 0.02, 0.1, 3.0, 0.25)
@@ -28,19 +30,13 @@ def make_slots(
     for size in sizes:
         draw = [rng.normal(size=size).astype(dtype) for _ in range(4 + order + UPDATE_RULES[rule] + noise_order)]
         moments = tuple(np.abs(m) for m in draw[4 + order : 4 + order + UPDATE_RULES[rule]])
-        slots.append(
-            Slot(
-                parameter=draw[0],
-                total=draw[1].astype(np.float64),
-                first=first,
-                filter_state=tuple(draw[4 : 4 + order]),
-                moments=moments,
-                displacement=np.full(size, np.nan, dtype) if displacement else None,
-                noise_state=tuple(draw[4 + order + UPDATE_RULES[rule] :]),
-                scale=np.abs(draw[2]) + np.asarray(0.1, dtype) if scaled else None,
-                square=draw[3] if rule in SECOND_MOMENT else None,
-            )
-        )
+        slots.append(Slot(
+            parameter=draw[0], total=draw[1].astype(np.float64), first=first, moments=moments,
+            filter_state=tuple(draw[4 : 4 + order]), noise_state=tuple(draw[4 + order + UPDATE_RULES[rule] :]),
+            displacement=np.full(size, np.nan, dtype) if displacement else None,
+            scale=np.abs(draw[2]) + np.asarray(0.1, dtype) if scaled else None,
+            square=draw[3] if rule in SECOND_MOMENT else None,
+        ))  # fmt: skip
         first += -(-max(size, 1) // 4096) * 4096
     return slots
 
@@ -52,10 +48,8 @@ def compose(
     """`Backend.step` as its docstring has it, on whole arrays."""
 
     def normals(slot: Slot, noise: NoiseRow) -> np.ndarray:
-        kind = slot.parameter.dtype.name
-        return backend.normal(
-            noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=kind, rng=noise.rng
-        )  # fmt: skip
+        place, kind = (slot.first, slot.total.size), slot.parameter.dtype.name
+        return backend.normal(noise.key, noise.row, noise.stream, *place, dtype=kind, rng=noise.rng)
 
     for slot in slots:
         n = normals(slot, noise)
@@ -84,22 +78,18 @@ FIR = FilterCoefficients((0.5, 0.25, 0.125), ())
 SEPARATE = NoiseRow(bytes(range(1, 33)), 6, 3, 0.5, "philox")
 PLAIN = [(rule, (FIRST_ORDER,), {}) for rule in UPDATE_RULES]
 EXTENDED = [
-    ("sgd", (), {}),
-    ("sgd", (FIR, FIRST_ORDER), {"correlation": FIRST_ORDER}),
+    ("sgd", (), {}), ("sgd", (FIR, FIRST_ORDER), {"correlation": FIRST_ORDER}),
     ("accelerated", (FIRST_ORDER,), {"correlation": FIR}),
-    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": FIR}),
-    ("adamw", (FIR,), {"square": "given"}),
+    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": FIR}), ("adamw", (FIR,), {"square": "given"}),
     ("adam", (), {"square": "separate"}),
     ("adagrad", (FIRST_ORDER,), {"square": "separate", "square_noise": SEPARATE}),
     ("adam", (FIR, FIR), {"square": "separate", "square_noise": SEPARATE, "correlation": FIRST_ORDER}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("rule", "filters", "options"), [*PLAIN, *EXTENDED])
-def test_step_is_its_composition(
-    dtype: str, rule: str, filters: tuple, options: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options: dict, monkeypatch: pytest.MonkeyPatch):
     noise = NoiseRow(KEY, 6, 0, 2.5)
     noise_order = order_of(options["correlation"]) if "correlation" in options else 0
     order = sum(map(order_of, filters))
@@ -132,15 +122,6 @@ def test_the_noise_state_rests_where_no_noise_is_drawn() -> None:
     np.testing.assert_array_equal(slot.noise_state[0], before)
 
 
-def test_the_injected_noise_has_the_right_scale() -> None:
-    """Sum 0, learning rate 1: the parameters move by exactly scale * z / batch_size."""
-    size, scale, batch_size = 200_000, 3.0, 50.0
-    slot = Slot(np.zeros(size, np.float32), np.zeros(size), 0)
-    backend.step([slot], NoiseRow(KEY, 0, 0, scale), batch_size, (), "sgd", [UpdateSettings(1.0)], 1)
-    relative = slot.parameter.std() / (scale / batch_size)
-    assert abs(relative - 1) < 5 / np.sqrt(2 * size)
-
-
 def test_no_noise_is_drawn_at_scale_zero() -> None:
     slot = Slot(np.zeros(10), np.ones(10), 0)
     backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 2, (), "sgd", [UpdateSettings(1.0)], 1)
@@ -151,41 +132,26 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     good, bad = make_slots([10, 10], "float32", "adam", 1, displacement=False)
     bad = Slot(bad.parameter, bad.total.astype(np.float32), 4096, bad.filter_state, bad.moments)
     before = good.parameter.copy()
-    with pytest.raises(ArgumentTypeError, match="dtype"):
-        backend.step([good, bad], NoiseRow(KEY, 0, 0, 1.0), 1, (FIRST_ORDER,), "adam", [SETTINGS] * 2, 1)
+    rest = (1, (FIRST_ORDER,), "adam", [SETTINGS] * 2, 1)
+    refused(ArgumentTypeError, "dtype", backend.step, [good, bad], NoiseRow(KEY, 0, 0, 1.0), *rest)
     assert (good.parameter == before).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": float("nan")}, "batch_size=nan"),
-        ({"noise": NoiseRow(KEY, 0, 0, -1.0)}, "noise_scale=-1.0"),
-        ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"),
-        ({"settings": []}, "len(settings)=0"),
-        ({"step_number": 0}, "step_number=0"),
-        ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
-        ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
-        ({"correlation": FIRST_ORDER}, "len(state)=0"),
-        ({"square": "squared"}, "square='squared'"),
-        ({"square": "released"}, "square='released': must be 'filtered' for rule='sgd'"),
-        ({"square_noise": NoiseRow(KEY, 1, 0, 1.0)}, "square_noise: must be None for square='filtered'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"batch_size": 0}, "batch_size=0"), ({"batch_size": float("nan")}, "batch_size=nan"),
+    ({"noise": NoiseRow(KEY, 0, 0, -1.0)}, "noise_scale=-1.0"),
+    ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"), ({"settings": []}, "len(settings)=0"),
+    ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
+    ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
+    ({"correlation": FIRST_ORDER}, "len(state)=0"), ({"square": "squared"}, "square='squared'"),
+    ({"square": "released"}, "square='released': must be 'filtered' for rule='sgd'"),
+    ({"square_noise": NoiseRow(KEY, 1, 0, 1.0)}, "square_noise: must be None for square='filtered'"),
+])  # fmt: skip
 def test_bad_calls(change: dict, words: str) -> None:
-    arguments = {
-        "slots": make_slots([4], "float32", "sgd", 1, displacement=False),
-        "noise": NoiseRow(KEY, 0, 0, 1.0),
-        "batch_size": 4,
-        "filters": (FIRST_ORDER,),
-        "rule": "sgd",
-        "settings": [SETTINGS],
-        "step_number": 1,
-    }
-    with pytest.raises(ArgumentError) as caught:
-        backend.step(**(arguments | change))
-    assert words in str(caught.value)
+    slots, noise = make_slots([4], "float32", "sgd", 1, displacement=False), NoiseRow(KEY, 0, 0, 1.0)
+    arguments = {"slots": slots, "noise": noise, "batch_size": 4, "filters": (FIRST_ORDER,), "rule": "sgd",
+                 "settings": [SETTINGS], "step_number": 1}  # fmt: skip
+    refused(ArgumentError, re.escape(words), backend.step, **(arguments | change))
 
 
 def test_arrays_changed_in_place_must_be_contiguous() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dpcore.sampling import CyclicPoissonSampler, PoissonSampler, UserSampler
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.strategies import Banded, BandedToeplitz, Identity, from_matrix, strategy
 from dpcore.stages.strategies.bands import bands, largest_column_norm
+from tests.refused import refused
 
 KEY = bytes(range(32))
 
@@ -139,8 +141,7 @@ def test_a_plan_accounts_for_banded_noise_as_amplified() -> None:
                strategy("square-root", 8), strategy("tree", 8)]
 )  # fmt: skip
 def test_more_bands_than_groups_are_refused(chosen: object) -> None:
-    with pytest.raises(PrivacyError, match=r"at most as many bands as groups, 3, .*BandedToeplitz or Banded"):
-        plan(chosen)
+    refused(PrivacyError, r"at most as many bands as groups, 3, .*BandedToeplitz or Banded", plan, chosen)
 
 
 def test_a_run_shorter_than_the_groups_takes_any_strategy() -> None:
@@ -202,15 +203,12 @@ def test_a_tree_of_branches_has_no_more_coins_than_are_charged(seed: int) -> Non
 
 
 def test_refuses() -> None:
-    with pytest.raises(ArgumentError, match="groups=11: must be at most dataset_size=10"):
-        CyclicPoissonSampler(dataset_size=10, batch_size=1, groups=11)
-    with pytest.raises(ArgumentError, match="batch_size=6: must be at most 5, the examples of one of 2 groups"):
-        CyclicPoissonSampler(dataset_size=10, batch_size=6, groups=2)
-    with pytest.raises(ArgumentError, match="groups=0"):
-        CyclicPoissonSampler(dataset_size=10, batch_size=1, groups=0)
-    with pytest.raises(ArgumentError, match=r"at least 2\^-32"):
-        CyclicPoissonSampler(dataset_size=10, batch_size=1e-10, groups=2)
-    with pytest.raises(ArgumentError, match="number=3: must be less than groups=3"):
-        SAMPLER.group(3)
-    with pytest.raises(ArgumentError, match="bands=4: must be at most groups=3"):
-        SAMPLER.banded_event(1.0, 5, 0, 0, bands=4, column_norm=1.0, strategy="x")
+    ten = partial(CyclicPoissonSampler, dataset_size=10)
+    refused(ArgumentError, "groups=11: must be at most dataset_size=10", ten, batch_size=1, groups=11)
+    words = "batch_size=6: must be at most 5, the examples of one of 2 groups"
+    refused(ArgumentError, words, ten, batch_size=6, groups=2)
+    refused(ArgumentError, "groups=0", ten, batch_size=1, groups=0)
+    refused(ArgumentError, r"at least 2\^-32", ten, batch_size=1e-10, groups=2)
+    refused(ArgumentError, "number=3: must be less than groups=3", SAMPLER.group, 3)
+    banded = partial(SAMPLER.banded_event, 1.0, 5, 0, 0, column_norm=1.0, strategy="x")
+    refused(ArgumentError, "bands=4: must be at most groups=3", banded, bands=4)

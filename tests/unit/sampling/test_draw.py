@@ -8,11 +8,11 @@ from math import comb, factorial
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
 from dpcore.spec.stream import Stream
+from tests.refused import refused
 
 KEY = bytes(range(32))
 WORD_MAX = 2**32 - 1
@@ -39,9 +39,7 @@ def test_coins_do_not_depend_on_the_block() -> None:
 
 
 @pytest.mark.parametrize(("population", "size", "alphabet"), [(3, 1, 4), (4, 2, 3), (5, 3, 3), (4, 4, 2)])
-def test_every_subset_is_equally_likely_given_that_no_collision_matters(
-    population: int, size: int, alphabet: int
-) -> None:
+def test_every_subset_is_equally_likely_given_that_no_collision_matters(population: int, size: int, alphabet: int):
     counts = Counter(
         tuple(found.tolist())
         for keys in itertools.product(range(alphabet), repeat=population)
@@ -87,11 +85,6 @@ def test_permutation_is_one_and_cannot_be_changed() -> None:
         order[0] = 1
 
 
-def test_permutations_over_keys_are_uniform() -> None:
-    counts = Counter(tuple(draw.permutation(bytes([n % 256, n // 256]) + bytes(30), 3).tolist()) for n in range(1200))
-    assert stats.chisquare([counts[p] for p in itertools.permutations(range(3))]).pvalue > 1e-4
-
-
 def test_reads_its_own_stream_and_row() -> None:
     from dpcore.spec.backends import load_backend
 
@@ -103,16 +96,11 @@ def test_reads_its_own_stream_and_row() -> None:
 
 
 def test_refuses_bad_keys_and_steps() -> None:
-    with pytest.raises(ArgumentError, match="key of 3 bytes"):
-        draw.row_words(b"abc", 0)
-    with pytest.raises(ArgumentTypeError, match="key of type str"):
-        draw.row_words("a" * 32, 0)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="step=-1"):
-        draw.check_step(-1)
-    with pytest.raises(ArgumentError, match="the row kept for the shuffle"):
-        draw.check_step(2**32 - 1)
-    with pytest.raises(ArgumentTypeError, match=r"step=0\.5"):
-        draw.check_step(0.5)  # type: ignore[arg-type]
+    refused(ArgumentError, "key of 3 bytes", draw.row_words, b"abc", 0)
+    refused(ArgumentTypeError, "key of type str", draw.row_words, "a" * 32, 0)
+    refused(ArgumentError, "step=-1", draw.check_step, -1)
+    refused(ArgumentError, "the row kept for the shuffle", draw.check_step, 2**32 - 1)
+    refused(ArgumentTypeError, r"step=0\.5", draw.check_step, 0.5)
     assert draw.check_step(2**32 - 2) == 2**32 - 2
 
 

@@ -15,14 +15,7 @@ import pytest
 from dpcore import accounting, methods
 from dpcore.accounting import Adjacency
 from dpcore.plan.plan import Plan
-from dpcore.sampling import (
-    CyclicPoissonSampler,
-    FixedSizeSampler,
-    PoissonSampler,
-    Sampler,
-    TruncatedPoissonSampler,
-    draw,
-)
+from dpcore.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler, draw
 from dpcore.stages.clipping import AdaptiveClip
 
 KEY = bytes(range(32))
@@ -89,7 +82,7 @@ def density(chances: Law, vectors: np.ndarray, scales: np.ndarray, grids: list[n
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_no_step_tells_more_than_its_event_says(name: str, adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     n, sigma = 4, 0.8
-    sampler: Sampler = SAMPLERS[name](n)
+    sampler = SAMPLERS[name](n)
     clip = AdaptiveClip(bit_noise_std=0.7) if adaptive else None
     plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=sigma, adaptive_clip=clip), sampler, 1)
     # Clipped vectors of one coordinate, and bits; example 0 is the one that the neighbors differ in.

@@ -11,28 +11,17 @@ import pytest
 from dpcore import methods, sampling
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.plan.plan import Plan
-from dpcore.sampling import (
-    CyclicPoissonSampler,
-    FixedBatches,
-    FixedOrderSampler,
-    FixedSizeSampler,
-    PoissonSampler,
-    ShuffledSampler,
-    TruncatedPoissonSampler,
-    UserSampler,
-    foreign,
-    from_description,
-    sampler,
-)
+from dpcore.sampling import FixedBatches, PoissonSampler, UserSampler, foreign, from_description, sampler
+from tests.refused import refused
 
 SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "poisson": (PoissonSampler, {}),
-    "truncated-poisson": (TruncatedPoissonSampler, {"max_batch_size": 15}),
-    "fixed-size": (FixedSizeSampler, {}),
-    "fixed-order": (FixedOrderSampler, {"shuffle": False, "drop_last": True}),
-    "shuffled": (ShuffledSampler, {"drop_last": True}),
-    "cyclic-poisson": (CyclicPoissonSampler, {"groups": 4, "shuffle": False}),
+    "truncated-poisson": (sampling.TruncatedPoissonSampler, {"max_batch_size": 15}),
+    "fixed-size": (sampling.FixedSizeSampler, {}),
+    "fixed-order": (sampling.FixedOrderSampler, {"shuffle": False, "drop_last": True}),
+    "shuffled": (sampling.ShuffledSampler, {"drop_last": True}),
+    "cyclic-poisson": (sampling.CyclicPoissonSampler, {"groups": 4, "shuffle": False}),
 }
 
 
@@ -41,12 +30,9 @@ class Mine(PoissonSampler):
     """Not the library's."""
 
 
-def test_every_name_has_its_class() -> None:
-    assert set(KINDS) == set(sampling.NAMES)
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_sampler_is_made_by_name_and_again_from_what_it_says(name: str) -> None:
+    assert set(KINDS) == set(sampling.NAMES)
     kind, settings = KINDS[name]
     expected = kind(**SIZES, **settings)
     for spelling in (name, name.replace("-", "_"), name.replace("-", " ")):
@@ -56,25 +42,19 @@ def test_a_sampler_is_made_by_name_and_again_from_what_it_says(name: str) -> Non
     assert foreign(UserSampler(expected, [i % 110 for i in range(200)], 2)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "said"),
-    [
-        ("poison", SIZES, "did you mean 'poisson'"),
-        ("cyclic-poisson", SIZES, "groups=None: must be given"),
-        ("poisson", {**SIZES, "groups": 3}, "groups=3: is only for sampling 'cyclic-poisson', not 'poisson'"),
-        ("shuffled", {**SIZES, "sample_rate": 0.1}, "is only for sampling 'poisson' or 'truncated-poisson'"),
-        ("fixed-size", {"dataset_size": 110}, "batch_size=None: must be given"),
-        ("poisson", {"dataset_size": 110}, "batch_size=None: must be given"),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "said"), [
+    ("poison", SIZES, "did you mean 'poisson'"), ("cyclic-poisson", SIZES, "groups=None: must be given"),
+    ("poisson", {**SIZES, "groups": 3}, "groups=3: is only for sampling 'cyclic-poisson', not 'poisson'"),
+    ("shuffled", {**SIZES, "sample_rate": 0.1}, "is only for sampling 'poisson' or 'truncated-poisson'"),
+    ("fixed-size", {"dataset_size": 110}, "batch_size=None: must be given"),
+    ("poisson", {"dataset_size": 110}, "batch_size=None: must be given"),
+])  # fmt: skip
 def test_what_does_not_fit_the_name_is_refused(name: str, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        sampler(name, **given)
+    refused(ArgumentError, said, sampler, name, **given)
 
 
 def test_batches_of_fixed_size_have_a_whole_number_of_examples() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"batch_size=10\.5"):
-        sampler("fixed-order", dataset_size=110, batch_size=10.5)
+    refused(ArgumentTypeError, r"batch_size=10\.5", sampler, "fixed-order", dataset_size=110, batch_size=10.5)
     assert sampler("poisson", dataset_size=110, batch_size=10.5).expected_batch_size == 10.5
 
 

@@ -10,16 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcore.sampling import (
-    CyclicPoissonSampler,
-    FixedOrderSampler,
-    FixedSizeSampler,
-    PoissonSampler,
-    Sampler,
-    ShuffledSampler,
-    TruncatedPoissonSampler,
-    UserSampler,
-)
+from dpcore import sampling
+from dpcore.sampling import PoissonSampler, Sampler, UserSampler
 
 
 def users(*, users: int, batch_size: float, examples: int, max_examples_per_user: int) -> UserSampler:
@@ -29,14 +21,10 @@ def users(*, users: int, batch_size: float, examples: int, max_examples_per_user
 
 
 KINDS: dict[str, Callable[..., Sampler]] = {
-    "poisson": PoissonSampler,
-    "fixed_size": FixedSizeSampler,
-    "fixed_order": FixedOrderSampler,
-    "truncated_poisson": TruncatedPoissonSampler,
-    "shuffled": ShuffledSampler,
-    "cyclic_poisson": CyclicPoissonSampler,
-    "users poisson": users,
-}
+    "poisson": PoissonSampler, "truncated_poisson": sampling.TruncatedPoissonSampler,
+    "cyclic_poisson": sampling.CyclicPoissonSampler, "fixed_size": sampling.FixedSizeSampler,
+    "fixed_order": sampling.FixedOrderSampler, "shuffled": sampling.ShuffledSampler, "users poisson": users,
+}  # fmt: skip
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "sampling.json").read_text())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
+from functools import partial
 from math import comb
 
 import numpy as np
@@ -18,6 +19,7 @@ from dpcore.accounting.phases import truncated_components
 from dpcore.errors import ArgumentError
 from dpcore.sampling import PoissonSampler, TruncatedPoissonSampler
 from dpcore.sampling.truncated_poisson import smallest_maximum
+from tests.refused import refused
 
 KEY = bytes(range(32))
 Batch = tuple[int, ...]
@@ -68,17 +70,6 @@ def test_given_the_others_an_example_is_in_with_the_probability_that_is_accounte
     assert accounted == pytest.approx({r: w for r, w in mixture.items() if r > 0})
 
 
-def test_a_cut_batch_leaves_everybody_the_same_chance() -> None:
-    """Not the first ones that landed, which would favor those early in the data set."""
-    sampler = TruncatedPoissonSampler(dataset_size=60, sample_rate=0.5, max_batch_size=30)
-    taken = np.zeros(60)
-    for step in range(1500):
-        taken[sampler.indices(KEY, step)] += 1
-    chance = np.minimum(np.arange(61), 30) @ stats.binom(60, 0.5).pmf(np.arange(61)) / 60
-    z = (taken - 1500 * chance) / np.sqrt(1500 * chance * (1 - chance))
-    assert stats.chi2(60).sf(float(z @ z)) > 1e-4
-
-
 @given(st.integers(1, 10**7), st.floats(1e-4, 1))
 def test_the_default_maximum_is_the_smallest_that_seldom_overflows(n: int, q: float) -> None:
     most = smallest_maximum(n, q)
@@ -101,20 +92,16 @@ def test_event_and_settings() -> None:
 
 
 def test_refuses() -> None:
-    with pytest.raises(ArgumentError, match="max_batch_size=19: must be at least the expected batch size 20"):
-        TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=19)
-    with pytest.raises(ArgumentError, match=r"max_batch_size=101: .* at most dataset_size=100"):
-        TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=101)
-    with pytest.raises(ArgumentError, match="max_batch_size=0"):
-        TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=0)
-    with pytest.raises(ArgumentError, match=r"give batch_size .* or sample_rate"):
-        TruncatedPoissonSampler(dataset_size=10)
+    cut = partial(TruncatedPoissonSampler, dataset_size=100, batch_size=20)
+    words = "max_batch_size=19: must be at least the expected batch size 20"
+    refused(ArgumentError, words, cut, max_batch_size=19)
+    refused(ArgumentError, r"max_batch_size=101: .* at most dataset_size=100", cut, max_batch_size=101)
+    refused(ArgumentError, "max_batch_size=0", cut, max_batch_size=0)
+    refused(ArgumentError, r"give batch_size .* or sample_rate", TruncatedPoissonSampler, dataset_size=10)
 
 
 @given(st.integers(1, 60), st.data())
-def test_whatever_the_settings_a_batch_is_a_subset_of_the_coins_and_not_too_large(
-    size: int, data: st.DataObject
-) -> None:
+def test_whatever_the_settings_a_batch_is_a_subset_of_the_coins_and_not_too_large(size: int, data: st.DataObject):
     """Without overflow it is the batch of Poisson sampling."""
     batch_size = data.draw(st.floats(0.05, size))
     most = data.draw(st.none() | st.integers(int(np.ceil(batch_size)), size))
