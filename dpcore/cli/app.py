@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpcore.cli.interrupt import Stopped
 from dpcore.cli.options import flag
-from dpcore.cli.train.interrupt import Stopped
 from dpcore.errors import DpcoreError
 from dpcore.spec.version import __version__
 

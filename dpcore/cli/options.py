@@ -49,13 +49,8 @@ def parsers(table: type) -> dict[str, Callable[[Any], Any]]:
 def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Let a command take the fields of a table as options; they come as keywords, into its `**given`.
 
-    Parameters
-    ----------
-    table : type
-        A dataclass whose fields are annotated with options.
-    without : container of str
-        Fields that the command does not take. An option of its own by the name of a field, or by that of several (seed
-        and seeds), replaces it, and stands in its place in the help.
+    Not those in `without`. An option of its own by the name of a field, or by that of several (seed and seeds),
+    replaces it, and stands in its place in the help.
     """
 
     def changed(command: Callable[..., Any]) -> Callable[..., Any]:

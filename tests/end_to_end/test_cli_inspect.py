@@ -12,7 +12,7 @@ import scipy.signal
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.cli import main
-from dpcore.cli.reports.gradients import save_gradients
+from dpcore.cli.gradients import save_gradients
 from dpcore.stages.filters import NAMED_FILTERS
 
 PNG = b"\x89PNG\r\n\x1a\n"

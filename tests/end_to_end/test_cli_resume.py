@@ -27,7 +27,7 @@ import torch
 
 from dpcore import accounting
 from dpcore.cli import main
-from dpcore.cli.reports.gradients import load_gradients
+from dpcore.cli.gradients import load_gradients
 from dpcore.cli.train import checkpoint
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement, verify

@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.datasets import load
-from dpcore.cli.reports.gradients import load_gradients
+from dpcore.cli.gradients import load_gradients
 from dpcore.spec.keys import RunKeys
 from dpcore.statement import Statement
 

@@ -29,12 +29,8 @@ AllAccountants = Annotated[bool, flag("--all", "Also show what every other accou
 def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
     """Return the accountant asked for, or the one with the smallest bound: each gives an upper one.
 
-    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon.
-
-    Raises
-    ------
-    PrivacyError
-        Where none covers the event.
+    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. PrivacyError where none covers
+    it.
     """
     if asked is not None:
         return asked

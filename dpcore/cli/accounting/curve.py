@@ -20,7 +20,7 @@ from dpcore.accounting.pld import trade_off
 from dpcore.cli import options
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.reports.stored import stored
+from dpcore.cli.stored import stored
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError, PrivacyError
 from dpcore.spec.canonical import plain

@@ -77,13 +77,7 @@ class EventOptions:
         return replace(self, steps=steps, epochs=None)
 
     def event(self) -> Event:
-        """Return what is released.
-
-        Raises
-        ------
-        ArgumentError
-            Where options are missing or contradict each other; the message says which to give.
-        """
+        """Return what is released; ArgumentError says which option is missing, or contradicts another."""
         if self.noise_multiplier is None:
             raise ArgumentError("noise_multiplier: give --noise-multiplier")
         if self.steps is None and self.epochs is None:

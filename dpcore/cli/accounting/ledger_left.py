@@ -17,20 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spent:
-    """The runs of a ledger, as one event.
+    """The runs of a ledger, as one event: all that they release at most.
 
-    Parameters
-    ----------
-    name : str
-        The ledger's.
-    runs : int
-        How many it holds.
-    event : Composed
-        What they release at most, all together.
-    budget : (float, float) or None
-        Its epsilon and delta.
-    left : Remaining or None
-        What the budget leaves; None where there is no budget, or where nothing is left of it for another run.
+    `left` is what the budget leaves; None where there is no budget, or where nothing is left of it for another run.
     """
 
     name: str
@@ -96,15 +85,7 @@ def _budget(budget: tuple[float, float]) -> str:
 
 
 def spent_of(path: Path) -> Spent:
-    """Read a ledger, without changing it.
-
-    Raises
-    ------
-    DpcoreError
-        As `dpcore.ledger.Ledger.open`.
-    PrivacyError
-        Where one of its runs has no guarantee.
-    """
+    """Read a ledger, without changing it; PrivacyError where one of its runs has no guarantee."""
     from dpcore.ledger import Ledger
 
     ledger = Ledger.open(path, read_only=True)

@@ -46,30 +46,11 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison.
+    """A whole comparison: contestants of different names, each of which meets every epsilon with `seeds` final runs.
 
-    Parameters
-    ----------
-    contestants : tuple of Contestant
-        Their names differ.
-    epsilon : tuple of float
-        The guarantee of each run; every contestant meets every one of them.
-    seeds : int
-        Final runs of each contestant at each epsilon.
-    search_seeds : int
-        Runs of each learning rate of a grid.
-    search_epochs : int, optional
-        Epochs of a search run; its noise is calibrated to the same epsilon in that many epochs. None takes the
-        contestant's own epochs.
-    account_for_tuning : bool
-        Whether the guarantee of all runs together is stated.
-    common : dict
-        Settings of all contestants; a contestant's own win.
-
-    Raises
-    ------
-    ArgumentError
-        Where there is nothing to compare, or a setting is out of range.
+    `search_seeds` are runs of each learning rate of a grid, of `search_epochs` epochs each: the noise is calibrated to
+    the same epsilon in that many epochs. None takes the contestant's own. `account_for_tuning` says whether the
+    guarantee of all runs together is stated. `common` are settings of all contestants; a contestant's own win.
     """
 
     contestants: tuple[Contestant, ...]

@@ -13,11 +13,5 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read the four arrays, and `classes` (an integer scalar) where the archive has it.
-
-    Raises
-    ------
-    DataError
-        As `dpcore.cli.datasets.archive.read_arrays`.
-    """
+    """Read the four arrays, and `classes` (an integer scalar) where the archive has it; DataError as `read_arrays`."""
     return read_arrays(path, KEYS, optional=("classes",))

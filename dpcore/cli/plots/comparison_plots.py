@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.cli.intervals import mean_interval
 from dpcore.cli.plots.figure import COLORS, GRAY, PathLike, drawing, whole_epochs
-from dpcore.cli.reports.intervals import mean_interval
 from dpcore.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -31,14 +31,9 @@ class Curves:
 
 
 def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
-    """Draw a column for each panel: accuracy by epoch above, the final runs below.
+    """Draw a column for each panel, by title: accuracy by epoch above, the final runs below.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    panels : mapping of str to mapping of str to Curves
-        Title to contestants; a contestant has the same color in every panel.
+    A contestant has the same color in every panel.
     """
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
     if not names:

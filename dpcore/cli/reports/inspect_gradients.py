@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from dpcore.cli.gradients import Gradients, load_gradients
 from dpcore.cli.output import results, write_json, write_line
 from dpcore.cli.plots import filter_plots
-from dpcore.cli.reports.gradients import Gradients, load_gradients
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain
 from dpcore.theory.analysis import recorded, spectrum

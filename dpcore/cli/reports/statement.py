@@ -10,7 +10,7 @@ import typer
 
 from dpcore.cli import options
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.reports.stored import stored
+from dpcore.cli.stored import stored
 from dpcore.cli.values import count
 from dpcore.errors import ArgumentError, DataError
 from dpcore.statement.statement import Statement

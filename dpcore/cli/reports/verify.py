@@ -12,7 +12,7 @@ import typer
 
 from dpcore.cli import options
 from dpcore.cli.output import results, write_json, write_line
-from dpcore.cli.reports.stored import stored
+from dpcore.cli.stored import stored
 
 if TYPE_CHECKING:
     from dpcore.statement.verify import Finding

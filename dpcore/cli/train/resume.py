@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dpcore.accounting.branches import Branch, Branches, count
+from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
-from dpcore.cli.train.interrupt import deferred
 from dpcore.cli.train.run import train
 from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
 from dpcore.cli.train.settings import Settings
@@ -33,12 +33,7 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def check(context: typer.Context, path: Path) -> None:
-    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run.
-
-    Raises
-    ------
-    ArgumentError, DataError
-    """
+    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run."""
     if not holds(path):
         raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
     for parameter in context.command.params:
@@ -48,21 +43,9 @@ def check(context: typer.Context, path: Path) -> None:
 
 
 def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
-    """Go on with the run in a folder from its checkpoint; return the exit status.
+    """Go on with the run in a folder, which has these settings, from its checkpoint; return the exit status.
 
-    Parameters
-    ----------
-    settings : Settings
-        From the folder.
-    path : Path
-    as_json : bool
-    ledger : Path, optional
-        Where the run's ledger is now; by default where it was.
-
-    Raises
-    ------
-    DataError
-        Where the run cannot go on.
+    `ledger` is where the run's ledger is now; by default where it was.
     """
     with locked(path):
         from dpcore.cli.datasets import load

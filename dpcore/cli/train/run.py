@@ -8,8 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from dpcore import accounting
+from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.train.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.statement.text import format_epsilon, format_number
@@ -149,7 +149,7 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
     for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
         folder.write(name, content)
     if outcome.recorded is not None:
-        from dpcore.cli.reports.gradients import save_gradients
+        from dpcore.cli.gradients import save_gradients
 
         save_gradients(folder.path, **outcome.recorded)
     plots.learning_curve(

@@ -41,13 +41,7 @@ _ONLY_SAMPLING = {"max_batch_size": "truncated-poisson", "groups": "cyclic-poiss
 
 @dataclass(frozen=True)
 class Settings(TrainingOptions):
-    """One training run: public values only, written to config.json as they are.
-
-    Raises
-    ------
-    ArgumentError
-        Where a setting is out of range, or does not fit the others.
-    """
+    """One training run: public values only, written to config.json as they are, and checked against each other."""
 
     def __post_init__(self) -> None:
         choice(METHODS, method=self.method)
@@ -139,15 +133,7 @@ class Settings(TrainingOptions):
     def build_method(self, examples: int | None = None) -> Method:
         """Return the method.
 
-        Parameters
-        ----------
-        examples : int, optional
-            A public number, from which the batch size follows where it was not given; without it that stays open.
-
-        Raises
-        ------
-        ArgumentError
-            Where a setting is out of range.
+        Where no batch size was given it follows from `examples`, a public number; without that it stays open.
         """
         given: dict[str, Any] = {_CALLED.get(name, name): getattr(self, name) for name in KEYWORDS}
         given |= {"lr": self.learning_rate}

@@ -13,9 +13,9 @@ import torch
 
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
+from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
-from dpcore.cli.train.interrupt import Interruption
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DeltaWarning
 from dpcore.plan.plan import Plan
@@ -42,7 +42,7 @@ class Outcome:
     """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
-    the keywords of `dpcore.cli.reports.gradients.save_gradients`, where a record was asked for. `budget` says why a
+    the keywords of `dpcore.cli.gradients.save_gradients`, where a record was asked for. `budget` says why a
     ledger's budget ended the run, if it did. `steps_taken` lead to the parameters; the statement counts more where a
     run was killed and resumed.
     """
@@ -56,27 +56,10 @@ class Outcome:
 
 
 class Training:
-    """A run that is built and can be started.
+    """A run that is built and can be started; `evaluations` are those so far.
 
-    Parameters
-    ----------
-    settings : Settings
-    dataset : Dataset
-        Its training part is private; its test part is declared not to be in it.
-    ledger : Path, optional
-        Of the ledger that pays for the steps.
-    run_name : str
-        What the ledger calls the run.
-
-    Attributes
-    ----------
-    evaluations : list of EpochReleased
-        So far.
-
-    Raises
-    ------
-    ArgumentError, BackendError, DataError, PrivacyError
-        Where settings do not fit each other, the data or this machine.
+    The data's training part is private; its test part is declared not to be in it. A ledger pays for the steps, and
+    knows the run by `run_name`.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
@@ -156,17 +139,9 @@ class Training:
     ) -> Outcome:
         """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
 
-        Parameters
-        ----------
-        callbacks : sequence of Callback
-            Hear of each step and evaluation.
-        interruption : Interruption
-            Looked at after each step.
-        state : callable, optional
-            Given a statement *before* the steps that it covers are taken, and again when they were: whoever kills the
-            process in between finds a statement that counts too much, never too little.
-        save : callable, optional
-            Called where a checkpoint is due: `dpcore.cli.train.autosave`, after each evaluation, and at an early end.
+        `state` is given a statement *before* the steps that it covers are taken, and again when they were: whoever
+        kills the process in between finds a statement that counts too much, never too little. `save` is called where a
+        checkpoint is due: `dpcore.cli.train.autosave`, after each evaluation, and at an early end.
         """
         begun = taken = self.private.steps_taken
         saves = None if save is None else Autosave(save, self.plan.steps)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcore.cli.reports.gradients import KEYS, load_gradients, save_gradients
+from dpcore.cli.gradients import KEYS, load_gradients, save_gradients
 from dpcore.errors import ArgumentError, DataError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.cli.reports.intervals import difference_interval, mean_interval
+from dpcore.cli.intervals import difference_interval, mean_interval
 from dpcore.errors import ArgumentError
 
 FIRST, SECOND = [0.91, 0.88, 0.93, 0.90], [0.80, 0.89, 0.84]
