@@ -9,10 +9,10 @@ import typer
 
 from dpcore import accounting
 from dpcore.accounting import Event
-from dpcore.cli import options
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.ledger_left import Spent, spent_of
+from dpcore.cli.options import Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
@@ -21,22 +21,18 @@ from dpcore.statement.text import format_epsilon, format_lower, format_number
 UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
 
-@options.takes(EventOptions)
+@takes(EventOptions)
 def calibrate(
-    epsilon: Annotated[float | None, options.option(real, "EPSILON", "The target, for example 3.")] = None,
-    delta: Annotated[float | None, options.option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
-    solve_for: Annotated[
-        str | None,
-        options.option(one_of(UNKNOWNS), "NAME", f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out."),
-    ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What this ledger leaves: the target is for its runs and this one together."),
-    ] = None,
+    epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
+    delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
+    solve_for: Annotated[str | None, option(one_of(UNKNOWNS), "NAME",
+        f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out.")] = None,
+    ledger: Annotated[Path | None, typer.Option(metavar="FILE",
+        help="What this ledger leaves: the target is for its runs and this one together.")] = None,
     accountant: answer.Accountant = None,
-    as_json: options.Json = False,
+    as_json: Json = False,
     **given: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out."""
     plan = EventOptions(**given)
     spent = None if ledger is None else spent_of(ledger)

@@ -17,8 +17,8 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
-from dpcore.cli import options
 from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.options import Json, option, picture, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.stored import stored
 from dpcore.cli.values import one_of, real
@@ -67,23 +67,18 @@ class Subject:
     unit: str = "steps"
 
 
-@options.takes(EventOptions)
+@takes(EventOptions)
 def curve(
-    kind: Annotated[
-        str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps", help="Which curve.")
-    ] = "delta",
-    statement: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Of a stored statement or run folder, instead of the options of a plan."),
-    ] = None,
-    delta: Annotated[float | None, options.option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
-    out: Annotated[
-        Path | None, options.option(options.picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")
-    ] = None,
+    kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
+        help="Which curve.")] = "delta",
+    statement: Annotated[Path | None, typer.Option(metavar="PATH",
+        help="Of a stored statement or run folder, instead of the options of a plan.")] = None,
+    delta: Annotated[float | None, option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
+    out: Annotated[Path | None, option(picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")] = None,
     table: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points there.")] = None,
-    as_json: options.Json = False,
+    as_json: Json = False,
     **given: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
     if statement is not None:
         extra = [name for name, value in given.items() if value != getattr(EventOptions(), name)]

@@ -6,24 +6,22 @@ from typing import Annotated, Any
 
 from dpcore import accounting
 from dpcore.accounting import Event
-from dpcore.cli import options
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.options import Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import real, reals
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
 
-@options.takes(EventOptions)
+@takes(EventOptions)
 def epsilon(
-    delta: Annotated[float, options.option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
+    delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
     accountant: answer.Accountant = None,
-    orders: Annotated[
-        Any, options.option(reals, "A,B,...", "Orders of the rdp accountant, instead of its own.")
-    ] = None,
+    orders: Annotated[Any, option(reals, "A,B,...", "Orders of the rdp accountant, instead of its own.")] = None,
     show_all: answer.AllAccountants = False,
-    as_json: options.Json = False,
+    as_json: Json = False,
     **given: Any,
 ) -> None:
     """Say what epsilon a noise multiplier gives."""
@@ -49,12 +47,12 @@ def epsilon(
     answer.write_table(table)
 
 
-@options.takes(EventOptions)
+@takes(EventOptions)
 def delta(
-    epsilon: Annotated[float, options.option(real, "EPSILON", "0 or more, for example 3.")],
+    epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")],
     accountant: answer.Accountant = None,
     show_all: answer.AllAccountants = False,
-    as_json: options.Json = False,
+    as_json: Json = False,
     **given: Any,
 ) -> None:
     """Say what delta a plan has at an epsilon."""

@@ -21,25 +21,22 @@ _Count: TypeAlias = int | None
 class EventOptions:
     """A plan as the options give it: each field is an option of this name. None means: not given."""
 
-    noise_multiplier: Annotated[
-        _Real, option(real, "SIGMA", "Standard deviation of the noise on the sum over the clip norm.")
-    ] = None
-    sample_rate: Annotated[
-        _Real, option(real, "RATE", "Probability that an example enters a step, such as 0.01 or 256/60000.")
-    ] = None
-    dataset_size: Annotated[_Count, option(count, "N", "Number of examples; with --batch-size instead of a rate.")] = (
-        None
-    )
+    # fmt: off
+    noise_multiplier: Annotated[_Real, option(real, "SIGMA",
+        "Standard deviation of the noise on the sum over the clip norm.")] = None
+    sample_rate: Annotated[_Real, option(real, "RATE",
+        "Probability that an example enters a step, such as 0.01 or 256/60000.")] = None
+    dataset_size: Annotated[_Count, option(count, "N",
+        "Number of examples; with --batch-size instead of a rate.")] = None
     batch_size: Annotated[_Count, option(count, "N", "Expected number of examples in a batch.")] = None
     steps: Annotated[_Count, option(count, "N", "Number of optimizer steps.")] = None
     epochs: Annotated[_Real, option(real, "N", "Passes over the data, instead of --steps.")] = None
-    sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME", f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = (
-        "poisson"
-    )
-    max_batch_size: Annotated[
-        _Count, option(count, "N", "Of truncated-poisson; by default passed once in a million steps.")
-    ] = None
+    sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME",
+        f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = "poisson"
+    max_batch_size: Annotated[_Count, option(count, "N",
+        "Of truncated-poisson; by default passed once in a million steps.")] = None
     groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None
+    # fmt: on
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:

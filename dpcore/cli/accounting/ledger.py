@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcore.cli import options
 from dpcore.cli.accounting.answer import large_delta
+from dpcore.cli.options import Json, option
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError
@@ -43,26 +43,15 @@ def _start(context: typer.Context) -> None:
 )
 def create_command(
     file: _File,
-    budget_epsilon: Annotated[Any, options.option(real, "EPSILON", "What all runs together must not cross.")] = None,
-    budget_delta: Annotated[
-        Any, options.option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")
-    ] = None,
+    budget_epsilon: Annotated[Any, option(real, "EPSILON", "What all runs together must not cross.")] = None,
+    budget_delta: Annotated[Any, option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What you call the data set.")] = "",
-    composition: Annotated[
-        str,
-        options.option(
-            one_of(("rdp", "gdp")),
-            "NAME",
-            "How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.",
-        ),
-    ] = "rdp",
-    order: Annotated[
-        Any,
-        options.option(real, "A", "The order of rdp; the best one for the first run if left out."),
-    ] = None,
+    composition: Annotated[str, option(one_of(("rdp", "gdp")), "NAME",
+        "How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.")] = "rdp",
+    order: Annotated[Any, option(real, "A", "The order of rdp; the best one for the first run if left out.")] = None,
     accept_file_system: _Accept = False,
-    as_json: options.Json = False,
-) -> None:
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Make a new ledger. The budget is fixed once."""
     from dpcore.ledger import Ledger
 
@@ -72,12 +61,7 @@ def create_command(
     if budget is not None and 0 < budget_delta < 1:
         _remark_on_delta(budget_delta)
     made = Ledger.create(
-        file,
-        budget=budget,
-        name=name,
-        composition=composition,
-        order=order,
-        accept_file_system=accept_file_system,
+        file, budget=budget, name=name, composition=composition, order=order, accept_file_system=accept_file_system
     )
     if as_json:
         write_json({"file": str(made.path), **_header(made)})
@@ -89,8 +73,8 @@ def create_command(
 @ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
 def show_command(
     file: _File,
-    delta: Annotated[Any, options.option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
-    as_json: options.Json = False,
+    delta: Annotated[Any, option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Show the runs, what they cost together, and what the budget leaves."""
     shown = _open(file)
@@ -113,13 +97,11 @@ def show_command(
 @ledger.command("verify", epilog="Example:  dpcore ledger verify patients.ledger")
 def verify_command(
     file: _File,
-    seal: Annotated[
-        str | None,
-        typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear."),
-    ] = None,
+    seal: Annotated[str | None, typer.Option("--seal", metavar="SHA256",
+        help="A seal noted earlier, which some entry must bear.")] = None,
     accept_file_system: _Accept = False,
-    as_json: options.Json = False,
-) -> int:
+    as_json: Json = False,
+) -> int:  # fmt: skip
     """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
     found = _open(file, accept_file_system).verify(seal=seal)
     if as_json:
@@ -137,7 +119,7 @@ def verify_command(
 @ledger.command("export", epilog="Example:  dpcore ledger export patients.ledger > patients.json")
 def export_command(
     file: _File,
-    as_json: options.Json = False,  # noqa: ARG001 (it always is)
+    as_json: Json = False,  # noqa: ARG001 (it always is)
 ) -> int:
     """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
     from dpcore.ledger import salvage

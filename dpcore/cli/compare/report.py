@@ -160,12 +160,7 @@ def rows(comparison: Comparison, log: Log, plans: Previews) -> list[Row]:
 
 def to_dict(made: Sequence[Row], tuned: Tuning, verdict: str, lines: Sequence[str]) -> dict[str, Any]:
     """Return the summary as plain values, without durations."""
-    return {
-        "rows": [_row(row) for row in made],
-        "verdict": verdict,
-        "remarks": list(lines),
-        "tuning": tuned.to_dict(),
-    }
+    return {"rows": [_row(row) for row in made], "verdict": verdict, "remarks": list(lines), "tuning": tuned.to_dict()}
 
 
 def _row(row: Row) -> dict[str, Any]:

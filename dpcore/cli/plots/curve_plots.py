@@ -88,7 +88,7 @@ def steps_curve(
     taken: int | None = None,
     unit: str = "steps",
 ) -> Path:
-    """Draw epsilon over the steps (or epochs: `unit`) of a run, from certified ends, shape (m,); `taken` ones are marked.
+    """Draw epsilon over the steps (or epochs: `unit`) of a run, from certified ends, shape (m,); `taken` is marked.
 
     Infinite ends are left out, and one must be finite.
     """

@@ -64,10 +64,7 @@ def numbers_of(asked: Asked) -> dict[str, Any]:
         "cutoff": _known(analysis.cutoff(form)),
         "delay": _known(analysis.delay(form)),
         "half_life": _known(analysis.half_life(form)),
-        "noise_factor": {
-            **{str(step): _known(float(factors[step - 1])) for step in _STEPS},
-            "limit": _known(limit),
-        },
+        "noise_factor": {**{str(step): _known(float(factors[step - 1])) for step in _STEPS}, "limit": _known(limit)},
     }
 
 

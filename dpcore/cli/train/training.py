@@ -123,11 +123,7 @@ class Training:
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.plan.steps)
         return replace(
-            now,
-            steps_taken=steps,
-            caveats=(*now.caveats, HELD_OUT),
-            note=note,
-            **guarantee(event, planned, now.delta),
+            now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
         )
 
     def run(
