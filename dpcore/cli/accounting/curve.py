@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,11 +44,9 @@ class Points:
 
     def csv(self) -> str:
         """Return the points as a table with a heading."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([self.x_name, f"{self.y_name} (lower)", f"{self.y_name} (upper)"])
-        writer.writerows(zip(self.x, self.lower, self.upper, strict=True))
-        return text.getvalue()
+        head = self.x_name, f"{self.y_name} (lower)", f"{self.y_name} (upper)"
+        rows = head, *zip(self.x, self.lower, self.upper, strict=True)
+        return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
 @dataclass(frozen=True)
@@ -94,15 +90,9 @@ def curve(
     if table is not None:
         table.write_text(points.csv(), encoding="utf-8")
     if as_json:
-        content = {
-            "curve": kind,
-            "x": points.x_name,
-            "y": points.y_name,
-            "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)],
-            **points.beside,
-            "adjacency": str(subject.event.adjacency),
-            "event": subject.event.to_dict(),
-        }
+        content = {"curve": kind, "x": points.x_name, "y": points.y_name,
+            "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)], **points.beside,
+            "adjacency": str(subject.event.adjacency), "event": subject.event.to_dict()}  # fmt: skip
         write_json(plain(content))
         return
     _tell(points, subject)

@@ -167,15 +167,9 @@ class EventOptions:
 
 
 _A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
-_WORDS = {
-    "poisson": "Poisson sampling",
-    "truncated-poisson": "Poisson sampling",
-    "fixed-size": "uniform subsets",
-    "fixed-order": "a fixed order of batches",
-    "shuffled": "a fresh order every epoch (no amplification)",
-    "cyclic-poisson": "cyclic Poisson sampling",
-    "full-batch": "the full batch",
-}
+_WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",
+    "fixed-order": "a fixed order of batches", "shuffled": "a fresh order every epoch (no amplification)",
+    "cyclic-poisson": "cyclic Poisson sampling", "full-batch": "the full batch"}  # fmt: skip
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",

@@ -12,6 +12,7 @@ from dpcore.cli.options import Json, option
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError
+from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def show_command(
     if delta is not None:
         _remark_on_delta(delta)
     if as_json:
-        runs = [run.to_dict() | {"epsilon": _plain(run.epsilon(total.delta))} for run in shown.runs()]
+        runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
         return
     write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
@@ -156,14 +157,9 @@ def _open(file: Path, accept_file_system: bool = False) -> Ledger:
 
 
 def _header(shown: Ledger) -> dict[str, Any]:
-    return {
-        "ledger": shown.ledger_id,
-        "name": shown.name,
+    return {"ledger": shown.ledger_id, "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
-        "composition": shown.filter.kind,
-        "order": shown.order,
-        "file_systems": list(shown.file_systems),
-    }
+        "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
 
 
 def _budget(shown: Ledger) -> str:
@@ -234,10 +230,3 @@ def _tell_budget(total: Total, limit: float) -> None:
     write_line(f"{start}{spent:.1f}% spent{middle}, {max(0.0, 100 - spent - kept):.1f}% left")
     if spent + kept < 100:
         write_line(f"{'what a plan can have of it':<40} dpcore calibrate --ledger FILE")
-
-
-def _plain(value: float) -> float | str:
-    from dpcore.spec.canonical import plain
-
-    result: float | str = plain(value)
-    return result

@@ -131,7 +131,8 @@ class Comparison:
 
     def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return the runs that may begin now, where those with an accuracy are complete."""
-        return [run for run in self.ahead(accuracy) if run.role == SEARCH or self._is_chosen(run, accuracy)]
+        ahead = self.ahead(accuracy)
+        return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
 
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
@@ -145,9 +146,6 @@ class Comparison:
                 wanted += self.search(contestant, epsilon)
                 wanted += self.final(contestant, epsilon, self.grid(contestant)[0] if lr is None else lr)
         return [run for run in wanted if run not in accuracy]
-
-    def _is_chosen(self, run: Run, accuracy: Mapping[Run, float]) -> bool:
-        return self.chosen(run.contestant, run.epsilon, accuracy) is not None
 
     @property
     def total(self) -> int:

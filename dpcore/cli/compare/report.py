@@ -115,14 +115,9 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         stated = None if self.epsilon is None else {"epsilon": self.epsilon, "delta": self.delta}
-        return {
-            "accounted_for": self.epsilon is not None or self.charged,
-            "by_ledger": self.charged,
-            "runs": self.runs,
-            "search_runs": self.searched,
-            "together": stated and {**stated, "adjacency": self.adjacency},
-            "words": self.words,
-        }
+        return {"accounted_for": self.epsilon is not None or self.charged, "by_ledger": self.charged,
+            "runs": self.runs, "search_runs": self.searched, "together": stated and {**stated,
+            "adjacency": self.adjacency}, "words": self.words}  # fmt: skip
 
 
 def together(events: Sequence[accounting.Event], delta: float) -> dict[str, float]:

@@ -21,21 +21,8 @@ MOST_BYTES = 4 << 30
 _CHUNK = 1 << 18
 
 # What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    ValueError,
-    TypeError,
-    SyntaxError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, TypeError, SyntaxError, KeyError,
+    IndexError, OverflowError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
 
 
 def read_arrays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from dpcore.cli.gradients import Gradients, load_gradients
-from dpcore.cli.output import results, write_json, write_line
+from dpcore.cli.output import known, results, write_json, write_line
 from dpcore.cli.plots import filter_plots
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain
@@ -58,8 +57,8 @@ def numbers_of(gradients: Gradients) -> dict[str, Any]:
             {
                 "frequency": frequency,
                 "white_noise": 2 * frequency,
-                "before": _known(spectrum.share_below(before, frequency)),
-                "after": _known(spectrum.share_below(after, frequency)),
+                "before": known(spectrum.share_below(before, frequency)),
+                "after": known(spectrum.share_below(after, frequency)),
             }
             for frequency in _BELOW
         ],
@@ -181,10 +180,6 @@ def _draw(gradients: Gradients, out: Path, title: str) -> None:
         negative_share=gradients.negative_share,
         title=title,
     )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _percent(value: float | None) -> str:

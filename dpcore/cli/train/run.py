@@ -139,12 +139,9 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
     from dpcore.torch.export import files
 
     evaluations = outcome.evaluations
-    trained = {
-        "data": settings.data,
-        "model": settings.model,
+    trained = {"data": settings.data, "model": settings.model,
         "parameters": sum(array.size for array in outcome.parameters.values()),
-        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %",
-    }
+        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %"}  # fmt: skip
     title = f"{settings.data}, {settings.model}, {settings.method}"
     for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
         folder.write(name, content)
@@ -169,17 +166,10 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
-        write_json(
-            {
-                "status": f"stopped by {who}" if stopped else "complete",
-                "test_accuracy": last.test_accuracy,
-                "test_loss": last.test_loss,
-                "run_folder": str(folder.path),
-                **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
-                "settings": settings.to_dict(),
-                "statement": statement.to_dict(),
-            }
-        )
+        write_json({"status": f"stopped by {who}" if stopped else "complete", "test_accuracy": last.test_accuracy,
+            "test_loss": last.test_loss, "run_folder": str(folder.path),
+            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}), "settings": settings.to_dict(),
+            "statement": statement.to_dict()})  # fmt: skip
         return
     if stopped:
         write_line(

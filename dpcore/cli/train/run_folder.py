@@ -24,20 +24,8 @@ COMPARISON = "dpcore compare"
 # Where a comparison has the folders of its runs.
 RUNS = "runs"
 # The only names that this module creates, and so the only ones that it deletes.
-NAMES = (
-    "config.json",
-    "metrics.jsonl",
-    "statement.json",
-    "statement.txt",
-    "learning-curve.png",
-    "comparison.png",
-    "results.json",
-    "timing.json",
-    "table.txt",
-    "model.safetensors",
-    "gradients.npz",
-    "README.md",
-)
+NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
+    "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
 TENSORBOARD = "tensorboard"
 
 

@@ -19,23 +19,12 @@ from dpcore.stages.updates.schedules import WarmupCosine
 
 # Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md. Those of
 # adagrad and accelerated are reasoned, not searched.
-DEFAULT_LR = {
-    "sgd": 0.5,
-    "momentum": 0.05,
-    "nesterov": 0.05,
-    "adam": 0.005,
-    "adamw": 0.005,
-    "adagrad": 0.05,
-    "accelerated": 0.1,
-}
+DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "nesterov": 0.05, "adam": 0.005, "adamw": 0.005, "adagrad": 0.05,
+    "accelerated": 0.1}  # fmt: skip
 # Methods call these by another name.
 _CALLED = {"filter_b": "b", "filter_a": "a"}
-_ONLY_BESIDE = {
-    "clip_lr": "clip-quantile",
-    "bit_noise": "clip-quantile",
-    "warmup_steps": "schedule cosine",
-    "bands": "strategy banded-inverse-square-root",
-}
+_ONLY_BESIDE = {"clip_lr": "clip-quantile", "bit_noise": "clip-quantile", "warmup_steps": "schedule cosine",
+    "bands": "strategy banded-inverse-square-root"}  # fmt: skip
 _ONLY_SAMPLING = {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}
 
 

@@ -100,12 +100,9 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the run can go on from; `torch.load` reads it with `weights_only`. **Secret**: has the keys."""
-        return {
-            "settings": plain(self.settings.to_dict()),
-            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
-            "model": self.model.state_dict(),
-            "optimizer": self.private.optimizer.state_dict(),
-        }
+        return {"settings": plain(self.settings.to_dict()),
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations], "model": self.model.state_dict(),
+            "optimizer": self.private.optimizer.state_dict()}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict` of a run with the same settings."""
