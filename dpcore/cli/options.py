@@ -64,14 +64,8 @@ def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., 
                 shared.append(own.pop(name))
             elif item.name not in without:
                 default = None if item.default is MISSING else item.default
-                shared.append(
-                    inspect.Parameter(
-                        item.name,
-                        inspect.Parameter.KEYWORD_ONLY,
-                        default=default,
-                        annotation=Annotated[_options(table)[item.name]],
-                    )
-                )
+                kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[_options(table)[item.name]]
+                shared.append(inspect.Parameter(item.name, kind, default=default, annotation=annotation))
         rest = [p.replace(kind=p.KEYWORD_ONLY) for p in (*shared, *own.values())]
         command.__signature__ = signature.replace(parameters=[*first, *rest])  # type: ignore[attr-defined]
         return command

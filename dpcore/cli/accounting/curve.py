@@ -144,15 +144,8 @@ def _stated(path: Path, delta: float | None) -> Subject:
         return plan.event_after(count)
 
     words = f"{statement.method.get('name', 'run')}, {statement.steps_taken:,} of {statement.steps_planned:,} steps"
-    return Subject(
-        event,
-        words,
-        statement.delta if delta is None else delta,
-        statement.dataset_size,
-        event_after,
-        statement.steps_planned,
-        statement.steps_taken,
-    )
+    delta, steps = statement.delta if delta is None else delta, (statement.steps_planned, statement.steps_taken)
+    return Subject(event, words, delta, statement.dataset_size, event_after, *steps)
 
 
 def _deltas(subject: Subject) -> Points:

@@ -168,18 +168,11 @@ def _why_not(residual: float) -> str:
 
 
 def _draw(gradients: Gradients, out: Path, title: str) -> None:
-    before, after = _correlations(gradients)
-    frequencies = np.geomspace(min(0.25, 1 / len(before)), 0.5, 400)
-    width = gradients.released.shape[1]
-    filter_plots.gradient_picture(
-        out,
-        frequencies,
-        spectrum.power_spectral_density(before, frequencies) / width,
-        spectrum.power_spectral_density(after, frequencies) / width,
-        floor=gradients.noise_std**2 if gradients.white_noise else 0.0,
-        negative_share=gradients.negative_share,
-        title=title,
-    )
+    both, width = _correlations(gradients), gradients.released.shape[1]
+    frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
+    densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
+    floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
+    filter_plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
 
 
 def _percent(value: float | None) -> str:

@@ -149,14 +149,9 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
         from dpcore.cli.gradients import save_gradients
 
         save_gradients(folder.path, **outcome.recorded)
-    plots.learning_curve(
-        folder.path / "learning-curve.png",
-        [item.epoch for item in evaluations],
-        [item.test_accuracy for item in evaluations],
-        [item.epsilon for item in evaluations],
-        title=title,
-        target_epsilon=settings.epsilon,
-    )
+    curves = ([getattr(item, key) for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
+    picture = folder.path / "learning-curve.png"
+    plots.learning_curve(picture, *curves, title=title, target_epsilon=settings.epsilon)
 
 
 def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:

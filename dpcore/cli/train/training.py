@@ -187,9 +187,9 @@ class Training:
     @torch.no_grad()
     def _evaluate(self, taken: int) -> EpochReleased:
         self.model.eval()
-        correct, loss = 0, 0.0
+        correct, loss, examples = 0, 0.0, len(self._test_targets)
         with self.private.averaged():
-            for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
+            for start in range(0, examples, _EVALUATION_BATCH):
                 targets = self._test_targets[start : start + _EVALUATION_BATCH]
                 inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
                 logits = self.model(inputs)
@@ -201,8 +201,8 @@ class Training:
             step=taken,
             epsilon=float(self.epsilon_after(taken)),
             delta=self.settings.delta,
-            test_accuracy=correct / len(self._test_targets),
-            test_loss=loss / len(self._test_targets),
+            test_accuracy=correct / examples,
+            test_loss=loss / examples,
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
 
