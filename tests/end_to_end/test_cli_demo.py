@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,7 @@ from dpcore.statement import Statement
 
 
 @pytest.mark.slow
-def test_it_ends_with_a_table_a_picture_and_the_guarantee(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "COMMON", {**demo.COMMON, "model": "logistic", "epochs": 1})
     out = tmp_path / "demo"
     assert main(["demo", "--out", str(out), "--seeds", "2"]) == 0
@@ -42,7 +39,7 @@ def test_it_ends_with_a_table_a_picture_and_the_guarantee(
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
 
 
-def test_its_settings_are_those_of_the_documentation() -> None:
+def test_its_settings_are_those_of_the_documentation():
     assert [(item.name, item.lr) for item in demo.CONTESTANTS] == [
         ("DP-SGD", (0.35,)),
         ("DOPPLER", (0.7,)),
@@ -56,7 +53,7 @@ def test_its_settings_are_those_of_the_documentation() -> None:
     assert (one.data, one.model, one.epochs, one.batch_size, one.delta) == ("digits", "mlp", 10, 64, 1e-5)
 
 
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_other_things_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert main(["demo", "--out", str(tmp_path), "--seeds", "1"]) == 2
     assert "holds no dpcore compare" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ def ask(*arguments: object) -> dict[str, object]:
     return dict(json.loads(out.getvalue()))
 
 
-def test_epsilon_agrees_with_dp_accounting_at_its_orders() -> None:
+def test_epsilon_agrees_with_dp_accounting_at_its_orders():
     line = "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --accountant rdp --orders"
     told = ask(*line.split(), ",".join(map(str, ORDERS)))
     event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.1))
@@ -46,16 +45,11 @@ def test_epsilon_agrees_with_dp_accounting_at_its_orders() -> None:
     assert told["adjacency"] == "add-remove"
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        "--sample-rate 0.01 --steps 1000",
-        "--dataset-size 60,000 --batch-size 256 --epochs 10",
-        "--dataset-size 1438 --batch-size 64 --epochs 5 --sampling fixed-order",
-        "--epochs 5 --sampling fixed-order",
-    ],
-)
-def test_what_calibrate_says_epsilon_confirms(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("plan", [
+    "--sample-rate 0.01 --steps 1000", "--dataset-size 60,000 --batch-size 256 --epochs 10",
+    "--dataset-size 1438 --batch-size 64 --epochs 5 --sampling fixed-order", "--epochs 5 --sampling fixed-order",
+])  # fmt: skip
+def test_what_calibrate_says_epsilon_confirms(plan: str, capsys):
     told = ask("calibrate", *plan.split(), "--epsilon", 3, "--delta", 1e-5)
     assert 3 * (1 - 1e-3) < told["epsilon"] <= 3
     back = ask("epsilon", *plan.split(), "--noise-multiplier", repr(told["noise_multiplier"]), "--delta", 1e-5)
@@ -79,16 +73,13 @@ SETTINGS = {
     "cyclic-poisson": "--dataset-size 1000 --batch-size 10 --steps 100 --groups 4",
     "full-batch": "--steps 20",
 }
-SAMPLERS = {
-    "truncated-poisson": TruncatedPoissonSampler(dataset_size=1000, batch_size=10),
-    "fixed-size": FixedSizeSampler(dataset_size=1000, batch_size=10),
-    "shuffled": ShuffledSampler(dataset_size=1000, batch_size=10),
-    "cyclic-poisson": CyclicPoissonSampler(dataset_size=1000, batch_size=10, groups=4),
-}
+SAMPLERS = {"truncated-poisson": TruncatedPoissonSampler(dataset_size=1000, batch_size=10),
+    "fixed-size": FixedSizeSampler(dataset_size=1000, batch_size=10), "shuffled": ShuffledSampler(dataset_size=1000,
+    batch_size=10), "cyclic-poisson": CyclicPoissonSampler(dataset_size=1000, batch_size=10, groups=4)}  # fmt: skip
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_every_sampling_and_every_accountant(sampling: str) -> None:
+def test_every_sampling_and_every_accountant(sampling: str):
     line = [*SETTINGS[sampling].split(), "--sampling", sampling, "--noise-multiplier", 2, "--delta", 1e-5]
     told: Any = ask("epsilon", *line)
     event = Event.from_dict(told["event"])
@@ -105,7 +96,7 @@ def test_every_sampling_and_every_accountant(sampling: str) -> None:
     assert back["event"] == told["event"]
 
 
-def test_all_accountants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_accountants_are_listed(capsys):
     line = "epsilon --sampling full-batch --steps 20 --noise-multiplier 10 --delta 1e-5 --all"
     assert main(line.split()) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -116,22 +107,16 @@ def test_all_accountants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "certified: the smallest epsilon lies in [" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("unknown", "line"),
-    [
-        ("noise_multiplier", "--dataset-size 60000 --batch-size 600 --steps 500 --epsilon 3 --delta 1e-5"),
-        ("steps", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --epsilon 3 --delta 1e-5"),
-        ("sample_rate", "--noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
-        ("batch_size", "--dataset-size 60000 --noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
-        ("delta", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --steps 500 --epsilon 3"),
-        ("steps", "--sampling full-batch --noise-multiplier 9 --epsilon 3 --delta 1e-5"),
-        (
-            "batch_size",
-            "--dataset-size 600 --sampling fixed-size --noise-multiplier 2 --steps 50 --epsilon 3 --delta 1e-5",
-        ),
-    ],
-)
-def test_any_one_unknown(unknown: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("unknown", "line"), [
+    ("noise_multiplier", "--dataset-size 60000 --batch-size 600 --steps 500 --epsilon 3 --delta 1e-5"),
+    ("steps", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --epsilon 3 --delta 1e-5"),
+    ("sample_rate", "--noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
+    ("batch_size", "--dataset-size 60000 --noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
+    ("delta", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --steps 500 --epsilon 3"),
+    ("steps", "--sampling full-batch --noise-multiplier 9 --epsilon 3 --delta 1e-5"),
+    ("batch_size", "--dataset-size 600 --sampling fixed-size --noise-multiplier 2 --steps 50 --epsilon 3 --delta 1e-5"),
+])  # fmt: skip
+def test_any_one_unknown(unknown: str, line: str, capsys):
     told: Any = ask("calibrate", *line.split())
     assert told["unknown"] == unknown.replace("_", "-")
     assert ask("calibrate", *line.split(), "--solve-for", told["unknown"]) == told
@@ -153,7 +138,7 @@ def test_any_one_unknown(unknown: str, line: str, capsys: pytest.CaptureFixture[
     assert ask(*complete)["epsilon"] <= most
 
 
-def test_not_even_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_not_even_one_step(capsys):
     assert (
         main(["calibrate", "--epsilon", "3", "--delta", "1e-5", "--noise-multiplier", "0.1", "--sample-rate", ".1"])
         == 0
@@ -161,7 +146,7 @@ def test_not_even_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Not even one step meets epsilon = 3" in capsys.readouterr().out
 
 
-def test_what_a_ledger_leaves(tmp_path: Path) -> None:
+def test_what_a_ledger_leaves(tmp_path):
     ledger = pytest.importorskip("dpcore.ledger").Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
     plan = ["--sample-rate", "0.01", "--steps", "500"]
     alone: Any = ask("calibrate", *plan, "--epsilon", 3, "--delta", 1e-5)
@@ -179,7 +164,7 @@ def test_what_a_ledger_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unknown", ["noise_multiplier", "steps"])
-def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path, capsys):
     errors = pytest.importorskip("dpcore.errors")
     ledger = pytest.importorskip("dpcore.ledger").Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
     given = "--steps 500" if unknown == "noise_multiplier" else "--noise-multiplier 1.5"
@@ -207,9 +192,7 @@ def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path: Path, capsys: p
     ledger.charge(less, name="what was said")
 
 
-def test_what_an_exhausted_ledger_and_one_without_a_budget_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_exhausted_ledger_and_one_without_a_budget_say(tmp_path, capsys):
     ledgers = pytest.importorskip("dpcore.ledger").Ledger
     plan = ["--sample-rate", "0.01", "--noise-multiplier", "1.5", "--epsilon", "3", "--delta", "1e-5"]
     whole = accounting.PoissonSampledGaussian(0.01, 1.5, ask("calibrate", *plan)["steps"])  # type: ignore[arg-type]
@@ -222,7 +205,7 @@ def test_what_an_exhausted_ledger_and_one_without_a_budget_say(
     assert "it has no budget and stops nothing" in capsys.readouterr().out
 
 
-def test_steps_are_told_in_epochs_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_told_in_epochs_too(capsys):
     line = "calibrate --dataset-size 60000 --batch-size 256 --noise-multiplier 1 --epsilon 3 --delta 1e-5"
     steps: Any = ask(*line.split())["steps"]
     assert 66 * 235 < steps < 67 * 235
@@ -232,7 +215,7 @@ def test_steps_are_told_in_epochs_too(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
-def test_a_large_delta_is_remarked_where_n_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_delta_is_remarked_where_n_is_not_known(capsys):
     line = "epsilon --sample-rate 1% --noise-multiplier 1 --steps 10 --delta"
     assert main([*line.split(), "0.1"]) == 0
     assert (
@@ -251,7 +234,7 @@ def test_a_large_delta_is_remarked_where_n_is_not_known(capsys: pytest.CaptureFi
     assert "delta=0.9999: is at least 1/n" in capsys.readouterr().err
 
 
-def test_a_delta_of_one_over_n_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_delta_of_one_over_n_is_remarked(capsys):
     line = "epsilon --dataset-size 100 --batch-size 10 --noise-multiplier 1 --steps 10 --delta 1%"
     assert main(line.split()) == 0
     printed = capsys.readouterr()
@@ -262,7 +245,7 @@ def test_a_delta_of_one_over_n_is_remarked(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err.count("remark") == 1, "of the --json call only"
 
 
-def test_sizes_and_epochs_mean_what_they_mean_to_the_samplers() -> None:
+def test_sizes_and_epochs_mean_what_they_mean_to_the_samplers():
     line = "--dataset-size 1438 --batch-size 64 --epochs 3 --noise-multiplier 1 --delta 1e-5"
     told = ask("epsilon", *line.split())
     sampler = PoissonSampler(dataset_size=1438, batch_size=64)
@@ -272,14 +255,14 @@ def test_sizes_and_epochs_mean_what_they_mean_to_the_samplers() -> None:
     assert ask("epsilon", *line.split())["event"]["count"] == order.participations(7) == 3
 
 
-def test_infinite_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_infinite_is_said_in_words(capsys):
     line = "epsilon --sample-rate 1/100 --steps 10 --noise-multiplier 0 --delta 1e-5"
     assert ask(*line.split())["epsilon"] == "inf"
     assert main(line.split()) == 0
     assert "there is no guarantee at all" in capsys.readouterr().out
 
 
-def test_text_rounds_epsilon_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_rounds_epsilon_up(capsys):
     line = "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"
     exact = float(str(ask(*line.split())["epsilon"]))
     assert main(line.split()) == 0
@@ -287,7 +270,7 @@ def test_text_rounds_epsilon_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert exact <= stated <= math.nextafter(exact, 9) + 0.001
 
 
-def test_a_delta_too_small_for_a_number_is_not_called_zero(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_delta_too_small_for_a_number_is_not_called_zero(capsys):
     line = ["delta", "--sample-rate", "0.01", "--noise-multiplier", "1.1", "--epsilon", "200", "--steps"]
     assert main([*line, "1000"]) == 0
     assert capsys.readouterr().out.startswith("delta = below 1e-300 at epsilon = 200")

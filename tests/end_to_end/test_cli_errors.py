@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -80,14 +79,14 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path, monkeypatch) -> None:
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 torn")
     (tmp_path / "typo.toml").write_text("batch_sise = 3\n")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_one_sentence_and_a_status(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_sentence_and_a_status(line: str, capsys, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     assert main(line.split()) == 2
     printed = capsys.readouterr()
@@ -98,14 +97,14 @@ def test_one_sentence_and_a_status(line: str, capsys: pytest.CaptureFixture[str]
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_debug_shows_the_traceback_and_json_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback_and_json_the_sentence(capsys):
     assert main(["train", "--epsilon", "3", "--lr", "0", "--debug", "--json"]) == 2
     printed = capsys.readouterr()
     assert "Traceback (most recent call last)" in printed.err
     assert json.loads(printed.out) == {"error": "lr=0.0: must be greater than 0", "status": 2}
 
 
-def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_one_sentence_too(capsys, monkeypatch):
     from dpcore.cli.accounting import calibrate
 
     def broken(*_: object, **__: object) -> None:
@@ -118,7 +117,7 @@ def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkey
     )
 
 
-def test_help_shows_brackets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_brackets(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")  # a narrow terminal cuts help
     assert main(["compare", "--help"]) == 0
     assert "[contestants.NAME]" in capsys.readouterr().out
@@ -130,14 +129,14 @@ COMMANDS += ["ledger", "ledger create", "ledger show", "ledger verify", "ledger 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example(command: str, capsys):
     assert main([*command.split(), "--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Example: dpcore {command}".strip() in printed
     assert main([*command.split(), "-h"]) == 0
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     from dpcore import __version__
 
     assert main(["--version"]) == 0
@@ -146,7 +145,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: dpcore" in capsys.readouterr().out
 
 
-def test_epsilon_inspect_and_help_need_no_torch() -> None:
+def test_epsilon_inspect_and_help_need_no_torch():
     code = (
         "import sys; from dpcore.cli import main; main(['inspect', 'filter', 'momentum']);"
         f"main('epsilon {PLAN} --noise-multiplier 1 --delta 1e-5'.split()); main(['train', '--help']);"
@@ -157,7 +156,7 @@ def test_epsilon_inspect_and_help_need_no_torch() -> None:
     )
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m dpcore.cli train --help | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],

@@ -18,7 +18,7 @@ from dpcore.stages.filters import NAMED_FILTERS
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> dict:
+def ask(capsys, *words: object, status: int = 0) -> dict:
     assert main(["inspect", *map(str, words), "--json"]) == status
     return json.loads(capsys.readouterr().out)
 
@@ -40,7 +40,7 @@ def record(
 @pytest.mark.parametrize(
     "words", [["first-order v1"], ["first-order", "v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]]
 )
-def test_a_filters_numbers(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_filters_numbers(words: list[str], capsys):
     told = ask(capsys, "filter", *words)
     kappa = scipy.signal.lfilter([1 / 11, 1 / 11], [1, -9 / 11], np.eye(1, 500)[0])
     assert told["accepted"] is True
@@ -58,7 +58,7 @@ def test_a_filters_numbers(words: list[str], capsys: pytest.CaptureFixture[str])
     assert "unchanged in the long run" in printed
 
 
-def test_every_named_filter_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_named_filter_in_one_table(capsys):
     told = ask(capsys, "filter")["filters"]
     assert [item["filter"] for item in told] == list(NAMED_FILTERS)
     assert all(item["accepted"] and item["stable"] for item in told)
@@ -68,7 +68,7 @@ def test_every_named_filter_in_one_table(capsys: pytest.CaptureFixture[str]) -> 
         assert sum(line.startswith(f"{name}  ") for line in lines) == 1
 
 
-def test_designs_and_disks_filters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_designs_and_disks_filters(capsys):
     told = ask(capsys, "filter", "butterworth", "--order", 2, "--cutoff", 0.1)
     assert told["cutoff"] == pytest.approx(0.05)
     b, a = scipy.signal.butter(2, 0.1)
@@ -84,19 +84,14 @@ def test_designs_and_disks_filters(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["b"] == pytest.approx([(-0.01 + np.sqrt(0.01**2 + 4 * 0.01)) / 2])
 
 
-@pytest.mark.parametrize(
-    ("words", "why", "numbers"),
-    [
-        ("b=0.1 a=-1.1", "unstable, its pole 1.1", {"stable": False, "gain": pytest.approx(-1), "cutoff": None}),
-        ("b=0.5 a=-1", "unstable", {"stable": False, "gain": None, "half_life": None}),
-        ("b=0.5 a=-0.9", "the gain is 5 and must be 1", {"stable": True, "gain": pytest.approx(5)}),
-        ("b=1,-1,1", "the normalizer c_t is 0 at step 1", {"stable": True, "gain": 1}),
-        ("b=0 a=0", "the gain is 0", {"gain": 0, "delay": None}),
-    ],
-)
-def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(
-    words: str, why: str, numbers: dict, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("words", "why", "numbers"), [
+    ("b=0.1 a=-1.1", "unstable, its pole 1.1", {"stable": False, "gain": pytest.approx(-1), "cutoff": None}),
+    ("b=0.5 a=-1", "unstable", {"stable": False, "gain": None, "half_life": None}),
+    ("b=0.5 a=-0.9", "the gain is 5 and must be 1", {"stable": True, "gain": pytest.approx(5)}),
+    ("b=1,-1,1", "the normalizer c_t is 0 at step 1", {"stable": True, "gain": 1}),
+    ("b=0 a=0", "the gain is 0", {"gain": 0, "delay": None}),
+])  # fmt: skip
+def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(words: str, why: str, numbers: dict, capsys, tmp_path):
     told = ask(capsys, "filter", words, "--out", tmp_path / "a.png", status=2)
     assert told["accepted"] is False
     assert why in told["refused_because"]
@@ -109,7 +104,7 @@ def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(
     assert printed.err == ""
 
 
-def test_pictures_are_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_pictures_are_pictures(capsys, tmp_path):
     told = ask(capsys, "filter", "f6", "--out", tmp_path / "f6.png")
     assert told["picture"] == str(tmp_path / "f6.png")
     record(tmp_path / "run")
@@ -122,7 +117,7 @@ def test_pictures_are_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert b"<svg" in (tmp_path / "picture.svg").read_bytes()
 
 
-def test_recorded_gradients(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_recorded_gradients(capsys, tmp_path):
     g = record(tmp_path / "run")
     told = ask(capsys, "gradients", tmp_path / "run")
     assert (told["steps"], told["coordinates_recorded"], told["dimension"]) == (400, 300, 1000)
@@ -142,7 +137,7 @@ def test_recorded_gradients(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "0.2 of the variance" in printed
 
 
-def test_what_a_record_cannot_tell_is_not_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
     record(tmp_path / "correlated", white=False, moments=False)
     told = ask(capsys, "gradients", tmp_path / "correlated")
     assert told["signal_to_noise"]["before"] is told["signal_to_noise"]["after"] is told["negative_share"] is None
@@ -167,44 +162,34 @@ def test_what_a_record_cannot_tell_is_not_told(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
-def test_very_short_runs(steps: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_very_short_runs(steps: int, capsys, tmp_path):
     g = np.random.default_rng(0).standard_normal((steps, 1))
     save_gradients(tmp_path / "gradients.npz", g, g, np.zeros(steps), dimension=1, noise_std=1)
     told = ask(capsys, "gradients", tmp_path, "--out", tmp_path / "a.png")
     assert told["steps"] == steps
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("filter momentun", "did you mean momentum?"),
-        ("filter b=", "holds no number"),
-        ("filter b=x", "'x' is not a number"),
-        ("filter a=0.5", "write it as b=0.1 a=-0.9"),
-        ("filter c=0.5", "write it as b=0.1 a=-0.9"),
-        ("filter =", "write it as b=0.1 a=-0.9"),
-        ("filter b=inf", "is not finite"),
-        ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
-        ("filter b=0.1 --order 2", "--order cannot be used here"),
-        ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
-        ("filter butterworth", "butterworth: needs --order and --cutoff"),
-        ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
-        ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
-        ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
-        ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
-        ("filter --out a.png", "--out cannot be used here"),
-        ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
-        ("filter momentum --out absent/a.png", "there is no folder absent"),
-        ("gradients absent", "folder='absent': no such folder"),
-        ("gradients .", "gradients.npz: no such file; `dpcore train --record-gradients N"),
-        ("gradients torn", "is not a .npz archive, or it is truncated"),
-        ("gradients", "missing argument"),
-        ("fliter", "Did you mean 'filter'?"),
-    ],
-)
-def test_nonsense_is_one_sentence(
-    line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("line", "said"), [
+    ("filter momentun", "did you mean momentum?"), ("filter b=", "holds no number"),
+    ("filter b=x", "'x' is not a number"), ("filter a=0.5", "write it as b=0.1 a=-0.9"),
+    ("filter c=0.5", "write it as b=0.1 a=-0.9"), ("filter =", "write it as b=0.1 a=-0.9"),
+    ("filter b=inf", "is not finite"), ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
+    ("filter b=0.1 --order 2", "--order cannot be used here"),
+    ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
+    ("filter butterworth", "butterworth: needs --order and --cutoff"),
+    ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
+    ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
+    ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
+    ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
+    ("filter --out a.png", "--out cannot be used here"),
+    ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
+    ("filter momentum --out absent/a.png", "there is no folder absent"),
+    ("gradients absent", "folder='absent': no such folder"),
+    ("gradients .", "gradients.npz: no such file; `dpcore train --record-gradients N"),
+    ("gradients torn", "is not a .npz archive, or it is truncated"), ("gradients", "missing argument"),
+    ("fliter", "Did you mean 'filter'?"),
+])  # fmt: skip
+def test_nonsense_is_one_sentence(line: str, said: str, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("torn").mkdir()
     Path("torn/gradients.npz").write_bytes(b"PK\x03\x04 torn")
@@ -225,7 +210,7 @@ def page() -> str:
 
 
 @pytest.mark.parametrize("words", ["filter", "filter first-order-v1", "filter b=0.1 a=-1.1"])
-def test_the_page_shows_what_the_command_prints(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_what_the_command_prints(words: str, capsys):
     main(["inspect", *words.split()])
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert f"$ dpcore inspect {words}\n{printed}\n```" in page()

@@ -14,15 +14,13 @@ from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, places
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ask(capsys: Capture, *words: object, status: int = 0) -> dict:
+def ask(capsys, *words: object, status: int = 0) -> dict:
     assert main(["ledger", *map(str, words), "--json"]) == status
     return json.loads(capsys.readouterr().out)
 
@@ -34,7 +32,7 @@ def used() -> Ledger:
     return ledger
 
 
-def test_create(capsys: Capture) -> None:
+def test_create(capsys):
     words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta", "1e-5", "--name", "patients"]
     told = ask(capsys, *words)
     assert (told["budget"], told["name"]) == ({"epsilon": 3, "delta": 1e-5}, "patients")
@@ -46,7 +44,7 @@ def test_create(capsys: Capture) -> None:
     assert ask(capsys, "create", "third.ledger", "--order", 12)["order"] == 12
 
 
-def test_accepting_a_file_system(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepting_a_file_system(capsys, monkeypatch):
     moved = used()
     monkeypatch.setattr(places, "file_system", lambda path: ("tmpfs", "/here"))
     monkeypatch.setattr(places, "KNOWN", places.KNOWN - {"tmpfs"})
@@ -60,7 +58,7 @@ def test_accepting_a_file_system(capsys: Capture, monkeypatch: pytest.MonkeyPatc
         assert "lies on tmpfs, on its owner's word" in capsys.readouterr().out
 
 
-def test_show(capsys: Capture) -> None:
+def test_show(capsys):
     ledger = used()
     told, total = ask(capsys, "show", "people.ledger"), ledger.total()
     assert told["total"] == json.loads(json.dumps(total.to_dict()))
@@ -78,7 +76,7 @@ def test_show(capsys: Capture) -> None:
     assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
 
 
-def test_a_narrow_terminal_loses_no_figure(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
     ledger = used()
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes this for a terminal
@@ -89,7 +87,7 @@ def test_a_narrow_terminal_loses_no_figure(capsys: Capture, monkeypatch: pytest.
         assert run.run_id.partition("-")[2] in printed
 
 
-def test_a_large_delta_is_remarked(capsys: Capture) -> None:
+def test_a_large_delta_is_remarked(capsys):
     words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta"]
     assert main(["ledger", *words, "0.01"]) == 0
     assert "remark: delta=0.01: ought to lie well below 1/n" in capsys.readouterr().err
@@ -99,7 +97,7 @@ def test_a_large_delta_is_remarked(capsys: Capture) -> None:
     assert "fewer than 10 examples only" in capsys.readouterr().err
 
 
-def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
+def test_show_an_empty_one_without_a_budget(capsys):
     Ledger.create("people.ledger")
     assert main(["ledger", "show", "people.ledger"]) == 0
     printed = capsys.readouterr().out
@@ -107,7 +105,7 @@ def test_show_an_empty_one_without_a_budget(capsys: Capture) -> None:
     assert "of the budget" not in printed
 
 
-def test_verify(capsys: Capture) -> None:
+def test_verify(capsys):
     ledger = used()
     told = ask(capsys, "verify", "people.ledger")
     assert told == {"valid": True, "entries": 6, "seal": ledger.seal, "problems": []}
@@ -117,7 +115,7 @@ def test_verify(capsys: Capture) -> None:
     assert "NOT valid: 6 entries" in capsys.readouterr().out
 
 
-def test_export_of_a_whole_and_of_a_damaged_ledger(capsys: Capture) -> None:
+def test_export_of_a_whole_and_of_a_damaged_ledger(capsys):
     ledger = used()
     told = ask(capsys, "export", "people.ledger")
     assert Ledger.restore("again.ledger", told).runs() == ledger.runs()
@@ -130,7 +128,7 @@ def test_export_of_a_whole_and_of_a_damaged_ledger(capsys: Capture) -> None:
     assert Path("torn").read_bytes() == content[: len(content) // 2]
 
 
-def test_a_copy_that_cannot_be_written_can_be_looked_at(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_cannot_be_written_can_be_looked_at(capsys, monkeypatch):
     used()
     allowed = os.access
     # Root may write everywhere, whatever the mode says.
@@ -139,28 +137,21 @@ def test_a_copy_that_cannot_be_written_can_be_looked_at(capsys: Capture, monkeyp
     assert ask(capsys, "verify", "people.ledger")["valid"]
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("show absent", "does not exist; dpcore ledger create makes one"),
-        ("verify absent", "does not exist"),
-        ("export absent", "does not exist"),
-        ("export text", "is no ledger of dpcore"),
-        ("show .", "is a folder"),
-        ("show text", "is no ledger of dpcore: not even a database"),
-        ("create text", "exists already, and a ledger is never overwritten"),
-        ("create nowhere/people.ledger", "there is no folder"),
-        ("create new --budget-epsilon 3", "give both, or neither"),
-        ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
-        ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
-        ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
-        ("create new --composition rpd", "did you mean rdp?"),
-        ("create new --order 1", "order=1.0: must be greater than 1"),
-        ("shwo text", "Did you mean 'show'?"),
-        ("show", "missing argument 'FILE'"),
-    ],
-)
-def test_nonsense(line: str, sentence: str, capsys: Capture, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("show absent", "does not exist; dpcore ledger create makes one"), ("verify absent", "does not exist"),
+    ("export absent", "does not exist"), ("export text", "is no ledger of dpcore"), ("show .", "is a folder"),
+    ("show text", "is no ledger of dpcore: not even a database"),
+    ("create text", "exists already, and a ledger is never overwritten"),
+    ("create nowhere/people.ledger", "there is no folder"),
+    ("create new --budget-epsilon 3", "give both, or neither"),
+    ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
+    ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
+    ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
+    ("create new --composition rpd", "did you mean rdp?"),
+    ("create new --order 1", "order=1.0: must be greater than 1"), ("shwo text", "Did you mean 'show'?"),
+    ("show", "missing argument 'FILE'"),
+])  # fmt: skip
+def test_nonsense(line: str, sentence: str, capsys, tmp_path):
     Path("text").write_text("three\n" * 999)
     assert main(["ledger", *line.split()]) == 2
     printed = capsys.readouterr()
@@ -171,7 +162,7 @@ def test_nonsense(line: str, sentence: str, capsys: Capture, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["text"]
 
 
-def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys: Capture) -> None:
+def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys):
     pytest.importorskip("torch")
     Ledger.create("people.ledger", budget=(3, 1e-5))
     words = ["train", "--data", "digits", "--model", "logistic", "--delta", "1e-5", "--epochs", "1"]

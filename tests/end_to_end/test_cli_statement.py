@@ -31,7 +31,7 @@ def changed(run: Path, folder: Path, **fields: Any) -> Path:
     return path
 
 
-def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path) -> None:
+def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path):
     statement = Statement.from_json((run / "statement.json").read_text())
     assert holds(verify(statement))
     card = (run / "README.md").read_text()
@@ -40,7 +40,7 @@ def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path) -> None:
     assert "| parameters | 650 |" in card
 
 
-def test_the_statement_for_a_person_and_a_machine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_statement_for_a_person_and_a_machine(run: Path, capsys):
     assert main(["statement", str(run), "--width", "70"]) == 0
     text = capsys.readouterr().out
     statement = Statement.from_json((run / "statement.json").read_text())
@@ -50,7 +50,7 @@ def test_the_statement_for_a_person_and_a_machine(run: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out) == statement.to_dict()
 
 
-def test_verify_says_what_holds(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_says_what_holds(run: Path, capsys):
     assert main(["verify", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "The statement follows from its settings" in printed
@@ -61,7 +61,7 @@ def test_verify_says_what_holds(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert {"check": "adjacency", "status": "ok", "words": "add-remove"} in told["checks"]
 
 
-def test_verify_says_what_does_not(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_says_what_does_not(run: Path, tmp_path, capsys):
     path = changed(run, tmp_path, epsilon={"rdp": 0.5})
     assert main(["verify", str(path)]) == 1
     printed = capsys.readouterr().out
@@ -73,9 +73,7 @@ def test_verify_says_what_does_not(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert "changed after it was written; dpcore verify says more" in capsys.readouterr().err
 
 
-def test_a_comparison_names_the_folders_of_its_runs(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys):
     good = json.loads((run / "statement.json").read_text())
     for name, content in (("one", good), ("two", good | {"delta": 1e-4})):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -121,7 +119,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("command", ["statement", "verify"])
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_one_sentence(command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nonsense_is_one_sentence(command: str, name: str, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("Privacy statement")
     (tmp_path / "list.json").write_text("[1, 2]")
@@ -136,18 +134,18 @@ def test_nonsense_is_one_sentence(command: str, name: str, tmp_path: Path, capsy
     assert printed.out == ""
 
 
-def test_a_byte_order_mark_changes_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_byte_order_mark_changes_nothing(run: Path, tmp_path):
     path = tmp_path / "saved by an editor.json"
     path.write_bytes(b"\xef\xbb\xbf" + (run / "statement.json").read_bytes())
     assert main(["verify", str(path)]) == 0
 
 
-def test_a_width_that_is_no_width(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_width_that_is_no_width(run: Path, capsys):
     assert main(["statement", str(run), "--width", "3"]) == 2
     assert "width=3: must lie between 40 and 1000" in capsys.readouterr().err
 
 
-def test_an_older_format_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_format_is_named(run: Path, tmp_path, capsys):
     assert main(["statement", str(changed(run, tmp_path, format=1))]) == 2
     told = capsys.readouterr().err
     assert "has format 1, expected 3" in told

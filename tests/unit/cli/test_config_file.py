@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     return seen
 
 
-def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
         'lr = "1/4"\nbatch-size = 512\nbetas = [0.9, 0.99]\ntensorboard = true\n[clipping_groups]\n"0.*" = 0.5\n'
@@ -46,25 +46,19 @@ def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path: Path) -> Non
     assert run(["--lr", "3", "--config", str(path), "--no-tensorboard"]) == expected | {"lr": 3, "tensorboard": False}
 
 
-def test_the_config_of_a_run_can_be_run_again(tmp_path: Path) -> None:
+def test_the_config_of_a_run_can_be_run_again(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"kind": "dpcore run", "settings": {"lr": 0.5, "betas": None, "batch_size": 7}}))
     assert run(["--config", str(path)])["batch_size"] == 7
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("learning_rate = 1\nbatch_sise = 3", "has the unknown key 'learning_rate'; known keys are"),
-        ("batch_sise = 3", "has the unknown key 'batch_sise'; did you mean 'batch_size'?"),
-        ("json = true", "'json' belongs to the command line"),
-        ("config = 'a'", "'config' belongs to the command line"),
-        ("[lr]\nvalue = 3", "'lr' is a table"),
-        ("lr = ", "is not valid toml"),
-        ("lr = 1\nlr = 2", "is not valid toml"),
-    ],
-)
-def test_wrong_files_are_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [
+    ("learning_rate = 1\nbatch_sise = 3", "has the unknown key 'learning_rate'; known keys are"),
+    ("batch_sise = 3", "has the unknown key 'batch_sise'; did you mean 'batch_size'?"),
+    ("json = true", "'json' belongs to the command line"), ("config = 'a'", "'config' belongs to the command line"),
+    ("[lr]\nvalue = 3", "'lr' is a table"), ("lr = ", "is not valid toml"), ("lr = 1\nlr = 2", "is not valid toml"),
+])  # fmt: skip
+def test_wrong_files_are_one_sentence(tmp_path, text: str, message: str):
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises((ArgumentError, DataError)) as caught:
@@ -73,7 +67,7 @@ def test_wrong_files_are_one_sentence(tmp_path: Path, text: str, message: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_binary_files_are_one_sentence(tmp_path: Path) -> None:
+def test_missing_and_binary_files_are_one_sentence(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         run(["--config", str(tmp_path / "absent.toml")])
     path = tmp_path / "run.toml"

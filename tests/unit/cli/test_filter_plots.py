@@ -22,7 +22,7 @@ def same(one: Path, other: Path) -> bool:
     return np.array_equal(imread(one), imread(other))
 
 
-def test_a_filters_picture_shows_every_argument(tmp_path: Path) -> None:
+def test_a_filters_picture_shows_every_argument(tmp_path):
     def draw(name: str, *arrays: np.ndarray, **more: float) -> Path:
         return filter_plots.filter_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
 
@@ -40,7 +40,7 @@ def test_a_filters_picture_shows_every_argument(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_runs_picture_shows_every_argument(tmp_path: Path) -> None:
+def test_a_runs_picture_shows_every_argument(tmp_path):
     def draw(name: str, *arrays: np.ndarray, **more: object) -> Path:
         return filter_plots.gradient_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ def test_a_runs_picture_shows_every_argument(tmp_path: Path) -> None:
     assert draw("h.png", F, 0 * F, 0 * F).stat().st_size > 1000
 
 
-def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_shapes_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="the same m"):
         filter_plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES[1:], F, F)
     with pytest.raises(ArgumentError, match="frequencies above 0"):
@@ -64,7 +64,7 @@ def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_ticks_between_the_powers_of_ten_do_not_crowd() -> None:
+def test_ticks_between_the_powers_of_ten_do_not_crowd():
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()

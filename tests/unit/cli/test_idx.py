@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import struct
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ arrays = st.sampled_from(sorted(CODES)).flatmap(
 
 @given(values=arrays, packed=st.booleans())
 @FILES
-def test_a_file_is_read_back_bit_for_bit(tmp_path: Path, values: np.ndarray, packed: bool) -> None:
+def test_a_file_is_read_back_bit_for_bit(tmp_path, values: np.ndarray, packed: bool):
     path = tmp_path / "values"
     content = encode(values)
     path.write_bytes(gzip.compress(content) if packed else content)
@@ -47,7 +46,7 @@ def test_a_file_is_read_back_bit_for_bit(tmp_path: Path, values: np.ndarray, pac
 
 @given(values=arrays, packed=st.booleans(), data=st.data())
 @FILES
-def test_every_truncation_is_refused(tmp_path: Path, values: np.ndarray, packed: bool, data: st.DataObject) -> None:
+def test_every_truncation_is_refused(tmp_path, values: np.ndarray, packed: bool, data: st.DataObject):
     content = gzip.compress(encode(values)) if packed else encode(values)
     keep = data.draw(st.integers(0, len(content) - 1))
     path = tmp_path / "values"
@@ -58,7 +57,7 @@ def test_every_truncation_is_refused(tmp_path: Path, values: np.ndarray, packed:
 
 @given(values=arrays, packed=st.booleans(), extra=st.binary(min_size=1, max_size=20))
 @FILES
-def test_trailing_data_is_refused(tmp_path: Path, values: np.ndarray, packed: bool, extra: bytes) -> None:
+def test_trailing_data_is_refused(tmp_path, values: np.ndarray, packed: bool, extra: bytes):
     path = tmp_path / "values"
     path.write_bytes(gzip.compress(encode(values) + extra) if packed else encode(values) + extra)
     with pytest.raises(DataError, match="more data"):
@@ -67,9 +66,7 @@ def test_trailing_data_is_refused(tmp_path: Path, values: np.ndarray, packed: bo
 
 @given(values=arrays, data=st.data())
 @FILES
-def test_a_damaged_gzip_file_is_refused_or_gives_the_true_array(
-    tmp_path: Path, values: np.ndarray, data: st.DataObject
-) -> None:
+def test_a_damaged_gzip_file_is_refused_or_gives_the_true_array(tmp_path, values: np.ndarray, data: st.DataObject):
     content = bytearray(gzip.compress(encode(values)))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
@@ -85,7 +82,7 @@ def test_a_damaged_gzip_file_is_refused_or_gives_the_true_array(
 
 @given(values=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=5)), data=st.data())
 @FILES
-def test_one_wrong_byte_in_a_plain_header_is_refused(tmp_path: Path, values: np.ndarray, data: st.DataObject) -> None:
+def test_one_wrong_byte_in_a_plain_header_is_refused(tmp_path, values: np.ndarray, data: st.DataObject):
     content = bytearray(encode(values))
     content[data.draw(st.integers(0, 4 + 4 * values.ndim - 1))] ^= data.draw(st.integers(1, 255))
     path = tmp_path / "values"
@@ -96,7 +93,7 @@ def test_one_wrong_byte_in_a_plain_header_is_refused(tmp_path: Path, values: np.
 
 @given(content=st.binary(max_size=60))
 @FILES
-def test_any_bytes_give_an_array_or_a_data_error(tmp_path: Path, content: bytes) -> None:
+def test_any_bytes_give_an_array_or_a_data_error(tmp_path, content: bytes):
     path = tmp_path / "values"
     for start in (b"", b"\0\0\x08", b"\x1f\x8b\x08"):
         path.write_bytes(start + content)
@@ -104,14 +101,14 @@ def test_any_bytes_give_an_array_or_a_data_error(tmp_path: Path, content: bytes)
             assert isinstance(idx.read(path), np.ndarray)
 
 
-def test_a_header_that_promises_petabytes_reserves_no_memory(tmp_path: Path) -> None:
+def test_a_header_that_promises_petabytes_reserves_no_memory(tmp_path):
     path = tmp_path / "values"
     path.write_bytes(bytes([0, 0, 0x0E, 3]) + b"\xff" * 12 + b"few")
     with pytest.raises(DataError, match="truncated"):
         idx.read(path)
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(encode(np.zeros(10_000_000, np.uint8))))
     monkeypatch.setattr(idx, "MOST_BYTES", 1_000_000)
@@ -125,7 +122,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
     assert idx.read(path).size == 2_000_000
 
 
-def test_messages_name_the_file_and_the_remedy(tmp_path: Path) -> None:
+def test_messages_name_the_file_and_the_remedy(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         idx.read(tmp_path / "absent")
     with pytest.raises(DataError, match="cannot be read"):
@@ -138,7 +135,7 @@ def test_messages_name_the_file_and_the_remedy(tmp_path: Path) -> None:
         idx.read(labels, dtype=np.float32)
 
 
-def test_find_takes_both_spellings_and_says_what_is_there(tmp_path: Path) -> None:
+def test_find_takes_both_spellings_and_says_what_is_there(tmp_path):
     name = "train-images-idx3-ubyte"
     (tmp_path / "train-images.idx3-ubyte.gz").touch()
     assert idx.find(tmp_path, name).name == "train-images.idx3-ubyte.gz"

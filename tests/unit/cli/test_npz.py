@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import tracemalloc
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,8 @@ FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scop
 
 def arrays() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(3)
-    return {
-        "x_train": generator.integers(0, 256, (6, 4, 4), dtype=np.uint8),
-        "y_train": np.arange(6) % 3,
-        "x_test": generator.integers(0, 256, (3, 4, 4), dtype=np.uint8),
-        "y_test": np.arange(3),
-    }
+    return {"x_train": generator.integers(0, 256, (6, 4, 4), dtype=np.uint8), "y_train": np.arange(6) % 3,
+        "x_test": generator.integers(0, 256, (3, 4, 4), dtype=np.uint8), "y_test": np.arange(3)}  # fmt: skip
 
 
 def packed(save: Any = np.savez_compressed, **changes: Any) -> bytes:
@@ -36,7 +31,7 @@ def packed(save: Any = np.savez_compressed, **changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_is_read_back(tmp_path: Path, save: Any) -> None:
+def test_an_archive_is_read_back(tmp_path, save: Any):
     path = tmp_path / "data.npz"
     path.write_bytes(packed(save, classes=np.int64(7)))
     read = npz.read(path)
@@ -48,7 +43,7 @@ def test_an_archive_is_read_back(tmp_path: Path, save: Any) -> None:
 
 @given(compressed=st.booleans(), data=st.data())
 @FILES
-def test_every_truncation_is_refused(tmp_path: Path, compressed: bool, data: st.DataObject) -> None:
+def test_every_truncation_is_refused(tmp_path, compressed: bool, data: st.DataObject):
     content = packed(np.savez_compressed if compressed else np.savez)
     path = tmp_path / "data.npz"
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
@@ -58,9 +53,7 @@ def test_every_truncation_is_refused(tmp_path: Path, compressed: bool, data: st.
 
 @given(compressed=st.booleans(), data=st.data())
 @settings(FILES, max_examples=300)
-def test_a_damaged_archive_is_refused_or_gives_the_true_arrays(
-    tmp_path: Path, compressed: bool, data: st.DataObject
-) -> None:
+def test_a_damaged_archive_is_refused_or_gives_the_true_arrays(tmp_path, compressed: bool, data: st.DataObject):
     content = bytearray(packed(np.savez_compressed if compressed else np.savez))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
@@ -75,7 +68,7 @@ def test_a_damaged_archive_is_refused_or_gives_the_true_arrays(
         np.testing.assert_array_equal(read[key], value)
 
 
-def test_a_shape_that_hides_a_part_of_the_data_is_refused(tmp_path: Path) -> None:
+def test_a_shape_that_hides_a_part_of_the_data_is_refused(tmp_path):
     # numpy.load returns the first four rows without a word: the checksum is right, the header is not.
     member = io.BytesIO()
     np.save(member, arrays()["x_train"])
@@ -89,7 +82,7 @@ def test_a_shape_that_hides_a_part_of_the_data_is_refused(tmp_path: Path) -> Non
         npz.read(path)
 
 
-def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+def test_a_pickle_is_never_loaded(tmp_path):
     ran = []
 
     class Trap:
@@ -103,7 +96,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     assert not ran
 
 
-def test_messages_name_what_is_missing(tmp_path: Path) -> None:
+def test_messages_name_what_is_missing(tmp_path):
     path = tmp_path / "data.npz"
     with pytest.raises(DataError, match="no such file"):
         npz.read(path)
@@ -117,7 +110,7 @@ def test_messages_name_what_is_missing(tmp_path: Path) -> None:
         npz.read(path)
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     path = tmp_path / "bomb.npz"
     path.write_bytes(packed(x_train=np.zeros(10_000_000, np.uint8)))
     assert path.stat().st_size < 20_000

@@ -23,7 +23,7 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(imread(path))
 
 
-def test_the_learning_curve_shows_its_numbers(tmp_path: Path) -> None:
+def test_the_learning_curve_shows_its_numbers(tmp_path):
     epochs = [1, 2, 3]
     one = plots.learning_curve(tmp_path / "one.png", epochs, [0.1, 0.5, 0.9], [1, 2, 3], title="a", target_epsilon=3)
     same = plots.learning_curve(tmp_path / "same.png", epochs, [0.1, 0.5, 0.9], [1, 2, 3], title="a", target_epsilon=3)
@@ -39,7 +39,7 @@ def test_the_learning_curve_shows_its_numbers(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "other.png", "same.png", "spent.png"]
 
 
-def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path: Path) -> None:
+def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path):
     assert (
         plots.learning_curve(tmp_path / "a.png", [1], [0.5], [math.inf], target_epsilon=math.inf).stat().st_size > 1000
     )
@@ -47,7 +47,7 @@ def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path: Path) -> None:
     assert by_epsilon(tmp_path / "b.png", one).stat().st_size > 1000
 
 
-def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path: Path) -> None:
+def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path):
     def draw(name: str, *epsilon: tuple[float, ...]) -> np.ndarray:
         curves = {str(index): Curves((1.0, 2.0), [[0.3, 0.9]], item) for index, item in enumerate(epsilon)}
         return pixels(by_epsilon(tmp_path / name, {"a": curves}))
@@ -58,7 +58,7 @@ def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path: Path) -> None:
     assert np.array_equal(without, draw("differ.png", (1.0, 2.0), (1.0, 3.0)))
 
 
-def test_the_comparison_shows_every_seed(tmp_path: Path) -> None:
+def test_the_comparison_shows_every_seed(tmp_path):
     def draw(name: str, first: list[list[float]]) -> np.ndarray:
         curves = {"DP-SGD": Curves((1.0, 2.0), first), "DiSK": Curves((1.0, 2.0), [[0.3, 0.9]] * 3)}
         return pixels(by_epsilon(tmp_path / name, {"a": curves}, title="t"))
@@ -68,7 +68,7 @@ def test_the_comparison_shows_every_seed(tmp_path: Path) -> None:
     assert not np.array_equal(one, draw("other.png", [[0.2, 0.81], [0.3, 0.89], [0.3, 0.85]]))
 
 
-def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_shapes_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="epochs, accuracy, epsilon: have shapes"):
         plots.learning_curve(tmp_path / "a.png", [1, 2], [0.1], [1, 2])
     with pytest.raises(ArgumentError, match="at least one"):
@@ -80,7 +80,7 @@ def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -> None:
+def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path):
     code = (
         "import sys; from dpcore.cli.plots import plots; assert 'matplotlib' not in sys.modules;"
         f"plots.learning_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0]);"
@@ -89,7 +89,7 @@ def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""})
 
 
-def test_intervals_stay_within_the_range_of_an_accuracy() -> None:
+def test_intervals_stay_within_the_range_of_an_accuracy():
     from matplotlib.figure import Figure
 
     way, end = Figure().subplots(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from dpcore.errors import DataError
 from dpcore.torch.state.safetensors import encode
 
 
-def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path: Path) -> None:
+def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):
     RunFolder(tmp_path / "run").write_config({"lr": 1}, {})
     with pytest.raises(DataError, match="already holds a run; name another folder or add --overwrite"):
         RunFolder(tmp_path / "run")
@@ -26,7 +25,7 @@ def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.md"]
 
 
-def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path: Path) -> None:
+def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path):
     folder = RunFolder(tmp_path / "run")
     assert folder.checkpoint == tmp_path / "run.checkpoint"
     folder.write_config({}, {})
@@ -44,7 +43,7 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
     RunFolder(tmp_path / "other", kind=COMPARISON)
 
 
-def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_never_touched(tmp_path):
     (tmp_path / "config.json").write_text('{"kind": "something else"}')
     (tmp_path / "statement.txt").write_text("mine")
     with pytest.raises(DataError, match="holds no dpcore run"):
@@ -56,7 +55,7 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path) -> None:
         RunFolder(tmp_path / "statement.txt" / "deeper")
 
 
-def test_a_comparison_never_replaces_a_training_run(tmp_path: Path) -> None:
+def test_a_comparison_never_replaces_a_training_run(tmp_path):
     """A run's statement says what was spent, and its model cost it."""
     RunFolder(tmp_path).write_config({}, {})
     with pytest.raises(DataError, match="holds no dpcore compare"):
@@ -64,7 +63,7 @@ def test_a_comparison_never_replaces_a_training_run(tmp_path: Path) -> None:
     assert (tmp_path / "config.json").exists()
 
 
-def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path: Path) -> None:
+def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path):
     out = tmp_path / "comparison"
     RunFolder(out, kind=COMPARISON).write_config({})
     for name in ("001-a", "002-b"):
@@ -75,7 +74,7 @@ def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path: Path) -> Non
     assert [str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()] == ["runs/002-b/notes.md"]
 
 
-def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path: Path) -> None:
+def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path):
     RunFolder(tmp_path).write_config({}, {})
     assert holds(tmp_path, RUN)
     assert read_run(tmp_path) == (None, [])
@@ -84,13 +83,13 @@ def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_an_empty_folder_is_taken_and_names_count_up(tmp_path: Path) -> None:
+def test_an_empty_folder_is_taken_and_names_count_up(tmp_path):
     assert RunFolder(tmp_path).path == tmp_path
     names = [RunFolder.next(tmp_path / "runs", "digits").path.name for _ in range(3)]
     assert names == ["digits", "digits-2", "digits-3"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.write_json("results.json", {"number": 1})
 
@@ -103,12 +102,12 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path: Path, monkeypatc
     assert json.loads((tmp_path / "results.json").read_text()) == {"number": 1}
 
 
-def test_names_that_overwrite_would_not_find_are_refused(tmp_path: Path) -> None:
+def test_names_that_overwrite_would_not_find_are_refused(tmp_path):
     with pytest.raises(ValueError, match="must be one of"):
         RunFolder(tmp_path).write("keys.bin", b"")
 
 
-def test_metrics_are_whole_lines_at_once(tmp_path: Path) -> None:
+def test_metrics_are_whole_lines_at_once(tmp_path):
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.on_step(StepReleased(1, 10))
     for epoch in (1, 2):
@@ -118,14 +117,14 @@ def test_metrics_are_whole_lines_at_once(tmp_path: Path) -> None:
     assert read[0]["epsilon"] == "inf"
 
 
-def test_callbacks_have_no_room_for_private_quantities() -> None:
+def test_callbacks_have_no_room_for_private_quantities():
     released = {*StepReleased.__dataclass_fields__, *EpochReleased.__dataclass_fields__}
     assert released == {
         *("step", "steps_planned", "epsilon", "epoch", "delta", "test_accuracy", "test_loss", "learning_rate")
     }
 
 
-def test_weights_are_read_by_the_safetensors_package() -> None:
+def test_weights_are_read_by_the_safetensors_package():
     safetensors = pytest.importorskip("safetensors.numpy")
     tensors = {
         "0.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
