@@ -98,23 +98,3 @@ def test_the_curve_of_a_stored_statement(tmp_path, capsys):
     assert Event.from_dict(told["event"]) == plan.event_after(15)
     assert main(["curve", "--statement", str(path), "--steps", "3"]) == 2
     assert "steps: must not be given with --statement" in capsys.readouterr().err
-
-
-REFUSED = {"curve": "give --noise-multiplier", "curve nix --steps 3": "unknown",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
-    "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
-    "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --csv nix/x.csv": "nix/x.csv: No such file",
-    "curve --statement nix.json": "there is no such file or folder"}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_what_is_refused_in_one_sentence(line: str, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(line.split()) == 2
-    printed = capsys.readouterr()
-    assert REFUSED[line] in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""

@@ -51,10 +51,3 @@ def test_its_settings_are_those_of_the_documentation():
     assert len(same) == 1
     (one,) = same
     assert (one.data, one.model, one.epochs, one.batch_size, one.delta) == ("digits", "mlp", 10, 64, 1e-5)
-
-
-def test_a_folder_with_other_things_is_left_alone(tmp_path, capsys):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    assert main(["demo", "--out", str(tmp_path), "--seeds", "1"]) == 2
-    assert "holds no dpcore compare" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -21,36 +21,21 @@ CASES = {
     "train --epsilon 3 --noise-multiplier 1": "must not be given with --epsilon",
     "train --epsilon 3 --epocs 3": "--epochs",
     "train --epsilon x": "'x' is not a number; write one like",
-    "train --epsilon 3 --data mnits": "did you mean 'mnist'?",
-    "train --epsilon 3 --data mnist": "name their folder",
-    "train --epsilon 3 --data mnist --data-dir absent": "no such folder",
     "train --epsilon 3 --data mnist --data-dir .": "has no train-images-idx3-ubyte[.gz]",
     "train --epsilon 3 --data npz --data-dir torn.npz": "torn.npz: is not a .npz archive, or it is truncated",
     "train --epsilon 3 --method dsik": "did you mean disk?",
-    "train --epsilon 3 --model cnn5": "did you mean cnn-5?",
     "train --epsilon 3 --backend numppy": "did you mean numpy?",
-    "train --epsilon 3 --method doppler --filter momentun": "did you mean momentum?",
     "train --epsilon 3 --method doppler --filter-b 0.5": "gain",
-    "train --epsilon 3 --method doppler --filter-b 1 --filter-a 0,-2": "unstable",
-    "train --epsilon 3 --kappa 0.5": "kappa=0.5: is only for the method disk, not for dp_sgd",
-    "train --epsilon 3 --momentum 0.5": "is only for --base momentum",
-    "train --epsilon 3 --method dp_adam --base sgd": "base='sgd': is only for",
     "train --epsilon 3 --betas 0.9,1.5 --base adam": "beta2=1.5",
     "train --epsilon 3 --lr 0": "lr=0.0: must be greater than 0",
-    "train --epsilon 3 --lr nan": "is not finite",
     "train --epsilon inf": "is not finite",
     "train --epsilon -1": "epsilon=-1.0: must be greater than 0",
     "train --epsilon 3 --delta 0": "delta=0.0: must lie strictly between 0 and 1",
-    "train --epsilon 3 --delta 1.5": "delta=1.5",
     "train --epsilon 1e-9 --delta 1e-300": "target_epsilon=1e-09",
     "train --epsilon 3 --batch-size 2000": "batch_size=2000: must be at most dataset_size=1438",
     "train --epsilon 3 --batch-size 0": "batch_size=0",
     "train --epsilon 3 --epochs 0": "epochs=0: must be at least 1",
-    "train --epsilon 3 --epochs 1.5": "'1.5' is not a whole number",
     "train --epsilon 3 --max-grad-norm -1": "max_grad_norm=-1.0: must be greater than 0",
-    "train --epsilon 3 --config typo.toml": "has the unknown key 'batch_sise'; did you mean 'batch_size'?",
-    "train --epsilon 3 --out .": "is not empty and holds no dpcore run",
-    "train --epsilon 3 --out torn.npz": "is a file; name a folder",
     f"epsilon {PLAN} --noise-multiplier 1": "missing option '--delta'",
     f"epsilon {PLAN} --noise-multiplier -1 --delta 1e-5": "noise_multiplier=-1.0: must be 0 or greater",
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1": "delta=1.0",
@@ -76,12 +61,61 @@ CASES = {
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
     "demo --seeds 0": "seeds=0: must lie between 1 and",
 }
+# fmt: off
+CASES |= {
+    "curve": "give --noise-multiplier", "curve nix --steps 3": "unknown",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
+    "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
+    "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --csv nix/x.csv": "nix/x.csv: No such file",
+    "curve --statement nix.json": "there is no such file or folder",
+}
+LEDGER = [
+    ("show absent", "does not exist; dpcore ledger create makes one"), ("verify absent", "does not exist"),
+    ("export absent", "does not exist"), ("export text", "is no ledger of dpcore"), ("show .", "is a folder"),
+    ("show text", "is no ledger of dpcore: not even a database"),
+    ("create text", "exists already, and a ledger is never overwritten"),
+    ("create nowhere/people.ledger", "there is no folder"),
+    ("create new --budget-epsilon 3", "give both, or neither"),
+    ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
+    ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
+    ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
+    ("create new --composition rpd", "did you mean rdp?"),
+    ("create new --order 1", "order=1.0: must be greater than 1"), ("shwo text", "Did you mean 'show'?"),
+    ("show", "missing argument 'FILE'"),
+]
+INSPECT = [
+    ("filter momentun", "did you mean momentum?"), ("filter b=", "holds no number"),
+    ("filter b=x", "'x' is not a number"), ("filter a=0.5", "write it as b=0.1 a=-0.9"),
+    ("filter c=0.5", "write it as b=0.1 a=-0.9"), ("filter =", "write it as b=0.1 a=-0.9"),
+    ("filter b=inf", "is not finite"), ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
+    ("filter b=0.1 --order 2", "--order cannot be used here"),
+    ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
+    ("filter butterworth", "butterworth: needs --order and --cutoff"),
+    ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
+    ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
+    ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
+    ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
+    ("filter --out a.png", "--out cannot be used here"),
+    ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
+    ("filter momentum --out absent/a.png", "there is no folder absent"),
+    ("gradients absent", "folder='absent': no such folder"),
+    ("gradients .", "gradients.npz: no such file; `dpcore train --record-gradients N"),
+    ("gradients torn", "is not a .npz archive, or it is truncated"), ("gradients", "missing argument"),
+    ("fliter", "Did you mean 'filter'?"),
+]
+# fmt: on
+CASES |= {f"ledger {line}": said for line, said in LEDGER} | {f"inspect {line}": said for line, said in INSPECT}
 
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path, monkeypatch) -> None:
-    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 torn")
-    (tmp_path / "typo.toml").write_text("batch_sise = 3\n")
+    (tmp_path / "torn").mkdir()
+    for torn in ("torn.npz", "torn/gradients.npz"):
+        (tmp_path / torn).write_bytes(b"PK\x03\x04 torn")
+    (tmp_path / "text").write_text("three\n" * 999)
     monkeypatch.chdir(tmp_path)
 
 

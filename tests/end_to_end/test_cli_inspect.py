@@ -169,42 +169,6 @@ def test_very_short_runs(steps: int, capsys, tmp_path):
     assert told["steps"] == steps
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("filter momentun", "did you mean momentum?"), ("filter b=", "holds no number"),
-    ("filter b=x", "'x' is not a number"), ("filter a=0.5", "write it as b=0.1 a=-0.9"),
-    ("filter c=0.5", "write it as b=0.1 a=-0.9"), ("filter =", "write it as b=0.1 a=-0.9"),
-    ("filter b=inf", "is not finite"), ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
-    ("filter b=0.1 --order 2", "--order cannot be used here"),
-    ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
-    ("filter butterworth", "butterworth: needs --order and --cutoff"),
-    ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
-    ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
-    ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
-    ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
-    ("filter --out a.png", "--out cannot be used here"),
-    ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
-    ("filter momentum --out absent/a.png", "there is no folder absent"),
-    ("gradients absent", "folder='absent': no such folder"),
-    ("gradients .", "gradients.npz: no such file; `dpcore train --record-gradients N"),
-    ("gradients torn", "is not a .npz archive, or it is truncated"), ("gradients", "missing argument"),
-    ("fliter", "Did you mean 'filter'?"),
-])  # fmt: skip
-def test_nonsense_is_one_sentence(line: str, said: str, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("torn").mkdir()
-    Path("torn/gradients.npz").write_bytes(b"PK\x03\x04 torn")
-    before = sorted(tmp_path.rglob("*"))
-    assert main(["inspect", *line.split()]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("dpcore: ")
-    assert printed.err.count("\n") == 1
-    assert said in printed.err
-    assert sorted(tmp_path.rglob("*")) == before
-    assert main(["inspect", *line.split(), "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["status"] == 2
-
-
 def page() -> str:
     return (Path(__file__).resolve().parents[2] / "docs" / "inspect.md").read_text()
 

@@ -137,31 +137,6 @@ def test_a_copy_that_cannot_be_written_can_be_looked_at(capsys, monkeypatch):
     assert ask(capsys, "verify", "people.ledger")["valid"]
 
 
-@pytest.mark.parametrize(("line", "sentence"), [
-    ("show absent", "does not exist; dpcore ledger create makes one"), ("verify absent", "does not exist"),
-    ("export absent", "does not exist"), ("export text", "is no ledger of dpcore"), ("show .", "is a folder"),
-    ("show text", "is no ledger of dpcore: not even a database"),
-    ("create text", "exists already, and a ledger is never overwritten"),
-    ("create nowhere/people.ledger", "there is no folder"),
-    ("create new --budget-epsilon 3", "give both, or neither"),
-    ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
-    ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
-    ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
-    ("create new --composition rpd", "did you mean rdp?"),
-    ("create new --order 1", "order=1.0: must be greater than 1"), ("shwo text", "Did you mean 'show'?"),
-    ("show", "missing argument 'FILE'"),
-])  # fmt: skip
-def test_nonsense(line: str, sentence: str, capsys, tmp_path):
-    Path("text").write_text("three\n" * 999)
-    assert main(["ledger", *line.split()]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("dpcore: ")
-    assert printed.err.count("\n") == 1
-    assert sentence in printed.err
-    assert os.listdir(tmp_path) == ["text"]
-
-
 def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys):
     pytest.importorskip("torch")
     Ledger.create("people.ledger", budget=(3, 1e-5))

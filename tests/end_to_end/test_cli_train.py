@@ -162,17 +162,6 @@ def test_a_run_is_repeated_from_its_own_config(tmp_path, capsys):
     assert first["statement"]["settings_hash"] == again["statement"]["settings_hash"]
 
 
-def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path, capsys):
-    arguments = ("--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run"))
-    first = train(capsys, *arguments)
-    before = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert main(["train", *arguments]) == 2
-    assert "already holds a run" in capsys.readouterr().err
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
-    assert train(capsys, *arguments, "--overwrite")["statement"]["settings_hash"] == first["statement"]["settings_hash"]
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
-
-
 def test_own_arrays_and_the_cnn(tmp_path, capsys):
     generator = np.random.default_rng(0)
     images = generator.integers(0, 255, (30, 6, 7), dtype=np.uint8)

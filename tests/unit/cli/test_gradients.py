@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcore.cli.gradients import KEYS, load_gradients, save_gradients
+from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError, DataError
 
 
@@ -59,28 +59,6 @@ def test_types_that_do_not_fit(tmp_path):
         save(tmp_path, released=np.array([["a"]]))
     with pytest.raises(TypeError, match="white_noise=1"):
         save(tmp_path, white_noise=1)
-
-
-def test_a_file_cut_or_changed_anywhere_is_refused_or_the_same(tmp_path):
-    whole = save(tmp_path).read_bytes()
-    file = tmp_path / "torn.npz"
-    for size in range(0, len(whole) - 1, 37):
-        file.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"torn\.npz: "):
-            load_gradients(file)
-    reference = load_gradients(tmp_path)
-    refused = []
-    for place in range(0, len(whole), 7):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        try:
-            back = load_gradients(file)
-        except DataError as error:
-            refused.append(str(error))
-        else:
-            for key in KEYS:
-                np.testing.assert_array_equal(getattr(back, key), getattr(reference, key))
-    assert len(refused) > 50
-    assert all(message.startswith(str(file)) and "\n" not in message for message in refused)
 
 
 def test_other_files_are_refused(tmp_path):

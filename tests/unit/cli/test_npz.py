@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import tracemalloc
 import zipfile
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcore.cli.datasets import archive, npz
+from dpcore.cli.datasets import archive
+from dpcore.cli.datasets.load import KEYS
 from dpcore.errors import DataError
 
+read_npz = functools.partial(archive.read_arrays, keys=KEYS, optional=("classes",))
 FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -34,8 +37,8 @@ def packed(save: Any = np.savez_compressed, **changes: Any) -> bytes:
 def test_an_archive_is_read_back(tmp_path, save: Any):
     path = tmp_path / "data.npz"
     path.write_bytes(packed(save, classes=np.int64(7)))
-    read = npz.read(path)
-    assert set(read) == {*npz.KEYS, "classes"}
+    read = read_npz(path)
+    assert set(read) == {*KEYS, "classes"}
     for key, value in arrays().items():
         assert read[key].dtype == value.dtype
         np.testing.assert_array_equal(read[key], value)
@@ -48,7 +51,7 @@ def test_every_truncation_is_refused(tmp_path, compressed: bool, data: st.DataOb
     path = tmp_path / "data.npz"
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     with pytest.raises(DataError):
-        npz.read(path)
+        read_npz(path)
 
 
 @given(compressed=st.booleans(), data=st.data())
@@ -60,7 +63,7 @@ def test_a_damaged_archive_is_refused_or_gives_the_true_arrays(tmp_path, compres
     path = tmp_path / "data.npz"
     path.write_bytes(content)
     try:
-        read = npz.read(path)
+        read = read_npz(path)
     except DataError:
         return
     for key, value in arrays().items():
@@ -79,7 +82,7 @@ def test_a_shape_that_hides_a_part_of_the_data_is_refused(tmp_path):
             new.writestr(name, shortened if name == "x_train.npy" else old.read(name))
     assert len(np.load(path)["x_train"]) == 4
     with pytest.raises(DataError, match="x_train has more data than its header states"):
-        npz.read(path)
+        read_npz(path)
 
 
 def test_a_pickle_is_never_loaded(tmp_path):
@@ -92,22 +95,22 @@ def test_a_pickle_is_never_loaded(tmp_path):
     path = tmp_path / "data.npz"
     path.write_bytes(packed(x_test=np.array([Trap()], dtype=object)))
     with pytest.raises(DataError, match="x_test holds Python objects"):
-        npz.read(path)
+        read_npz(path)
     assert not ran
 
 
 def test_messages_name_what_is_missing(tmp_path):
     path = tmp_path / "data.npz"
     with pytest.raises(DataError, match="no such file"):
-        npz.read(path)
+        read_npz(path)
     with pytest.raises(DataError, match="cannot be read"):
-        npz.read(tmp_path)
+        read_npz(tmp_path)
     path.write_bytes(packed(y_test=None, x_train=None))
     with pytest.raises(DataError, match=r"lacks x_train, y_test; it holds x_test, y_train, and must hold"):
-        npz.read(path)
+        read_npz(path)
     path.write_text("nonsense")
     with pytest.raises(DataError, match="is not a"):
-        npz.read(path)
+        read_npz(path)
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
@@ -117,7 +120,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "MOST_BYTES", 1_000_000)
     tracemalloc.start()
     with pytest.raises(DataError, match=r"bomb\.npz: unpacks to 10,000,\d+ bytes; must be at most 1,000,000"):
-        npz.read(path)
+        read_npz(path)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     # A directory that states less than there is: no more than it states is unpacked, and the checksum tells.
     content = bytearray(path.read_bytes())
@@ -126,9 +129,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     path.write_bytes(content)
     tracemalloc.reset_peak()
     with pytest.raises(DataError, match="truncated or corrupt"):
-        npz.read(path)
+        read_npz(path)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
     # What is not compressed is as large on the disk, and is taken.
     path.write_bytes(packed(np.savez, x_train=np.zeros(2_000_000, np.uint8)))
-    assert npz.read(path)["x_train"].size == 2_000_000
+    assert read_npz(path)["x_train"].size == 2_000_000

@@ -102,11 +102,6 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "results.json").read_text()) == {"number": 1}
 
 
-def test_names_that_overwrite_would_not_find_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="must be one of"):
-        RunFolder(tmp_path).write("keys.bin", b"")
-
-
 def test_metrics_are_whole_lines_at_once(tmp_path):
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.on_step(StepReleased(1, 10))
