@@ -18,6 +18,7 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler
 from dpcore.spec.keys import Provenance
 from dpcore.statement.build import state
+from tests.end_to_end.command_line import say
 
 PLAN = ["--sample-rate", "0.05", "--noise-multiplier", "1.1", "--steps", "30"]
 EVENT = PoissonSampledGaussian(0.05, 1.1, 30)
@@ -70,15 +71,13 @@ def test_what_an_attacker_can_do(capsys):
     exact = accounting.delta_interval(EVENT, 0.0)
     assert exact.lower <= told["advantage"] <= 1.01 * exact.upper
     assert (high - x).max() <= told["advantage"] * 1.01
-    assert main(["curve", "trade-off", *PLAN]) == 0
-    assert "advantage: the two rates differ by at most" in capsys.readouterr().out
+    assert "advantage: the two rates differ by at most" in say(capsys, ["curve", "trade-off", *PLAN]).out
 
 
 @pytest.mark.parametrize("kind", ["delta", "trade-off", "steps"])
 def test_pictures_and_tables(kind: str, tmp_path, capsys):
     picture, table = tmp_path / "curve.png", tmp_path / "curve.csv"
-    assert main(["curve", kind, *PLAN, "--delta", "1e-5", "--out", str(picture), "--csv", str(table)]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["curve", kind, *PLAN, "--delta", "1e-5", "--out", str(picture), "--csv", str(table)]).out
     assert printed.endswith(f"written: {picture}\nwritten: {table}\n")
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = list(csv.reader(table.read_text().splitlines()))

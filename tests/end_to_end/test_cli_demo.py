@@ -14,14 +14,14 @@ pytest.importorskip("matplotlib")
 from dpcore.cli import main
 from dpcore.cli.compare import demo
 from dpcore.statement import Statement
+from tests.end_to_end.command_line import say
 
 
 @pytest.mark.slow
 def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "COMMON", {**demo.COMMON, "model": "logistic", "epochs": 1})
     out = tmp_path / "demo"
-    assert main(["demo", "--out", str(out), "--seeds", "2"]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["demo", "--out", str(out), "--seeds", "2"]).out
     for part in ("DP-SGD", "DOPPLER", "DiSK", "±", "comparison.png", "Tuning is NOT accounted for"):
         assert part in printed
     runs = json.loads((out / "results.json").read_text())["runs"]
@@ -33,8 +33,7 @@ def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path, capsys, monk
     assert 0.999 < statements[0].best_epsilon <= 1
     assert (out / "comparison.png").stat().st_size > 10_000
     # The same command keeps what is made; with --overwrite it begins anew.
-    assert main(["demo", "--out", str(out), "--seeds", "2", "--json"]) == 0
-    assert "6 of 6 runs were made before" in capsys.readouterr().err
+    assert "6 of 6 runs were made before" in say(capsys, ["demo", "--out", str(out), "--seeds", "2", "--json"]).err
     assert main(["demo", "--out", str(out), "--seeds", "1", "--overwrite"]) == 0
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
 

@@ -25,6 +25,7 @@ from dpcore.sampling import (
     ShuffledSampler,
     TruncatedPoissonSampler,
 )
+from tests.end_to_end.command_line import say
 
 ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 
@@ -79,19 +80,16 @@ def test_every_sampling_and_every_accountant(sampling: str):
 
 def test_all_accountants_are_listed(capsys):
     line = "epsilon --sampling full-batch --steps 20 --noise-multiplier 10 --delta 1e-5 --all"
-    assert main(line.split()) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = say(capsys, line.split()).out.splitlines()
     assert [row.split()[0] for row in printed[-4:]] == ["pld", "rdp", "gaussian", "zcdp"]
-    assert (
-        main(["epsilon", "--sample-rate", "0.01", "--steps", "10", "--noise-multiplier", "1", "--delta", "1e-5"]) == 0
-    )
-    assert "certified: the smallest epsilon lies in [" in capsys.readouterr().out
+    line = "epsilon --sample-rate 0.01 --steps 10 --noise-multiplier 1 --delta 1e-5"
+    assert "certified: the smallest epsilon lies in [" in say(capsys, line.split()).out
 
 
 @pytest.mark.parametrize(("unknown", "line"), [
     ("noise_multiplier", "--dataset-size 60000 --batch-size 600 --steps 500 --epsilon 3 --delta 1e-5"),
     ("noise_multiplier", "--dataset-size 60,000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
-    ("noise_multiplier", "--dataset-size 1438 --batch-size 64 --epochs 5 --sampling fixed-order --epsilon 3 --delta 1e-5"),
+    ("noise_multiplier", "--dataset-size 1438 --batch-size 64 --epochs 5 --sampling shuffled --epsilon 3 --delta 1e-5"),
     ("noise_multiplier", "--epochs 5 --sampling fixed-order --epsilon 3 --delta 1e-5"),
     ("steps", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --epsilon 3 --delta 1e-5"),
     ("sample_rate", "--noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
@@ -114,8 +112,7 @@ def test_any_one_unknown(unknown: str, line: str, capsys):
         complete[-1] = told[unknown] + 1
         assert ask(*complete)["epsilon"] > 3 * (1 - 2e-3)
     # What a person reads and types in again keeps the target.
-    assert main(["calibrate", *line.split()]) == 0
-    first, second = capsys.readouterr().out.splitlines()[:2]
+    first, second = say(capsys, ["calibrate", *line.split()]).out.splitlines()[:2]
     if unknown == "noise_multiplier":
         assert 2.99 < float(second.removeprefix("gives epsilon = ").split()[0]) <= 3
         assert second.endswith(" at delta = 1e-5")
@@ -126,11 +123,8 @@ def test_any_one_unknown(unknown: str, line: str, capsys):
 
 
 def test_not_even_one_step(capsys):
-    assert (
-        main(["calibrate", "--epsilon", "3", "--delta", "1e-5", "--noise-multiplier", "0.1", "--sample-rate", ".1"])
-        == 0
-    )
-    assert "Not even one step meets epsilon = 3" in capsys.readouterr().out
+    line = "calibrate --epsilon 3 --delta 1e-5 --noise-multiplier 0.1 --sample-rate .1"
+    assert "Not even one step meets epsilon = 3" in say(capsys, line.split()).out
 
 
 def test_what_a_ledger_leaves(tmp_path):
@@ -163,8 +157,7 @@ def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path, capsys):
     ledger.charge(sampler.event(1.5, 300), name="earlier")
     told = ask(*line)
     granted = told["ledger"]["pays_for"]
-    assert main(line) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
+    said = say(capsys, line).out.splitlines()[-1]
     if unknown == "steps":
         assert 0 < granted < told["steps"]
         assert said.startswith(f"the ledger itself pays for {granted:,} steps only: ")
@@ -209,27 +202,22 @@ def test_a_large_delta_is_remarked_where_n_is_not_known(capsys):
         "delta=0.1: ought to lie well below 1/n, and is below it for fewer than 10 examples only"
         in capsys.readouterr().err
     )
-    assert main([*line.split(), "1e-3"]) == 0
-    assert capsys.readouterr().err == ""
+    assert say(capsys, [*line.split(), "1e-3"]).err == ""
     # A delta that was found is told with the digits of the answer.
     line = "delta --dataset-size 100 --batch-size 50 --noise-multiplier 0.5 --steps 5 --epsilon 1"
-    assert main(line.split()) == 0
-    printed = capsys.readouterr()
+    printed = say(capsys, line.split())
     shown = printed.out.splitlines()[0].removeprefix("delta = ").partition(" ")[0]
     assert f"delta={shown}: is at least 1/n for n = 100" in printed.err
-    assert main(line.replace("0.5 --steps 5 ", "0.3 --steps 50 ").split()) == 0
-    assert "delta=0.9999: is at least 1/n" in capsys.readouterr().err
+    assert "delta=0.9999: is at least 1/n" in say(capsys, line.replace("0.5 --steps 5 ", "0.3 --steps 50 ").split()).err
 
 
 def test_a_delta_of_one_over_n_is_remarked(capsys):
     line = "epsilon --dataset-size 100 --batch-size 10 --noise-multiplier 1 --steps 10 --delta 1%"
-    assert main(line.split()) == 0
-    printed = capsys.readouterr()
+    printed = say(capsys, line.split())
     assert "at least 1/n for n = 100" in printed.err
     assert "remark" not in printed.out
     assert "n = 100" in str(ask(*line.split())["remark"])
-    assert main(line.replace("1%", "0.9%").split()) == 0
-    assert capsys.readouterr().err.count("remark") == 1, "of the --json call only"
+    assert say(capsys, line.replace("1%", "0.9%").split()).err.count("remark") == 1, "of the --json call only"
 
 
 def test_sizes_and_epochs_mean_what_they_mean_to_the_samplers():
@@ -245,8 +233,7 @@ def test_sizes_and_epochs_mean_what_they_mean_to_the_samplers():
 def test_infinite_is_said_in_words(capsys):
     line = "epsilon --sample-rate 1/100 --steps 10 --noise-multiplier 0 --delta 1e-5"
     assert ask(*line.split())["epsilon"] == "inf"
-    assert main(line.split()) == 0
-    assert "there is no guarantee at all" in capsys.readouterr().out
+    assert "there is no guarantee at all" in say(capsys, line.split()).out
 
 
 def test_text_rounds_epsilon_up(capsys):
@@ -259,7 +246,5 @@ def test_text_rounds_epsilon_up(capsys):
 
 def test_a_delta_too_small_for_a_number_is_not_called_zero(capsys):
     line = ["delta", "--sample-rate", "0.01", "--noise-multiplier", "1.1", "--epsilon", "200", "--steps"]
-    assert main([*line, "1000"]) == 0
-    assert capsys.readouterr().out.startswith("delta = below 1e-300 at epsilon = 200")
-    assert main([*line, "0"]) == 0
-    assert capsys.readouterr().out.startswith("delta = 0 at epsilon = 200")
+    assert say(capsys, [*line, "1000"]).out.startswith("delta = below 1e-300 at epsilon = 200")
+    assert say(capsys, [*line, "0"]).out.startswith("delta = 0 at epsilon = 200")

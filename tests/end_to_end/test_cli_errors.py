@@ -12,6 +12,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("torch")
 from dpcore.cli import main
+from tests.end_to_end.command_line import say
 
 PLAN = "--sample-rate 0.01 --steps 100"
 CASES = {
@@ -122,8 +123,7 @@ def _folder(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("line", CASES)
 def test_one_sentence_and_a_status(line: str, capsys, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    assert main(line.split()) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, line.split(), 2)
     assert printed.out == ""
     assert printed.err.startswith("dpcore: ")
     assert printed.err.count("\n") == 1
@@ -132,8 +132,7 @@ def test_one_sentence_and_a_status(line: str, capsys, tmp_path):
 
 
 def test_debug_shows_the_traceback_and_json_the_sentence(capsys):
-    assert main(["train", "--epsilon", "3", "--lr", "0", "--debug", "--json"]) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, ["train", "--epsilon", "3", "--lr", "0", "--debug", "--json"], 2)
     assert "Traceback (most recent call last)" in printed.err
     assert json.loads(printed.out) == {"error": "lr=0.0: must be greater than 0", "status": 2}
 
@@ -145,16 +144,14 @@ def test_a_defect_is_one_sentence_too(capsys, monkeypatch):
         raise ZeroDivisionError("first line\nsecond line")
 
     monkeypatch.setattr(calibrate, "EventOptions", broken)
-    assert main(["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()]) == 1
-    assert capsys.readouterr().err == (
+    assert say(capsys, ["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()], 1).err == (
         "dpcore: unexpected ZeroDivisionError: first line (--debug shows where; please report it)\n"
     )
 
 
 def test_help_shows_brackets(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")  # a narrow terminal cuts help
-    assert main(["compare", "--help"]) == 0
-    assert "[contestants.NAME]" in capsys.readouterr().out
+    assert "[contestants.NAME]" in say(capsys, ["compare", "--help"]).out
 
 
 COMMANDS = ["", "train", "epsilon", "calibrate", "demo", "delta", "curve", "statement", "verify"]
@@ -173,10 +170,8 @@ def test_help_has_an_example(command: str, capsys):
 def test_version(capsys):
     from dpcore import __version__
 
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"dpcore {__version__}\n"
-    assert main([]) == 0
-    assert "Usage: dpcore" in capsys.readouterr().out
+    assert say(capsys, ["--version"]).out == f"dpcore {__version__}\n"
+    assert "Usage: dpcore" in say(capsys, []).out
 
 
 def test_epsilon_inspect_and_help_need_no_torch():

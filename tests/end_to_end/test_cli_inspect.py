@@ -14,6 +14,7 @@ pytest.importorskip("rich")
 from dpcore.cli import main
 from dpcore.cli.gradients import save_gradients
 from dpcore.stages.filters import NAMED_FILTERS
+from tests.end_to_end.command_line import say
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -51,8 +52,7 @@ def test_a_filters_numbers(words: list[str], capsys):
     assert told["delay"] == pytest.approx((np.arange(500) * kappa).sum())
     _, h = scipy.signal.freqz([1 / 11, 1 / 11], [1, -9 / 11], worN=[2 * np.pi * told["cutoff"]])
     assert abs(h[0]) ** 2 == pytest.approx(0.5)
-    assert main(["inspect", "filter", *words]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["inspect", "filter", *words]).out
     assert "0.09091" in printed
     assert "5 steps" in printed
     assert "unchanged in the long run" in printed
@@ -62,8 +62,7 @@ def test_every_named_filter_in_one_table(capsys):
     told = ask(capsys, "filter")["filters"]
     assert [item["filter"] for item in told] == list(NAMED_FILTERS)
     assert all(item["accepted"] and item["stable"] for item in told)
-    assert main(["inspect", "filter"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = say(capsys, ["inspect", "filter"]).out.splitlines()
     for name in NAMED_FILTERS:
         assert sum(line.startswith(f"{name}  ") for line in lines) == 1
 
@@ -97,8 +96,7 @@ def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(words: str, why: str
     assert why in told["refused_because"]
     assert {key: told[key] for key in numbers} == numbers
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
-    assert main(["inspect", "filter", words]) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, ["inspect", "filter", words], 2)
     assert "No run takes this filter: " in printed.out
     assert why in printed.out
     assert printed.err == ""
@@ -131,8 +129,7 @@ def test_recorded_gradients(capsys, tmp_path):
     shares = {row["frequency"]: row for row in told["share_of_power_below"]}
     assert shares[0.1]["white_noise"] < shares[0.1]["before"] < shares[0.1]["after"]
     assert told["negative_share"]["first_tenth"] > 0.45 > 0.15 > told["negative_share"]["last_tenth"]
-    assert main(["inspect", "gradients", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["inspect", "gradients", str(tmp_path / "run")]).out
     assert "it costs no privacy" in printed
     assert "0.2 of the variance" in printed
 
@@ -141,8 +138,7 @@ def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
     record(tmp_path / "correlated", white=False, moments=False)
     told = ask(capsys, "gradients", tmp_path / "correlated")
     assert told["signal_to_noise"]["before"] is told["signal_to_noise"]["after"] is told["negative_share"] is None
-    assert main(["inspect", "gradients", str(tmp_path / "correlated")]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["inspect", "gradients", str(tmp_path / "correlated")]).out
     assert "not flat" in printed
     assert "signal to noise" not in printed
     g = np.random.default_rng(0).standard_normal((50, 40))
@@ -157,8 +153,7 @@ def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
         assert ask(capsys, "gradients", tmp_path / name)["signal_to_noise"]["after"] is None
     # No noise at all.
     save_gradients(tmp_path / "zero", g, g, np.full(50, np.nan), dimension=40, noise_std=0)
-    assert main(["inspect", "gradients", str(tmp_path / "zero")]) == 0
-    assert "is not private" in capsys.readouterr().out
+    assert "is not private" in say(capsys, ["inspect", "gradients", str(tmp_path / "zero")]).out
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])

@@ -22,6 +22,7 @@ from dpcore.cli import datasets, main
 from dpcore.cli.train.callbacks import JsonLines
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.end_to_end.command_line import say
 
 EPOCHS = 2000
 PATIENCE = 1800  # seconds, on whatever machine; what takes so long hangs
@@ -143,8 +144,7 @@ def test_a_failure_in_mid_run_leaves_an_upper_bound_too(tmp_path, capsys, monkey
         raise OSError(28, "No space left on device", "disk")
 
     monkeypatch.setattr(JsonLines, "on_epoch", full)
-    assert main(["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")]) == 2
-    printed = capsys.readouterr().err
+    printed = say(capsys, ["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")], 2).err
     assert printed.endswith("dpcore: disk: No space left on device\n")
     assert "states an upper bound" in printed
     assert Statement.from_json((tmp_path / "run" / "statement.json").read_text()).steps_taken == 23

@@ -13,6 +13,7 @@ pytest.importorskip("rich")
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, places
+from tests.end_to_end.command_line import say
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +50,7 @@ def test_accepting_a_file_system(capsys, monkeypatch):
     monkeypatch.setattr(places, "file_system", lambda path: ("tmpfs", "/here"))
     monkeypatch.setattr(places, "KNOWN", places.KNOWN - {"tmpfs"})
     for words in (("create", "new.ledger"), ("verify", moved.path)):
-        assert main(["ledger", *map(str, words)]) == 2
-        assert "--accept-file-system" in capsys.readouterr().err
+        assert "--accept-file-system" in say(capsys, ["ledger", *map(str, words)], 2).err
         ask(capsys, *words, "--accept-file-system")
         assert ask(capsys, "verify", words[1])["valid"]
         assert ask(capsys, "show", words[1], "--delta", "1e-5")["file_systems"] == ["tmpfs"]
@@ -65,8 +65,7 @@ def test_show(capsys):
     assert [run["name"] for run in told["runs"]] == ["first [try]", "a count"]
     assert [run["epsilon"] for run in told["runs"]] == [run.epsilon(1e-5) for run in ledger.runs()]
     assert ask(capsys, "show", "people.ledger", "--delta", "1e-6")["total"]["fixed"] > total.fixed
-    assert main(["ledger", "show", "people.ledger"]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
     assert "\x1b" not in printed
     (line,) = [line for line in printed.splitlines() if "first [try]" in line]
     assert line.split()[-4:-1] == ["/", "1", "0"]
@@ -80,8 +79,7 @@ def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
     ledger = used()
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes this for a terminal
-    assert main(["ledger", "show", "people.ledger"]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
     assert "…" not in printed
     for run in ledger.runs():
         assert run.run_id.partition("-")[2] in printed
@@ -89,18 +87,14 @@ def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
 
 def test_a_large_delta_is_remarked(capsys):
     words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta"]
-    assert main(["ledger", *words, "0.01"]) == 0
-    assert "remark: delta=0.01: ought to lie well below 1/n" in capsys.readouterr().err
-    assert main(["ledger", "show", "people.ledger"]) == 0
-    assert "remark" not in capsys.readouterr().err
-    assert main(["ledger", "show", "people.ledger", "--delta", "0.1"]) == 0
-    assert "fewer than 10 examples only" in capsys.readouterr().err
+    assert "remark: delta=0.01: ought to lie well below 1/n" in say(capsys, ["ledger", *words, "0.01"]).err
+    assert "remark" not in say(capsys, ["ledger", "show", "people.ledger"]).err
+    assert "fewer than 10 examples only" in say(capsys, ["ledger", "show", "people.ledger", "--delta", "0.1"]).err
 
 
 def test_show_an_empty_one_without_a_budget(capsys):
     Ledger.create("people.ledger")
-    assert main(["ledger", "show", "people.ledger"]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
     assert "epsilon = 0 at delta = 1e-5" in printed
     assert "of the budget" not in printed
 
@@ -111,8 +105,7 @@ def test_verify(capsys):
     assert told == {"valid": True, "entries": 6, "seal": ledger.seal, "problems": []}
     assert ask(capsys, "verify", "people.ledger", "--seal", ledger.seal)["valid"]
     assert not ask(capsys, "verify", "people.ledger", "--seal", "x", status=2)["valid"]
-    assert main(["ledger", "verify", "people.ledger", "--seal", "x"]) == 2
-    assert "NOT valid: 6 entries" in capsys.readouterr().out
+    assert "NOT valid: 6 entries" in say(capsys, ["ledger", "verify", "people.ledger", "--seal", "x"], 2).out
 
 
 def test_export_of_a_whole_and_of_a_damaged_ledger(capsys):
@@ -144,5 +137,4 @@ def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys):
     assert main([*words, "--epsilon", "4", "--ledger", "people.ledger", "--out", "a"]) == 3
     assert "does not pay for all 23 steps; training stops before it is crossed" in capsys.readouterr().err
     Ledger.create("other.ledger", budget=(3, 1e-5))
-    assert main([*words, "--epsilon", "1", "--ledger", "other.ledger", "--out", "b"]) == 0
-    assert "does not pay" not in capsys.readouterr().err
+    assert "does not pay" not in say(capsys, [*words, "--epsilon", "1", "--ledger", "other.ledger", "--out", "b"]).err

@@ -32,6 +32,7 @@ from dpcore.cli.train import checkpoint
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement, verify
 from dpcore.torch import PrivateRun, save_state
+from tests.end_to_end.command_line import say
 
 STEPS, EPOCH = 69, 23
 # What a checkpoint must hold: an average, a schedule's place, a clip norm, a filter's state, a record.
@@ -225,8 +226,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(capsys, *words: str) -> str:
-    assert main(["train", *words]) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, ["train", *words], 2)
     assert printed.out == ""
     assert printed.err.startswith("dpcore: ")
     assert printed.err.count("\n") == 1

@@ -14,6 +14,7 @@ from dpcore.cli import main
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.verify import holds, verify
+from tests.end_to_end.command_line import say
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +42,15 @@ def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path):
 
 
 def test_the_statement_for_a_person_and_a_machine(run: Path, capsys):
-    assert main(["statement", str(run), "--width", "70"]) == 0
-    text = capsys.readouterr().out
+    text = say(capsys, ["statement", str(run), "--width", "70"]).out
     statement = Statement.from_json((run / "statement.json").read_text())
     assert text == statement.text(70) + "\n"
     assert max(map(len, text.splitlines()[:-4])) <= 70
-    assert main(["statement", str(run / "statement.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == statement.to_dict()
+    assert json.loads(say(capsys, ["statement", str(run / "statement.json"), "--json"]).out) == statement.to_dict()
 
 
 def test_verify_says_what_holds(run: Path, capsys):
-    assert main(["verify", str(run)]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["verify", str(run)]).out
     assert "The statement follows from its settings" in printed
     assert "failed" not in printed
     assert main(["verify", str(run), "--json"]) == 0
@@ -63,14 +61,11 @@ def test_verify_says_what_holds(run: Path, capsys):
 
 def test_verify_says_what_does_not(run: Path, tmp_path, capsys):
     path = changed(run, tmp_path, epsilon={"rdp": 0.5})
-    assert main(["verify", str(path)]) == 1
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["verify", str(path)], 1).out
     assert "DOES NOT HOLD" in printed
     assert "is stated as 0.5 and follows as" in printed
-    assert main(["verify", str(path), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["holds"] is False
-    assert main(["statement", str(path)]) == 2
-    assert "changed after it was written; dpcore verify says more" in capsys.readouterr().err
+    assert json.loads(say(capsys, ["verify", str(path), "--json"], 1).out)["holds"] is False
+    assert "changed after it was written; dpcore verify says more" in say(capsys, ["statement", str(path)], 2).err
 
 
 def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys):
@@ -90,8 +85,7 @@ def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys)
         False,
     ]
     names(one="runs/one", again="runs/one")
-    assert main(["statement", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["statement", str(tmp_path)]).out
     assert printed.startswith("one\n\nPrivacy statement")
     assert printed.count("Privacy statement\n") == 2
     for folders, words in (
@@ -101,8 +95,7 @@ def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys)
         ({}, "names no run"),
     ):
         names(**folders)
-        assert main(["statement", str(tmp_path)]) == 2
-        assert words in capsys.readouterr().err
+        assert words in say(capsys, ["statement", str(tmp_path)], 2).err
 
 
 NONSENSE = {
@@ -127,8 +120,7 @@ def test_nonsense_is_one_sentence(command: str, name: str, tmp_path, capsys):
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "twice.json").write_text('{"settings_hash": "", "inner": {"delta": 0.1, "delta": 1e-5}}')
     Ledger.create(tmp_path / "people.ledger")
-    assert main([command, str(tmp_path / name)]) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, [command, str(tmp_path / name)], 2)
     assert NONSENSE[name] in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
@@ -141,13 +133,11 @@ def test_a_byte_order_mark_changes_nothing(run: Path, tmp_path):
 
 
 def test_a_width_that_is_no_width(run: Path, capsys):
-    assert main(["statement", str(run), "--width", "3"]) == 2
-    assert "width=3: must lie between 40 and 1000" in capsys.readouterr().err
+    assert "width=3: must lie between 40 and 1000" in say(capsys, ["statement", str(run), "--width", "3"], 2).err
 
 
 def test_an_older_format_is_named(run: Path, tmp_path, capsys):
-    assert main(["statement", str(changed(run, tmp_path, format=1))]) == 2
-    told = capsys.readouterr().err
+    told = say(capsys, ["statement", str(changed(run, tmp_path, format=1))], 2).err
     assert "has format 1, expected 3" in told
     assert "says more" not in told, "verify says the same"
     assert main(["verify", str(changed(run, tmp_path, format=4))]) == 1

@@ -21,6 +21,7 @@ from dpcore.cli.datasets import load
 from dpcore.cli.gradients import load_gradients
 from dpcore.spec.keys import RunKeys
 from dpcore.statement import Statement
+from tests.end_to_end.command_line import say
 
 FILES = {"README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png",
     "model.safetensors"}  # fmt: skip
@@ -89,8 +90,7 @@ def test_nothing_secret_is_in_the_folder_or_on_the_screen(tmp_path, capsys, monk
         return made[-1]
 
     monkeypatch.setattr(RunKeys, "new", watched)
-    assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr()
+    printed = say(capsys, ["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")])
     (keys,) = made
     contents = [path.read_bytes() for path in (tmp_path / "run").iterdir()] + [
         printed.out.encode(),
@@ -124,8 +124,7 @@ def test_the_seed_fixes_the_initial_weights_and_never_the_noise(tmp_path, capsys
 
 def test_a_run_without_noise_says_that_it_is_not_private(tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(["train", "--noise-multiplier", "0", "--epochs", "1", "--out", str(out)]) == 0
-    printed = capsys.readouterr()
+    printed = say(capsys, ["train", "--noise-multiplier", "0", "--epochs", "1", "--out", str(out)])
     assert "epsilon is infinite: this run is NOT private" in printed.out
     assert "NOT PRIVATE" in (out / "statement.txt").read_text()
     told = json.loads((out / "statement.json").read_text())["epsilon"]

@@ -14,6 +14,7 @@ import typer
 from dpcore.cli.train import config_file
 from dpcore.cli.values import group_norms, real, reals
 from dpcore.errors import ArgumentError, DataError
+from tests.unit.cli.refused import refused
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -68,13 +69,10 @@ def test_wrong_files_are_one_sentence(tmp_path, text: str, message: str):
 
 
 def test_missing_and_binary_files_are_one_sentence(tmp_path):
-    with pytest.raises(DataError, match="cannot be read"):
-        run(["--config", str(tmp_path / "absent.toml")])
+    refused(DataError, "cannot be read", run, ["--config", str(tmp_path / "absent.toml")])
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="is not valid toml"):
-        run(["--config", str(path)])
+    refused(DataError, "is not valid toml", run, ["--config", str(path)])
     path = tmp_path / "config.json"
     path.write_text("[]")
-    with pytest.raises(DataError, match="holds no settings"):
-        run(["--config", str(path)])
+    refused(DataError, "holds no settings", run, ["--config", str(path)])

@@ -11,6 +11,7 @@ import pytest
 
 from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError, DataError
+from tests.unit.cli.refused import refused
 
 
 def content(**changes: object) -> dict[str, object]:
@@ -49,37 +50,28 @@ def test_what_is_saved_is_loaded(tmp_path, white: bool):
     ({"noise_std": float("nan")}, "noise_std=nan"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_not_written(tmp_path, changes: dict[str, object], said: str):
-    with pytest.raises(ArgumentError, match=said):
-        save(tmp_path, **changes)
+    refused(ArgumentError, said, save, tmp_path, **changes)
     assert not list(tmp_path.iterdir())
 
 
 def test_types_that_do_not_fit(tmp_path):
-    with pytest.raises(ArgumentError, match="must be real numbers"):
-        save(tmp_path, released=np.array([["a"]]))
-    with pytest.raises(TypeError, match="white_noise=1"):
-        save(tmp_path, white_noise=1)
+    refused(ArgumentError, "must be real numbers", save, tmp_path, released=np.array([["a"]]))
+    refused(TypeError, "white_noise=1", save, tmp_path, white_noise=1)
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no such file; `dpcore train --record-gradients N"):
-        load_gradients(tmp_path)
+    refused(DataError, "no such file; `dpcore train --record-gradients N", load_gradients, tmp_path)
     file = tmp_path / "gradients.npz"
     file.write_bytes(b"not a zip")
-    with pytest.raises(DataError, match=r"is not a \.npz archive"):
-        load_gradients(tmp_path)
+    refused(DataError, r"is not a \.npz archive", load_gradients, tmp_path)
     np.savez(file, released=np.ones((2, 2)))
-    with pytest.raises(DataError, match="lacks filtered, negative_share, dimension, noise_std"):
-        load_gradients(tmp_path)
+    refused(DataError, "lacks filtered, negative_share, dimension, noise_std", load_gradients, tmp_path)
     np.savez(file, **content(white_noise=True, released=np.array([[1, "a"]], dtype=object)))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="released holds Python objects"):
-        load_gradients(tmp_path)
+    refused(DataError, "released holds Python objects", load_gradients, tmp_path)
     np.savez(file, **content(white_noise=True, dimension=2))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="dimension=2: must be at least the 4 coordinates"):
-        load_gradients(tmp_path)
+    refused(DataError, "dimension=2: must be at least the 4 coordinates", load_gradients, tmp_path)
     np.savez(file, **content(white_noise=True, noise_std=np.ones(2)))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="size 1"):
-        load_gradients(tmp_path)
+    refused(DataError, "size 1", load_gradients, tmp_path)
 
 
 def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
@@ -90,5 +82,4 @@ def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "gradients.npz") as old, zipfile.ZipFile(file, "w") as new:
         for name in old.namelist():
             new.writestr(name, header.getvalue() if name == "released.npy" else old.read(name))
-    with pytest.raises(DataError, match="damaged"):
-        load_gradients(file)
+    refused(DataError, "damaged", load_gradients, file)

@@ -13,6 +13,7 @@ import pytest
 from dpcore.cli.datasets import Dataset, load
 from dpcore.cli.datasets.dataset import scaled
 from dpcore.errors import ArgumentError, DataError
+from tests.unit.cli.refused import refused
 
 MNIST = Path(os.environ.get("DPCORE_MNIST", Path(__file__).parents[3].parent / "shared" / "data" / "mnist"))
 
@@ -70,33 +71,24 @@ def test_other_idx_folders_bring_their_own_size_and_classes(tmp_path):
 def test_folders_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"images of \(5, 6\) pixels, but mnist has \(28, 28\)"):
         load("mnist", folder(tmp_path, size=(5, 6)))
-    with pytest.raises(DataError, match="20 inputs but 17 targets"):
-        load("mnist", folder(tmp_path, missing=3))
-    with pytest.raises(DataError, match=r"target outside 0\.\.9, with 10 classes"):
-        load("mnist", folder(tmp_path, labels=12))
-    with pytest.raises(DataError, match="no such folder"):
-        load("mnist", tmp_path / "absent")
+    refused(DataError, "20 inputs but 17 targets", load, "mnist", folder(tmp_path, missing=3))
+    refused(DataError, r"target outside 0\.\.9, with 10 classes", load, "mnist", folder(tmp_path, labels=12))
+    refused(DataError, "no such folder", load, "mnist", tmp_path / "absent")
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"has no t10k-labels-idx1-ubyte\[\.gz\]"):
-        load("mnist", tmp_path)
+    refused(DataError, r"has no t10k-labels-idx1-ubyte\[\.gz\]", load, "mnist", tmp_path)
 
 
 def test_swapped_files_are_refused(tmp_path):
     folder(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes((tmp_path / "train-labels-idx1-ubyte").read_bytes())
-    with pytest.raises(DataError, match="1 dimensions, expected 3"):
-        load("mnist", tmp_path)
+    refused(DataError, "1 dimensions, expected 3", load, "mnist", tmp_path)
 
 
 def test_unknown_names_get_the_nearest_known_one(tmp_path):
-    with pytest.raises(ArgumentError, match=r"data='mnits': did you mean 'mnist'\?"):
-        load("mnits")
-    with pytest.raises(ArgumentError, match=r"did you mean 'digits'\?"):
-        load("Digit")
-    with pytest.raises(ArgumentError, match="read from files; name their folder"):
-        load("mnist")
-    with pytest.raises(ArgumentError, match="digits is built in"):
-        load("digits", tmp_path)
+    refused(ArgumentError, r"data='mnits': did you mean 'mnist'\?", load, "mnits")
+    refused(ArgumentError, r"did you mean 'digits'\?", load, "Digit")
+    refused(ArgumentError, "read from files; name their folder", load, "mnist")
+    refused(ArgumentError, "digits is built in", load, "digits", tmp_path)
 
 
 def test_archives_by_name_by_folder_and_by_file(tmp_path):
@@ -106,20 +98,17 @@ def test_archives_by_name_by_folder_and_by_file(tmp_path):
         assert (data.name, data.shape, data.classes) == ("own", (3, 5, 4), 2)
         np.testing.assert_allclose(data.train_inputs, np.moveaxis(images, 3, 1) / 65535, rtol=1e-6)
     np.savez(tmp_path / "other.npz", x=images)
-    with pytest.raises(DataError, match="must hold one"):
-        load("npz", tmp_path)
+    refused(DataError, "must hold one", load, "npz", tmp_path)
 
 
 def test_the_number_of_classes_never_comes_from_private_targets(tmp_path):
     arrays = {"x_train": np.zeros((3, 2)), "y_train": [0, 1, 5], "x_test": np.zeros((2, 2)), "y_test": [0, 1]}
     np.savez(tmp_path / "data.npz", **arrays)
-    with pytest.raises(DataError, match="store the number of classes in the archive"):
-        load("npz", tmp_path)
+    refused(DataError, "store the number of classes in the archive", load, "npz", tmp_path)
     np.savez(tmp_path / "data.npz", classes=6, **arrays)
     assert load("npz", tmp_path).classes == 6
     np.savez(tmp_path / "data.npz", classes=-1, **arrays)
-    with pytest.raises(DataError, match="one positive integer"):
-        load("npz", tmp_path)
+    refused(DataError, "one positive integer", load, "npz", tmp_path)
 
 
 @pytest.mark.parametrize(("values", "expected"), [
@@ -134,8 +123,7 @@ def test_scales_depend_on_the_dtype_alone(values: np.ndarray, expected: list[lis
 
 
 def test_unusable_arrays_are_refused():
-    with pytest.raises(DataError, match="inputs have dtype int64"):
-        scaled(np.zeros((2, 2), np.int64), "x")
+    refused(DataError, "inputs have dtype int64", scaled, np.zeros((2, 2), np.int64), "x")
     inputs, targets = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
     for broken in (
         {"train_inputs": np.zeros((0, 3), np.float32), "train_targets": np.zeros(0, np.int64)},

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dpcore.cli.datasets import archive
 from dpcore.cli.datasets.load import KEYS
 from dpcore.errors import DataError
+from tests.unit.cli.refused import refused
 
 read_npz = functools.partial(archive.read_arrays, keys=KEYS, optional=("classes",))
 FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -81,8 +82,7 @@ def test_a_shape_that_hides_a_part_of_the_data_is_refused(tmp_path):
         for name in old.namelist():
             new.writestr(name, shortened if name == "x_train.npy" else old.read(name))
     assert len(np.load(path)["x_train"]) == 4
-    with pytest.raises(DataError, match="x_train has more data than its header states"):
-        read_npz(path)
+    refused(DataError, "x_train has more data than its header states", read_npz, path)
 
 
 def test_a_pickle_is_never_loaded(tmp_path):
@@ -94,23 +94,18 @@ def test_a_pickle_is_never_loaded(tmp_path):
 
     path = tmp_path / "data.npz"
     path.write_bytes(packed(x_test=np.array([Trap()], dtype=object)))
-    with pytest.raises(DataError, match="x_test holds Python objects"):
-        read_npz(path)
+    refused(DataError, "x_test holds Python objects", read_npz, path)
     assert not ran
 
 
 def test_messages_name_what_is_missing(tmp_path):
     path = tmp_path / "data.npz"
-    with pytest.raises(DataError, match="no such file"):
-        read_npz(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_npz(tmp_path)
+    refused(DataError, "no such file", read_npz, path)
+    refused(DataError, "cannot be read", read_npz, tmp_path)
     path.write_bytes(packed(y_test=None, x_train=None))
-    with pytest.raises(DataError, match=r"lacks x_train, y_test; it holds x_test, y_train, and must hold"):
-        read_npz(path)
+    refused(DataError, r"lacks x_train, y_test; it holds x_test, y_train, and must hold", read_npz, path)
     path.write_text("nonsense")
-    with pytest.raises(DataError, match="is not a"):
-        read_npz(path)
+    refused(DataError, "is not a", read_npz, path)
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
@@ -119,8 +114,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     assert path.stat().st_size < 20_000
     monkeypatch.setattr(archive, "MOST_BYTES", 1_000_000)
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"bomb\.npz: unpacks to 10,000,\d+ bytes; must be at most 1,000,000"):
-        read_npz(path)
+    refused(DataError, r"bomb\.npz: unpacks to 10,000,\d+ bytes; must be at most 1,000,000", read_npz, path)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     # A directory that states less than there is: no more than it states is unpacked, and the checksum tells.
     content = bytearray(path.read_bytes())
@@ -128,8 +122,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     content[start + 24 : start + 28] = (1000).to_bytes(4, "little")
     path.write_bytes(content)
     tracemalloc.reset_peak()
-    with pytest.raises(DataError, match="truncated or corrupt"):
-        read_npz(path)
+    refused(DataError, "truncated or corrupt", read_npz, path)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
     # What is not compressed is as large on the disk, and is taken.

@@ -12,12 +12,12 @@ from dpcore.cli.train.callbacks import EpochReleased, JsonLines, StepReleased
 from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, read_run
 from dpcore.errors import DataError
 from dpcore.torch.state.safetensors import encode
+from tests.unit.cli.refused import refused
 
 
 def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):
     RunFolder(tmp_path / "run").write_config({"lr": 1}, {})
-    with pytest.raises(DataError, match="already holds a run; name another folder or add --overwrite"):
-        RunFolder(tmp_path / "run")
+    refused(DataError, "already holds a run; name another folder or add --overwrite", RunFolder, tmp_path / "run")
     (tmp_path / "run" / "notes.md").write_text("mine")
     (tmp_path / "run" / "metrics.jsonl").write_text("old")
     (tmp_path / "run" / "tensorboard").mkdir()
@@ -36,8 +36,7 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
     assert not folder.checkpoint.exists()
     folder.checkpoint.write_text("keys of a run whose folder is gone")
     for overwrite in (False, True):
-        with pytest.raises(DataError, match="the checkpoint of another run, "):
-            RunFolder(tmp_path / "run", overwrite=overwrite)
+        refused(DataError, "the checkpoint of another run, ", RunFolder, tmp_path / "run", overwrite=overwrite)
     assert RunFolder.next(tmp_path, "run").path.name == "run-2"
     (tmp_path / "other.checkpoint").write_text("not a comparison's")
     RunFolder(tmp_path / "other", kind=COMPARISON)
@@ -46,20 +45,16 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
 def test_a_folder_that_is_no_run_is_never_touched(tmp_path):
     (tmp_path / "config.json").write_text('{"kind": "something else"}')
     (tmp_path / "statement.txt").write_text("mine")
-    with pytest.raises(DataError, match="holds no dpcore run"):
-        RunFolder(tmp_path, overwrite=True)
+    refused(DataError, "holds no dpcore run", RunFolder, tmp_path, overwrite=True)
     assert (tmp_path / "statement.txt").read_text() == "mine"
-    with pytest.raises(DataError, match="is a file"):
-        RunFolder(tmp_path / "statement.txt")
-    with pytest.raises(DataError, match="cannot be made"):
-        RunFolder(tmp_path / "statement.txt" / "deeper")
+    refused(DataError, "is a file", RunFolder, tmp_path / "statement.txt")
+    refused(DataError, "cannot be made", RunFolder, tmp_path / "statement.txt" / "deeper")
 
 
 def test_a_comparison_never_replaces_a_training_run(tmp_path):
     """A run's statement says what was spent, and its model cost it."""
     RunFolder(tmp_path).write_config({}, {})
-    with pytest.raises(DataError, match="holds no dpcore compare"):
-        RunFolder(tmp_path, overwrite=True, kind=COMPARISON)
+    refused(DataError, "holds no dpcore compare", RunFolder, tmp_path, overwrite=True, kind=COMPARISON)
     assert (tmp_path / "config.json").exists()
 
 
@@ -79,8 +74,7 @@ def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path):
     assert holds(tmp_path, RUN)
     assert read_run(tmp_path) == (None, [])
     (tmp_path / "statement.json").write_text("{}")
-    with pytest.raises(DataError, match=f"run folder {tmp_path}: cannot be read"):
-        read_run(tmp_path)
+    refused(DataError, f"run folder {tmp_path}: cannot be read", read_run, tmp_path)
 
 
 def test_an_empty_folder_is_taken_and_names_count_up(tmp_path):
@@ -97,8 +91,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
-        folder.write_json("results.json", {"number": 2})
+    refused(OSError, "No space", folder.write_json, "results.json", {"number": 2})
     assert json.loads((tmp_path / "results.json").read_text()) == {"number": 1}
 
 

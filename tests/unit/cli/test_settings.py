@@ -13,6 +13,7 @@ from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
+from tests.unit.cli.refused import refused
 
 
 def build(method: str, **settings: Any) -> Any:
@@ -45,8 +46,7 @@ def test_options_reach_the_method():
     assert build("dp_sgd", clip_quantile=0.7).clip.adaptive == AdaptiveClip(0.7)
     adapted = build("dp_sgd", max_grad_norm=3.0, clip_quantile=0.7, clip_lr=0.1, bit_noise=9.0).clip
     assert (adapted.max_grad_norm, adapted.adaptive) == (3.0, AdaptiveClip(0.7, 0.1, 9.0))
-    with pytest.raises(ArgumentError, match="learning_rate=0"):
-        build("dp_sgd", clip_quantile=0.7, clip_lr=0.0)
+    refused(ArgumentError, "learning_rate=0", build, "dp_sgd", clip_quantile=0.7, clip_lr=0.0)
 
 
 @pytest.mark.parametrize(("method", "settings", "sampling"), [
@@ -82,8 +82,7 @@ def test_samplings_that_fit():
 
 
 def test_epsilon_is_named_as_it_was_typed():
-    with pytest.raises(ArgumentError, match=r"^epsilon=-1: must be greater than 0"):
-        Settings(epsilon=-1)
+    refused(ArgumentError, r"^epsilon=-1: must be greater than 0", Settings, epsilon=-1)
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [
