@@ -29,7 +29,7 @@ class Table:
 
 
 def names(command: str) -> set[str]:
-    place = import_module(f"dpcore.cli.{command}")
+    place = import_module(f"dpcore.cli.{command}.{command}")
     group = typer.Typer()
     group.command()(getattr(place, command))
     return {str(parameter.name) for parameter in typer.main.get_command(group).params}

@@ -47,15 +47,10 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path):
     (tmp_path / "statement.txt").write_text("mine")
     refused(DataError, "holds no dpcore run", RunFolder, tmp_path, overwrite=True)
     assert (tmp_path / "statement.txt").read_text() == "mine"
+    RunFolder(tmp_path / "run").write_config({}, {})  # its statement says what was spent, and its model cost it
+    refused(DataError, "holds no dpcore compare", RunFolder, tmp_path / "run", overwrite=True, kind=COMPARISON)
     refused(DataError, "is a file", RunFolder, tmp_path / "statement.txt")
     refused(DataError, "cannot be made", RunFolder, tmp_path / "statement.txt" / "deeper")
-
-
-def test_a_comparison_never_replaces_a_training_run(tmp_path):
-    """A run's statement says what was spent, and its model cost it."""
-    RunFolder(tmp_path).write_config({}, {})
-    refused(DataError, "holds no dpcore compare", RunFolder, tmp_path, overwrite=True, kind=COMPARISON)
-    assert (tmp_path / "config.json").exists()
 
 
 def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path):
