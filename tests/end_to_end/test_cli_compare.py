@@ -315,18 +315,3 @@ def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys):
     assert sorted((run["seed"], run["status"]) for run in runs) == [(0, "complete"), (1, "complete")]
     assert len(json.loads((out / "timing.json").read_text())["seconds"]) == 2
     assert "2 of 2 runs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--methods", "dp_sgd"), "give at least one, such as --epsilon 1,8"),
-    (("--epsilon", "1"), "name at least one method"), (("--epsilon", "1", "--methods", "disc"), "did you mean disk"),
-    (("--epsilon", "1", "--methods", "disk,disk"), "same name"),
-    (("--epsilon", "1", "--methods", "disk", "--jobs", "0"), "jobs=0: must be at least 1"),
-    (("--epsilon", "1", "--methods", "memf", "--sampling", "poisson"), "use --sampling fixed-order"),
-    (("--epsilon", "1", "--methods", "disk", "--batch-size", "100k"), "contestant 'disk': batch_size=100000"),
-])  # fmt: skip
-def test_bad_input_is_one_sentence_before_any_run(arguments: tuple[str, ...], words: str, tmp_path, capsys):
-    assert compare(tmp_path / "comparison", *arguments) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert words in last
-    assert not (tmp_path / "comparison").exists()

@@ -17,6 +17,8 @@ import dp_accounting
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.cli import main
+from dpcore.errors import BudgetError
+from dpcore.ledger import Ledger
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
@@ -128,7 +130,7 @@ def test_not_even_one_step(capsys):
 
 
 def test_what_a_ledger_leaves(tmp_path):
-    ledger = pytest.importorskip("dpcore.ledger").Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
+    ledger = Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
     plan = ["--sample-rate", "0.01", "--steps", "500"]
     alone: Any = ask("calibrate", *plan, "--epsilon", 3, "--delta", 1e-5)
     same: Any = ask("calibrate", *plan, "--ledger", tmp_path / "data.ledger")
@@ -146,8 +148,7 @@ def test_what_a_ledger_leaves(tmp_path):
 
 @pytest.mark.parametrize("unknown", ["noise_multiplier", "steps"])
 def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path, capsys):
-    errors = pytest.importorskip("dpcore.errors")
-    ledger = pytest.importorskip("dpcore.ledger").Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
+    ledger = Ledger.create(tmp_path / "data.ledger", budget=(3.0, 1e-5))
     given = "--steps 500" if unknown == "noise_multiplier" else "--noise-multiplier 1.5"
     line = f"calibrate --dataset-size 1000 --batch-size 10 {given} --ledger {tmp_path / 'data.ledger'}".split()
     # As the first run of all it is fixed beforehand, and granted whole.
@@ -167,17 +168,16 @@ def test_what_the_ledger_itself_pays_for(unknown: str, tmp_path, capsys):
         typed = float(said.split("noise multiplier = ")[1].split(":")[0])
         assert granted <= typed < granted * (1 + 1e-5)
         less, most = sampler.event(typed, 500), sampler.event(granted * (1 - 1e-6), 500)
-    with pytest.raises(errors.BudgetError):
+    with pytest.raises(BudgetError):
         ledger.charge(most, name="too much")
     ledger.charge(less, name="what was said")
 
 
 def test_what_an_exhausted_ledger_and_one_without_a_budget_say(tmp_path, capsys):
-    ledgers = pytest.importorskip("dpcore.ledger").Ledger
     plan = ["--sample-rate", "0.01", "--noise-multiplier", "1.5", "--epsilon", "3", "--delta", "1e-5"]
     whole = accounting.PoissonSampledGaussian(0.01, 1.5, ask("calibrate", *plan)["steps"])  # type: ignore[arg-type]
-    ledgers.create(tmp_path / "spent", budget=(3.0, 1e-5)).charge(whole, name="all")
-    ledgers.create(tmp_path / "open")
+    Ledger.create(tmp_path / "spent", budget=(3.0, 1e-5)).charge(whole, name="all")
+    Ledger.create(tmp_path / "open")
     line = f"calibrate --sample-rate 1% --steps 9 --epsilon 4 --delta 1e-5 --ledger {tmp_path / 'spent'}"
     told = ask(*line.split())
     assert told["ledger"]["pays_for"] is None  # type: ignore[index]

@@ -60,6 +60,13 @@ CASES = {
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling full-batch": "is not for --sampling full-batch",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5 --sampling fixed-size": "give --dataset-size and --batch-size",
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
+    "compare --methods dp_sgd": "give at least one, such as --epsilon 1,8",
+    "compare --epsilon 1": "name at least one method",
+    "compare --epsilon 1 --methods disc": "did you mean disk",
+    "compare --epsilon 1 --methods disk,disk": "same name",
+    "compare --epsilon 1 --methods disk --jobs 0": "jobs=0: must be at least 1",
+    "compare --epsilon 1 --methods memf --sampling poisson": "use --sampling fixed-order",
+    "compare --epsilon 1 --methods disk --batch-size 100k": "contestant 'disk': batch_size=100000",
     "demo --seeds 0": "seeds=0: must lie between 1 and",
 }
 # fmt: off

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,7 @@ def study(monkeypatch) -> Any:
     """Imports a study by name, as Python does when its file is run."""
     monkeypatch.syspath_prepend(str(STUDIES))
     pytest.importorskip("matplotlib")
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
+    return importlib.import_module
 
 
 @pytest.mark.parametrize("strategy", ["square-root", "identity"])

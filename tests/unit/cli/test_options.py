@@ -46,14 +46,6 @@ def test_commands_take_the_settings_by_their_names():
     assert set(SETTINGS) - names("compare") == {"method", "noise_multiplier", "seed"}
 
 
-def test_a_method_takes_the_settings_of_its_base_only():
-    assert "betas" in keywords("dp_sgd")
-    assert "betas" not in keywords("dp_sgd", "sgd")
-    assert {"betas", "eps", "weight_decay"} <= set(keywords("dp_sgd", "adam"))
-    assert "base" not in keywords("dp_adam")
-    assert "betas" in keywords("dp_adam")
-
-
 @pytest.mark.parametrize("name", app.COMMANDS)
 def test_the_help_of_all_says_what_the_command_says(name: str):
     place, words, example = app._COMMANDS[name]
