@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from dpcore.cli import main
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
 
 
 def say(capsys: Any, words: Sequence[str], status: int = 0) -> Any:

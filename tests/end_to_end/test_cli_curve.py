@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 from dpcore import accounting, methods
 from dpcore.accounting import Event, PoissonSampledGaussian

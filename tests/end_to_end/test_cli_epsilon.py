@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("typer")
 pytest.importorskip("dp_accounting")
 import dp_accounting
 

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 pytest.importorskip("torch")
 from dpcore.cli import main
 from tests.end_to_end.command_line import say

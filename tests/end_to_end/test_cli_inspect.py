@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import scipy.signal
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 from dpcore.cli import main
 from dpcore.cli.gradients import save_gradients
 from dpcore.stages.filters import NAMED_FILTERS

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, places

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("typer")
 pytest.importorskip("torch")
 from dpcore.cli import main
 from dpcore.ledger import Ledger

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore import accounting
