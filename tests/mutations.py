@@ -870,13 +870,6 @@ MUTATIONS = [
         "tests/unit/cli/test_npz.py",
     ),
     Mutation(
-        "resume a run and forget what it may have released",
-        "dpcore/cli/train/training.py",
-        "counted = max(steps, self.private.steps_released)",
-        "counted = steps",
-        "tests/end_to_end/test_cli_resume.py",
-    ),
-    Mutation(
         "take a damaged checkpoint for a whole one",
         "dpcore/cli/train/checkpoint.py",
         "whole = archive.testzip() is None",
