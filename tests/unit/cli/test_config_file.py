@@ -69,10 +69,9 @@ def test_wrong_files_are_one_sentence(tmp_path, text: str, message: str):
 
 
 def test_missing_and_binary_files_are_one_sentence(tmp_path):
-    refused(DataError, "cannot be read", run, ["--config", str(tmp_path / "absent.toml")])
-    path = tmp_path / "run.toml"
+    path, other = tmp_path / "run.toml", tmp_path / "config.json"
+    refused(DataError, "cannot be read", run, ["--config", str(path)])
     path.write_bytes(b"\xff\xfe\x00")
     refused(DataError, "is not valid toml", run, ["--config", str(path)])
-    path = tmp_path / "config.json"
-    path.write_text("[]")
-    refused(DataError, "holds no settings", run, ["--config", str(path)])
+    other.write_text("[]")
+    refused(DataError, "holds no settings", run, ["--config", str(other)])

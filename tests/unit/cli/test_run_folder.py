@@ -102,23 +102,15 @@ def test_metrics_are_whole_lines_at_once(tmp_path):
 
 def test_callbacks_have_no_room_for_private_quantities():
     released = {*StepReleased.__dataclass_fields__, *EpochReleased.__dataclass_fields__}
-    assert released == {
-        *("step", "steps_planned", "epsilon", "epoch", "delta", "test_accuracy", "test_loss", "learning_rate")
-    }
+    known = "step steps_planned epsilon epoch delta test_accuracy test_loss learning_rate"
+    assert released == {*known.split()}
 
 
 def test_weights_are_read_by_the_safetensors_package():
-    safetensors = pytest.importorskip("safetensors.numpy")
-    tensors = {
-        "0.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "0.bias": np.array([1.5, -2.0]),
-        "empty": np.zeros((0, 3), np.float32),
-        "transposed": np.arange(6, dtype=np.int64).reshape(2, 3).T,
-    }
+    safetensors, six = pytest.importorskip("safetensors.numpy"), np.arange(6).reshape(2, 3)
+    tensors = {"w": six.astype(np.float32), "b": np.array([1.5, -2]), "none": np.zeros((0, 3), np.float32), "t": six.T}
     content = encode(tensors, {"made by": "dpcore"})
     read = safetensors.load(content)
-    assert set(read) == set(tensors)
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(read[name], tensor)
-        assert read[name].dtype == tensor.dtype
+    told, held = ({name: (t.dtype, t.shape, t.tolist()) for name, t in all_.items()} for all_ in (read, tensors))
+    assert told == held
     assert int.from_bytes(content[:8], "little") % 8 == 0
