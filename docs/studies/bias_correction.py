@@ -18,7 +18,7 @@ from scipy.special import ndtr
 from study import COLORS, generator, out_folder, picture, rounded, save
 
 import dpcore
-from dpcore.cli.reports.intervals import mean_interval
+from dpcore.cli.intervals import mean_interval
 from dpcore.sampling import FixedOrderSampler
 from dpcore.theory import bias_correction_regime
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from study import COLORS, generator, out_folder, picture, rounded, save
 
 import dpcore
-from dpcore.cli.reports.intervals import mean_interval
+from dpcore.cli.intervals import mean_interval
 from dpcore.sampling import FixedOrderSampler
 
 Floats = NDArray[np.float64]

@@ -17,7 +17,7 @@ from quadratic import BETAS, excess_left, second_moment
 from study import COLORS, generator, out_folder, picture, rounded, save
 
 import dpcore
-from dpcore.cli.reports.intervals import mean_interval
+from dpcore.cli.intervals import mean_interval
 from dpcore.sampling import FixedOrderSampler
 
 VARIANTS = ("non-private", "post-processing", "noiseless preconditioner", "scale-then-privatize")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dpcore.cli.train.interrupt import Stopped, immediate
+from dpcore.cli.interrupt import Stopped, immediate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,74 +12,48 @@ from typing import Annotated, Any
 
 import typer
 
+from dpcore.cli.interrupt import Stopped
 from dpcore.cli.options import flag
-from dpcore.cli.train.interrupt import Stopped
 from dpcore.errors import DpcoreError
 from dpcore.spec.version import __version__
 
 # Place, words, example. A command is imported when it is asked for: the help of all needs none of them.
+# fmt: off
 _COMMANDS = {
-    "train": (
-        "dpcore.cli.train.train:train",
-        "Train a model with a stated privacy guarantee.",
-        "dpcore train --data digits --model mlp --method disk --epsilon 3 --delta 1e-5 --epochs 10",
-    ),
-    "compare": (
-        "dpcore.cli.compare.compare:compare",
+    "train": ("dpcore.cli.train.train:train", "Train a model with a stated privacy guarantee.",
+        "dpcore train --data digits --model mlp --method disk --epsilon 3 --delta 1e-5 --epochs 10"),
+    "compare": ("dpcore.cli.compare.compare:compare",
         "Compare methods on one data set at the same epsilon and delta, over several seeds.",
-        "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison",
-    ),
-    "epsilon": (
-        "dpcore.cli.accounting.epsilon:epsilon",
-        "Say what epsilon a noise multiplier gives.",
-        "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6",
-    ),
-    "delta": (
-        "dpcore.cli.accounting.epsilon:delta",
-        "Say what delta a plan has at an epsilon.",
-        "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2",
-    ),
-    "calibrate": (
-        "dpcore.cli.accounting.calibrate:calibrate",
+        "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
+    "epsilon": ("dpcore.cli.accounting.epsilon:epsilon", "Say what epsilon a noise multiplier gives.",
+        "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
+    "delta": ("dpcore.cli.accounting.epsilon:delta", "Say what delta a plan has at an epsilon.",
+        "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
+    "calibrate": ("dpcore.cli.accounting.calibrate:calibrate",
         "Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out.",
-        "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5",
-    ),
-    "curve": (
-        "dpcore.cli.accounting.curve:curve",
+        "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
+    "curve": ("dpcore.cli.accounting.curve:curve",
         "Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
-        "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png",
-    ),
-    "statement": (
-        "dpcore.cli.reports.statement:statement",
+        "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png"),
+    "statement": ("dpcore.cli.reports.statement:statement",
         "Print a stored privacy statement. dpcore verify checks it.",
-        "dpcore statement runs/digits-mlp-disk",
-    ),
-    "verify": (
-        "dpcore.cli.reports.verify:verify",
+        "dpcore statement runs/digits-mlp-disk"),
+    "verify": ("dpcore.cli.reports.verify:verify",
         "Derive a statement again from its settings and compare. Ends with status 1 where a check fails.",
-        "dpcore verify runs/digits-mlp-disk/statement.json",
-    ),
-    "audit": (
-        "dpcore.cli.reports.audit:audit",
+        "dpcore verify runs/digits-mlp-disk/statement.json"),
+    "audit": ("dpcore.cli.reports.audit:audit",
         "Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds.",
-        "dpcore audit --method disk --sampling poisson --noise-multiplier 2 --canaries 128",
-    ),
-    "demo": (
-        "dpcore.cli.compare.demo:demo",
+        "dpcore audit --method disk --sampling poisson --noise-multiplier 2 --canaries 128"),
+    "demo": ("dpcore.cli.compare.demo:demo",
         "Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta.",
-        "dpcore demo --out demo",
-    ),
-    "inspect": (
-        "dpcore.cli.reports.inspect:inspect",
-        "Look at a filter, or at the gradients that a run released.",
-        "dpcore inspect filter first-order-v1 --out filter.png",
-    ),
-    "ledger": (
-        "dpcore.cli.accounting.ledger:ledger",
+        "dpcore demo --out demo"),
+    "inspect": ("dpcore.cli.reports.inspect:inspect", "Look at a filter, or at the gradients that a run released.",
+        "dpcore inspect filter first-order-v1 --out filter.png"),
+    "ledger": ("dpcore.cli.accounting.ledger:ledger",
         "Keep the ledger of a data set: what all runs on it have released together.",
-        "dpcore ledger show patients.ledger",
-    ),
+        "dpcore ledger show patients.ledger"),
 }
+# fmt: on
 COMMANDS = tuple(_COMMANDS)
 
 

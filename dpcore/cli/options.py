@@ -49,13 +49,8 @@ def parsers(table: type) -> dict[str, Callable[[Any], Any]]:
 def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Let a command take the fields of a table as options; they come as keywords, into its `**given`.
 
-    Parameters
-    ----------
-    table : type
-        A dataclass whose fields are annotated with options.
-    without : container of str
-        Fields that the command does not take. An option of its own by the name of a field, or by that of several (seed
-        and seeds), replaces it, and stands in its place in the help.
+    Not those in `without`. An option of its own by the name of a field, or by that of several (seed and seeds),
+    replaces it, and stands in its place in the help.
     """
 
     def changed(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,14 +64,8 @@ def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., 
                 shared.append(own.pop(name))
             elif item.name not in without:
                 default = None if item.default is MISSING else item.default
-                shared.append(
-                    inspect.Parameter(
-                        item.name,
-                        inspect.Parameter.KEYWORD_ONLY,
-                        default=default,
-                        annotation=Annotated[_options(table)[item.name]],
-                    )
-                )
+                kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[_options(table)[item.name]]
+                shared.append(inspect.Parameter(item.name, kind, default=default, annotation=annotation))
         rest = [p.replace(kind=p.KEYWORD_ONLY) for p in (*shared, *own.values())]
         command.__signature__ = signature.replace(parameters=[*first, *rest])  # type: ignore[attr-defined]
         return command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ def write_line(text: str = "") -> None:
 def write_json(content: Any) -> None:
     """Write one JSON object, numbers in full."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def known(value: float) -> float | None:
+    """Return a number as a report has it: None where it is not finite."""
+    return value if math.isfinite(value) else None
 
 
 def remarks() -> Console:

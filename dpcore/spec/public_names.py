@@ -21,8 +21,8 @@ PUBLIC_NAMES: Final = {
     "dpcore.datasets": "dpcore.cli.datasets",
     "dpcore.verify": "dpcore.statement.verify",
     "dpcore.report": "dpcore.statement",
-    "dpcore.report.gradients": "dpcore.cli.reports.gradients",
-    "dpcore.report.intervals": "dpcore.cli.reports.intervals",
+    "dpcore.report.gradients": "dpcore.cli.gradients",
+    "dpcore.report.intervals": "dpcore.cli.intervals",
     "dpcore.report.plots": "dpcore.cli.plots.plots",
 }
 

@@ -150,7 +150,7 @@ class PrivateRun:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What was recorded, as keywords of `dpcore.cli.reports.gradients.save_gradients`.
+        """What was recorded, as keywords of `dpcore.cli.gradients.save_gradients`.
 
         Released averages and filter outputs, (T, m) float32; the negative share of the second moments, (T,); the number
         of parameters; the standard deviation of the seed noise on the average; and whether the noise is that in every

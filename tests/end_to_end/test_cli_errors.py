@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 pytest.importorskip("torch")
 from dpcore.cli import main
+from tests.end_to_end.command_line import say
 
 PLAN = "--sample-rate 0.01 --steps 100"
 CASES = {
@@ -22,43 +20,14 @@ CASES = {
     "train --epsilon 3 --noise-multiplier 1": "must not be given with --epsilon",
     "train --epsilon 3 --epocs 3": "--epochs",
     "train --epsilon x": "'x' is not a number; write one like",
-    "train --epsilon 3 --data mnits": "did you mean 'mnist'?",
-    "train --epsilon 3 --data mnist": "name their folder",
-    "train --epsilon 3 --data mnist --data-dir absent": "no such folder",
-    "train --epsilon 3 --data mnist --data-dir .": "has no train-images-idx3-ubyte[.gz]",
     "train --epsilon 3 --data npz --data-dir torn.npz": "torn.npz: is not a .npz archive, or it is truncated",
-    "train --epsilon 3 --method dsik": "did you mean disk?",
-    "train --epsilon 3 --model cnn5": "did you mean cnn-5?",
-    "train --epsilon 3 --backend numppy": "did you mean numpy?",
-    "train --epsilon 3 --method doppler --filter momentun": "did you mean momentum?",
-    "train --epsilon 3 --method doppler --filter-b 0.5": "gain",
-    "train --epsilon 3 --method doppler --filter-b 1 --filter-a 0,-2": "unstable",
-    "train --epsilon 3 --kappa 0.5": "kappa=0.5: is only for the method disk, not for dp_sgd",
-    "train --epsilon 3 --momentum 0.5": "is only for --base momentum",
-    "train --epsilon 3 --method dp_adam --base sgd": "base='sgd': is only for",
-    "train --epsilon 3 --betas 0.9,1.5 --base adam": "beta2=1.5",
-    "train --epsilon 3 --lr 0": "lr=0.0: must be greater than 0",
-    "train --epsilon 3 --lr nan": "is not finite",
-    "train --epsilon inf": "is not finite",
-    "train --epsilon -1": "epsilon=-1.0: must be greater than 0",
     "train --epsilon 3 --delta 0": "delta=0.0: must lie strictly between 0 and 1",
-    "train --epsilon 3 --delta 1.5": "delta=1.5",
     "train --epsilon 1e-9 --delta 1e-300": "target_epsilon=1e-09",
     "train --epsilon 3 --batch-size 2000": "batch_size=2000: must be at most dataset_size=1438",
-    "train --epsilon 3 --batch-size 0": "batch_size=0",
-    "train --epsilon 3 --epochs 0": "epochs=0: must be at least 1",
-    "train --epsilon 3 --epochs 1.5": "'1.5' is not a whole number",
-    "train --epsilon 3 --max-grad-norm -1": "max_grad_norm=-1.0: must be greater than 0",
-    "train --epsilon 3 --config typo.toml": "has the unknown key 'batch_sise'; did you mean 'batch_size'?",
-    "train --epsilon 3 --out .": "is not empty and holds no dpcore run",
-    "train --epsilon 3 --out torn.npz": "is a file; name a folder",
     f"epsilon {PLAN} --noise-multiplier 1": "missing option '--delta'",
-    f"epsilon {PLAN} --noise-multiplier -1 --delta 1e-5": "noise_multiplier=-1.0: must be 0 or greater",
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1": "delta=1.0",
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --epochs 3": "give one of --steps and --epochs, not both",
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --batch-size 3": "not both",
-    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --accountant rpd": "did you mean rdp?",
-    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling posson": "did you mean poisson?",
     "epsilon --sample-rate 2 --steps 3 --noise-multiplier 1 --delta 1e-5": "sample_rate=2.0",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5": "give --sample-rate, or --dataset-size with --batch-size",
     "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "give --epochs instead",
@@ -67,7 +36,6 @@ CASES = {
     f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --solve-for steps": "solve_for='steps': was given as an option already",
     f"calibrate {PLAN} --epsilon 3": "exactly one of noise-multiplier, steps, sample-rate, batch-size, delta must",
     "calibrate --epsilon 3 --delta 1e-5": "For the noise multiplier, give --steps or --epochs; --sample-rate, or",
-    f"calibrate {PLAN} --epsilon 3 --solve-for noise": "did you mean noise-multiplier?",
     f"calibrate {PLAN} --epsilon 3 --delta 1e-400": "'1e-400' is too small to be told from 0",
     f"calibrate {PLAN} --delta 1e-5": "epsilon: give the target",
     f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --ledger nix.ledger": "nix.ledger",
@@ -75,22 +43,73 @@ CASES = {
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling full-batch": "is not for --sampling full-batch",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5 --sampling fixed-size": "give --dataset-size and --batch-size",
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
-    "demo --seeds 0": "seeds=0: must lie between 1 and",
+    "compare --methods dp_sgd": "give at least one, such as --epsilon 1,8",
+    "compare --epsilon 1": "name at least one method",
+    "compare --epsilon 1 --methods disk --jobs 0": "jobs=0: must be at least 1",
+    "compare --epsilon 1 --methods disk --batch-size 100k": "contestant 'disk': batch_size=100000",
 }
+# fmt: off
+CASES |= {
+    "curve": "give --noise-multiplier", "curve nix --steps 3": "unknown",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
+    "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
+    "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --csv nix/x.csv": "nix/x.csv: No such file",
+    "curve --statement nix.json": "there is no such file or folder",
+}
+LEDGER = [
+    ("show absent", "does not exist; dpcore ledger create makes one"), ("verify absent", "does not exist"),
+    ("export absent", "does not exist"), ("export text", "is no ledger of dpcore"), ("show .", "is a folder"),
+    ("show text", "is no ledger of dpcore: not even a database"),
+    ("create text", "exists already, and a ledger is never overwritten"),
+    ("create nowhere/people.ledger", "there is no folder"),
+    ("create new --budget-epsilon 3", "give both, or neither"),
+    ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
+    ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
+    ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
+    ("create new --composition rpd", "did you mean rdp?"),
+    ("create new --order 1", "order=1.0: must be greater than 1"), ("shwo text", "Did you mean 'show'?"),
+    ("show", "missing argument 'FILE'"),
+]
+INSPECT = [
+    ("filter momentun", "did you mean momentum?"), ("filter b=", "holds no number"),
+    ("filter b=x", "'x' is not a number"), ("filter a=0.5", "write it as b=0.1 a=-0.9"),
+    ("filter c=0.5", "write it as b=0.1 a=-0.9"), ("filter =", "write it as b=0.1 a=-0.9"),
+    ("filter b=inf", "is not finite"), ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
+    ("filter b=0.1 --order 2", "--order cannot be used here"),
+    ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
+    ("filter butterworth", "butterworth: needs --order and --cutoff"),
+    ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
+    ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
+    ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
+    ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
+    ("filter --out a.png", "--out cannot be used here"),
+    ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
+    ("filter momentum --out absent/a.png", "there is no folder absent"),
+    ("gradients absent", "folder='absent': no such folder"),
+    ("gradients .", "gradients.npz: no such file; `dpcore train --record-gradients N"),
+    ("gradients torn", "is not a .npz archive, or it is truncated"), ("gradients", "missing argument"),
+    ("fliter", "Did you mean 'filter'?"),
+]
+# fmt: on
+CASES |= {f"ledger {line}": said for line, said in LEDGER} | {f"inspect {line}": said for line, said in INSPECT}
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 torn")
-    (tmp_path / "typo.toml").write_text("batch_sise = 3\n")
+def _folder(tmp_path, monkeypatch) -> None:
+    (tmp_path / "torn").mkdir()
+    for torn in ("torn.npz", "torn/gradients.npz"):
+        (tmp_path / torn).write_bytes(b"PK\x03\x04 torn")
+    (tmp_path / "text").write_text("three\n" * 999)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_one_sentence_and_a_status(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_sentence_and_a_status(line: str, capsys, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    assert main(line.split()) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, line.split(), 2)
     assert printed.out == ""
     assert printed.err.startswith("dpcore: ")
     assert printed.err.count("\n") == 1
@@ -98,30 +117,27 @@ def test_one_sentence_and_a_status(line: str, capsys: pytest.CaptureFixture[str]
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_debug_shows_the_traceback_and_json_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--epsilon", "3", "--lr", "0", "--debug", "--json"]) == 2
-    printed = capsys.readouterr()
+def test_debug_shows_the_traceback_and_json_the_sentence(capsys):
+    printed = say(capsys, ["train", "--epsilon", "3", "--lr", "0", "--debug", "--json"], 2)
     assert "Traceback (most recent call last)" in printed.err
     assert json.loads(printed.out) == {"error": "lr=0.0: must be greater than 0", "status": 2}
 
 
-def test_a_defect_is_one_sentence_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_one_sentence_too(capsys, monkeypatch):
     from dpcore.cli.accounting import calibrate
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("first line\nsecond line")
 
     monkeypatch.setattr(calibrate, "EventOptions", broken)
-    assert main(["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()]) == 1
-    assert capsys.readouterr().err == (
+    assert say(capsys, ["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()], 1).err == (
         "dpcore: unexpected ZeroDivisionError: first line (--debug shows where; please report it)\n"
     )
 
 
-def test_help_shows_brackets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_brackets(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")  # a narrow terminal cuts help
-    assert main(["compare", "--help"]) == 0
-    assert "[contestants.NAME]" in capsys.readouterr().out
+    assert "[contestants.NAME]" in say(capsys, ["compare", "--help"]).out
 
 
 COMMANDS = ["", "train", "epsilon", "calibrate", "demo", "delta", "curve", "statement", "verify"]
@@ -130,23 +146,21 @@ COMMANDS += ["ledger", "ledger create", "ledger show", "ledger verify", "ledger 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example(command: str, capsys):
     assert main([*command.split(), "--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Example: dpcore {command}".strip() in printed
     assert main([*command.split(), "-h"]) == 0
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     from dpcore import __version__
 
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"dpcore {__version__}\n"
-    assert main([]) == 0
-    assert "Usage: dpcore" in capsys.readouterr().out
+    assert say(capsys, ["--version"]).out == f"dpcore {__version__}\n"
+    assert "Usage: dpcore" in say(capsys, []).out
 
 
-def test_epsilon_inspect_and_help_need_no_torch() -> None:
+def test_epsilon_inspect_and_help_need_no_torch():
     code = (
         "import sys; from dpcore.cli import main; main(['inspect', 'filter', 'momentum']);"
         f"main('epsilon {PLAN} --noise-multiplier 1 --delta 1e-5'.split()); main(['train', '--help']);"
@@ -157,7 +171,7 @@ def test_epsilon_inspect_and_help_need_no_torch() -> None:
     )
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m dpcore.cli train --help | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],

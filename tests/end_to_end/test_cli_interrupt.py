@@ -22,6 +22,7 @@ from dpcore.cli import datasets, main
 from dpcore.cli.train.callbacks import JsonLines
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.end_to_end.command_line import say
 
 EPOCHS = 2000
 PATIENCE = 1800  # seconds, on whatever machine; what takes so long hangs
@@ -68,9 +69,7 @@ def read(out: Path) -> tuple[Statement, list[dict[str, float]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_signal_ends_the_run_with_a_true_statement(
-    number: signal.Signals, name: str, tmp_path: Path, start: Start
-) -> None:
+def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path, start: Start):
     out = tmp_path / "run"
     process = start(out, "--json")
     wait_for_metrics(process, out)
@@ -94,7 +93,7 @@ def test_a_signal_ends_the_run_with_a_true_statement(
 
 
 @pytest.mark.slow
-def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path, start: Start) -> None:
+def test_a_killed_run_states_at_least_what_was_spent(tmp_path, start: Start):
     out = tmp_path / "run"
     process = start(out)
     wait_for_metrics(process, out)
@@ -108,12 +107,8 @@ def test_a_killed_run_states_at_least_what_was_spent(tmp_path: Path, start: Star
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_a_signal_before_the_first_step_leaves_nothing(
-    number: signal.Signals,
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    number: signal.Signals, name: str, tmp_path, capsys, monkeypatch
+):
     def load(*_: object) -> None:
         os.kill(os.getpid(), number)
         time.sleep(5)
@@ -124,9 +119,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, capsys, monkeypatch):
     step, taken = PrivateRun.step, []
 
     def stuck(run: PrivateRun, batch: object) -> None:
@@ -146,15 +139,12 @@ def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(
     assert statement.steps_taken == 46 >= len(taken)
 
 
-def test_a_failure_in_mid_run_leaves_an_upper_bound_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_in_mid_run_leaves_an_upper_bound_too(tmp_path, capsys, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "disk")
 
     monkeypatch.setattr(JsonLines, "on_epoch", full)
-    assert main(["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")]) == 2
-    printed = capsys.readouterr().err
+    printed = say(capsys, ["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")], 2).err
     assert printed.endswith("dpcore: disk: No space left on device\n")
     assert "states an upper bound" in printed
     assert Statement.from_json((tmp_path / "run" / "statement.json").read_text()).steps_taken == 23

@@ -27,11 +27,12 @@ import torch
 
 from dpcore import accounting
 from dpcore.cli import main
-from dpcore.cli.reports.gradients import load_gradients
+from dpcore.cli.gradients import load_gradients
 from dpcore.cli.train import checkpoint
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement, verify
 from dpcore.torch import PrivateRun, save_state
+from tests.end_to_end.command_line import say
 
 STEPS, EPOCH = 69, 23
 # What a checkpoint must hold: an average, a schedule's place, a clip norm, a filter's state, a record.
@@ -138,9 +139,7 @@ def assert_complete(folder: Path, straight: Path, lost: int) -> None:
     assert weights(folder) != weights(straight)
 
 
-def test_a_run_that_is_killed_again_and_again_pays_for_the_steps_since_its_checkpoints(
-    tmp_path: Path, straight: Path
-) -> None:
+def test_a_run_that_is_killed_again_and_again_pays_for_the_steps_since_its_checkpoints(tmp_path, straight: Path):
     """Killed in the first epoch, in a later one, before an evaluation, and after the last step."""
     folder, lost = tmp_path / "case", 0
     status, told = begin(folder, kill=5)
@@ -166,9 +165,7 @@ def test_a_run_that_is_killed_again_and_again_pays_for_the_steps_since_its_check
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(
-    tmp_path: Path, straight: Path, number: signal.Signals
-) -> None:
+def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(tmp_path, straight: Path, number: signal.Signals):
     folder = tmp_path / "case"
     status, told = begin(folder, stop=30, number=number)
     assert status == 128 + number
@@ -188,7 +185,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(
     assert [line["step"] for line in lines(folder)] == [23, 30, 46, 69]
 
 
-def test_a_run_that_pays_for_a_kill_ends_with_a_sentence_and_its_results(tmp_path: Path, straight: Path) -> None:
+def test_a_run_that_pays_for_a_kill_ends_with_a_sentence_and_its_results(tmp_path, straight: Path):
     """The budget is that of the plan: what the kill cost is missing at the end."""
     folder = tmp_path / "case"
     begin(folder, budget=(1.0, 1e-5), kill=30)
@@ -208,7 +205,7 @@ def test_a_run_that_pays_for_a_kill_ends_with_a_sentence_and_its_results(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_that_the_budget_ended_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_run_that_the_budget_ended_stays_as_it_is(tmp_path):
     folder = tmp_path / "case"
     status, told = begin(folder, budget=(0.8, 1e-5))
     assert status == 3, told
@@ -228,18 +225,15 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["train", *words]) == 2
-    printed = capsys.readouterr()
+def refused(capsys, *words: str) -> str:
+    printed = say(capsys, ["train", *words], 2)
     assert printed.out == ""
     assert printed.err.startswith("dpcore: ")
     assert printed.err.count("\n") == 1
     return printed.err
 
 
-def test_what_cannot_go_on_is_refused_and_changes_nothing(
-    stopped: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straight: Path, tmp_path, capsys):
     folder = tmp_path / "case"
     shutil.copytree(stopped, folder)
     run, saved, ledger = (str(folder / name) for name in ("run", "run.checkpoint", "ledger"))
@@ -298,9 +292,7 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_ledger_that_was_moved_is_asked_for(
-    stopped: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ledger_that_was_moved_is_asked_for(stopped: Path, straight: Path, tmp_path, capsys):
     folder = tmp_path / "case"
     shutil.copytree(stopped, folder)
     saved = checkpoint.read(folder / "run.checkpoint")
@@ -311,7 +303,7 @@ def test_a_ledger_that_was_moved_is_asked_for(
     assert_complete(folder, straight, 0)
 
 
-def test_a_run_without_a_ledger_keeps_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_ledger_keeps_no_checkpoint(tmp_path, capsys):
     status, told = command(tmp_path, "--epsilon", "1", "--epochs", "2", "--out", str(tmp_path / "run"), stop=30)
     assert (status, "to go on" in told) == (130, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "told"]
@@ -319,7 +311,7 @@ def test_a_run_without_a_ledger_keeps_no_checkpoint(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.slow
-def test_a_run_without_guarantee_goes_on_too(tmp_path: Path) -> None:
+def test_a_run_without_guarantee_goes_on_too(tmp_path):
     """Its epsilon is infinite, which a checkpoint has to hold, too."""
     folder = tmp_path / "case"
     folder.mkdir()

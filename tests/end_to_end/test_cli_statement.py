@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("typer")
 pytest.importorskip("torch")
 from dpcore.cli import main
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.verify import holds, verify
+from tests.end_to_end.command_line import say
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def changed(run: Path, folder: Path, **fields: Any) -> Path:
     return path
 
 
-def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path) -> None:
+def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path):
     statement = Statement.from_json((run / "statement.json").read_text())
     assert holds(verify(statement))
     card = (run / "README.md").read_text()
@@ -40,19 +40,16 @@ def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path) -> None:
     assert "| parameters | 650 |" in card
 
 
-def test_the_statement_for_a_person_and_a_machine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statement", str(run), "--width", "70"]) == 0
-    text = capsys.readouterr().out
+def test_the_statement_for_a_person_and_a_machine(run: Path, capsys):
+    text = say(capsys, ["statement", str(run), "--width", "70"]).out
     statement = Statement.from_json((run / "statement.json").read_text())
     assert text == statement.text(70) + "\n"
     assert max(map(len, text.splitlines()[:-4])) <= 70
-    assert main(["statement", str(run / "statement.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == statement.to_dict()
+    assert json.loads(say(capsys, ["statement", str(run / "statement.json"), "--json"]).out) == statement.to_dict()
 
 
-def test_verify_says_what_holds(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(run)]) == 0
-    printed = capsys.readouterr().out
+def test_verify_says_what_holds(run: Path, capsys):
+    printed = say(capsys, ["verify", str(run)]).out
     assert "The statement follows from its settings" in printed
     assert "failed" not in printed
     assert main(["verify", str(run), "--json"]) == 0
@@ -61,21 +58,16 @@ def test_verify_says_what_holds(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert {"check": "adjacency", "status": "ok", "words": "add-remove"} in told["checks"]
 
 
-def test_verify_says_what_does_not(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_says_what_does_not(run: Path, tmp_path, capsys):
     path = changed(run, tmp_path, epsilon={"rdp": 0.5})
-    assert main(["verify", str(path)]) == 1
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["verify", str(path)], 1).out
     assert "DOES NOT HOLD" in printed
     assert "is stated as 0.5 and follows as" in printed
-    assert main(["verify", str(path), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["holds"] is False
-    assert main(["statement", str(path)]) == 2
-    assert "changed after it was written; dpcore verify says more" in capsys.readouterr().err
+    assert json.loads(say(capsys, ["verify", str(path), "--json"], 1).out)["holds"] is False
+    assert "changed after it was written; dpcore verify says more" in say(capsys, ["statement", str(path)], 2).err
 
 
-def test_a_comparison_names_the_folders_of_its_runs(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys):
     good = json.loads((run / "statement.json").read_text())
     for name, content in (("one", good), ("two", good | {"delta": 1e-4})):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -92,8 +84,7 @@ def test_a_comparison_names_the_folders_of_its_runs(
         False,
     ]
     names(one="runs/one", again="runs/one")
-    assert main(["statement", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    printed = say(capsys, ["statement", str(tmp_path)]).out
     assert printed.startswith("one\n\nPrivacy statement")
     assert printed.count("Privacy statement\n") == 2
     for folders, words in (
@@ -103,8 +94,7 @@ def test_a_comparison_names_the_folders_of_its_runs(
         ({}, "names no run"),
     ):
         names(**folders)
-        assert main(["statement", str(tmp_path)]) == 2
-        assert words in capsys.readouterr().err
+        assert words in say(capsys, ["statement", str(tmp_path)], 2).err
 
 
 NONSENSE = {
@@ -121,7 +111,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("command", ["statement", "verify"])
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_one_sentence(command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nonsense_is_one_sentence(command: str, name: str, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("Privacy statement")
     (tmp_path / "list.json").write_text("[1, 2]")
@@ -129,27 +119,24 @@ def test_nonsense_is_one_sentence(command: str, name: str, tmp_path: Path, capsy
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "twice.json").write_text('{"settings_hash": "", "inner": {"delta": 0.1, "delta": 1e-5}}')
     Ledger.create(tmp_path / "people.ledger")
-    assert main([command, str(tmp_path / name)]) == 2
-    printed = capsys.readouterr()
+    printed = say(capsys, [command, str(tmp_path / name)], 2)
     assert NONSENSE[name] in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
 
 
-def test_a_byte_order_mark_changes_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_byte_order_mark_changes_nothing(run: Path, tmp_path):
     path = tmp_path / "saved by an editor.json"
     path.write_bytes(b"\xef\xbb\xbf" + (run / "statement.json").read_bytes())
     assert main(["verify", str(path)]) == 0
 
 
-def test_a_width_that_is_no_width(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statement", str(run), "--width", "3"]) == 2
-    assert "width=3: must lie between 40 and 1000" in capsys.readouterr().err
+def test_a_width_that_is_no_width(run: Path, capsys):
+    assert "width=3: must lie between 40 and 1000" in say(capsys, ["statement", str(run), "--width", "3"], 2).err
 
 
-def test_an_older_format_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statement", str(changed(run, tmp_path, format=1))]) == 2
-    told = capsys.readouterr().err
+def test_an_older_format_is_named(run: Path, tmp_path, capsys):
+    told = say(capsys, ["statement", str(changed(run, tmp_path, format=1))], 2).err
     assert "has format 1, expected 3" in told
     assert "says more" not in told, "verify says the same"
     assert main(["verify", str(changed(run, tmp_path, format=4))]) == 1

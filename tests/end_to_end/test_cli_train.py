@@ -11,29 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.datasets import load
-from dpcore.cli.reports.gradients import load_gradients
+from dpcore.cli.gradients import load_gradients
 from dpcore.spec.keys import RunKeys
 from dpcore.statement import Statement
+from tests.end_to_end.command_line import say
 
-FILES = {
-    "README.md",
-    "config.json",
-    "metrics.jsonl",
-    "statement.json",
-    "statement.txt",
-    "learning-curve.png",
-    "model.safetensors",
-}
+FILES = {"README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png",
+    "model.safetensors"}  # fmt: skip
 
 
-def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def train(capsys, *arguments: str) -> dict[str, Any]:
     status = main(["train", "--json", *arguments])
     printed = capsys.readouterr()
     assert status == 0, printed.err
@@ -52,7 +44,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", ["dp_sgd", "doppler", "disk", "dp_adam"])
-def test_a_run_leaves_what_it_says(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_what_it_says(method: str, tmp_path, capsys):
     out = tmp_path / "run"
     told = train(capsys, "--method", method, "--epsilon", "3", "--epochs", "2", "--lr", "0.1", "--out", str(out))
     assert {path.name for path in out.iterdir()} == FILES
@@ -82,14 +74,12 @@ def test_a_run_leaves_what_it_says(method: str, tmp_path: Path, capsys: pytest.C
     assert np.mean(logits.argmax(1) == digits.test_targets) == lines[1]["test_accuracy"] == told["test_accuracy"]
 
 
-def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_learns(tmp_path, capsys):
     told = train(capsys, "--method", "disk", "--epsilon", "8", "--epochs", "6", "--out", str(tmp_path / "run"))
     assert told["test_accuracy"] > 0.8
 
 
-def test_nothing_secret_is_in_the_folder_or_on_the_screen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_secret_is_in_the_folder_or_on_the_screen(tmp_path, capsys, monkeypatch):
     made: list[RunKeys] = []
     new = RunKeys.new
 
@@ -98,8 +88,7 @@ def test_nothing_secret_is_in_the_folder_or_on_the_screen(
         return made[-1]
 
     monkeypatch.setattr(RunKeys, "new", watched)
-    assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr()
+    printed = say(capsys, ["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")])
     (keys,) = made
     contents = [path.read_bytes() for path in (tmp_path / "run").iterdir()] + [
         printed.out.encode(),
@@ -115,9 +104,7 @@ def test_nothing_secret_is_in_the_folder_or_on_the_screen(
     }
 
 
-def test_the_seed_fixes_the_initial_weights_and_never_the_noise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_seed_fixes_the_initial_weights_and_never_the_noise(tmp_path, capsys):
     runs = []
     for name in ("one", "two"):
         out = tmp_path / name
@@ -133,10 +120,9 @@ def test_the_seed_fixes_the_initial_weights_and_never_the_noise(
     assert not np.array_equal(runs[3]["3.weight"], runs[4]["3.weight"])
 
 
-def test_a_run_without_noise_says_that_it_is_not_private(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_noise_says_that_it_is_not_private(tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(["train", "--noise-multiplier", "0", "--epochs", "1", "--out", str(out)]) == 0
-    printed = capsys.readouterr()
+    printed = say(capsys, ["train", "--noise-multiplier", "0", "--epochs", "1", "--out", str(out)])
     assert "epsilon is infinite: this run is NOT private" in printed.out
     assert "NOT PRIVATE" in (out / "statement.txt").read_text()
     told = json.loads((out / "statement.json").read_text())["epsilon"]
@@ -144,7 +130,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(tmp_path: Path, capsys:
     assert math.isinf(float(json.loads((out / "metrics.jsonl").read_text())["epsilon"]))
 
 
-def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path, capsys):
     pytest.importorskip("triton")
     plan = ("--batch-size", "360", "--epsilon", "3", "--epochs", "1")
     told = train(capsys, "--backend", "triton", *plan, "--out", str(tmp_path / "run"))
@@ -153,7 +139,7 @@ def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path: Path, caps
     assert told["test_accuracy"] > 0.3
 
 
-def test_fixed_order_is_accounted_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_order_is_accounted_exactly(tmp_path, capsys):
     arguments = ("--sampling", "fixed-order", "--epsilon", "3", "--epochs", "2", "--out", str(tmp_path / "run"))
     statement = Statement.from_dict(train(capsys, *arguments)["statement"])
     assert statement.adjacency == "zero-out"
@@ -161,7 +147,7 @@ def test_fixed_order_is_accounted_exactly(tmp_path: Path, capsys: pytest.Capture
     assert 2.99 < statement.epsilon["gaussian"] <= 3 < statement.epsilon["rdp"]
 
 
-def test_a_run_is_repeated_from_its_own_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_repeated_from_its_own_config(tmp_path, capsys):
     toml = tmp_path / "run.toml"
     toml.write_text(
         'method = "DOPPLER"\nfilter = "f6"\nepochs = 1\nepsilon = 2\nbatch-size = 32\nclipping-groups = "per-layer"\n'
@@ -173,18 +159,7 @@ def test_a_run_is_repeated_from_its_own_config(tmp_path: Path, capsys: pytest.Ca
     assert first["statement"]["settings_hash"] == again["statement"]["settings_hash"]
 
 
-def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run"))
-    first = train(capsys, *arguments)
-    before = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert main(["train", *arguments]) == 2
-    assert "already holds a run" in capsys.readouterr().err
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
-    assert train(capsys, *arguments, "--overwrite")["statement"]["settings_hash"] == first["statement"]["settings_hash"]
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
-
-
-def test_own_arrays_and_the_cnn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_arrays_and_the_cnn(tmp_path, capsys):
     generator = np.random.default_rng(0)
     images = generator.integers(0, 255, (30, 6, 7), dtype=np.uint8)
     np.savez(
@@ -199,7 +174,7 @@ def test_own_arrays_and_the_cnn(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert set(told["settings"]["data_dir"]) & {"/"}
 
 
-def test_tensorboard_events_hold_released_scalars_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensorboard_events_hold_released_scalars_only(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -209,15 +184,13 @@ def test_tensorboard_events_hold_released_scalars_only(tmp_path: Path, capsys: p
     assert [item.step for item in events.Scalars("epsilon")] == [23, 46]
 
 
-def test_a_large_delta_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_delta_is_remarked_on(tmp_path, capsys):
     assert main(["train", "--epsilon", "3", "--delta", "1%", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
     assert "delta=0.01: is at least 1/n for n = 1438 examples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("--ema", "0.9"), ("--method", "accelerated_srgd")])
-def test_what_is_evaluated_and_kept_is_the_methods_output(
-    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_evaluated_and_kept_is_the_methods_output(arguments: tuple[str, ...], tmp_path, capsys):
     """The average over time, or y of the accelerated method: not the parameters that training ended at."""
     out = tmp_path / "run"
     told = train(capsys, *arguments, "--epsilon", "8", "--epochs", "1", "--out", str(out))
@@ -226,7 +199,7 @@ def test_what_is_evaluated_and_kept_is_the_methods_output(
     assert np.mean(logits.argmax(1) == digits.test_targets) == told["test_accuracy"]
 
 
-def test_gradients_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_are_recorded(tmp_path, capsys):
     out = tmp_path / "run"
     train(capsys, "--epsilon", "3", "--epochs", "1", "--record-gradients", "5", "--out", str(out))
     record = load_gradients(out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,11 @@ STUDIES = Path(__file__).resolve().parents[2] / "docs" / "studies"
 
 
 @pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+def study(monkeypatch) -> Any:
     """Imports a study by name, as Python does when its file is run."""
     monkeypatch.syspath_prepend(str(STUDIES))
     pytest.importorskip("matplotlib")
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
+    return importlib.import_module
 
 
 @pytest.mark.parametrize("strategy", ["square-root", "identity"])
@@ -84,7 +79,7 @@ def test_the_excess_loss_is_exact(study: Any):
     assert (excess(np.linspace(-2, 5, 51)) > 0).all()
 
 
-def test_logistic_regression(study: Any, tmp_path: Path):
+def test_logistic_regression(study: Any, tmp_path):
     logistic = study("logistic_1d")
     settings = logistic.Settings(2, 3, 2, examples=300, rates=(0.25, 0.5), strategies=("square-root",))
     result = logistic.study(tmp_path, settings)
@@ -101,7 +96,7 @@ def test_logistic_regression(study: Any, tmp_path: Path):
     assert (tmp_path / "studies-logistic-1d.png").stat().st_size > 10_000
 
 
-def test_scale_then_privatize(study: Any, tmp_path: Path):
+def test_scale_then_privatize(study: Any, tmp_path):
     module = study("scale_then_privatize")
     settings = module.Settings(
         coordinates=16, constant_steps=600, ratios=(20.0,), rates=(0.03,), scale_eps=(0.01,), steps=60, tuning_seeds=1,
@@ -118,7 +113,7 @@ def test_scale_then_privatize(study: Any, tmp_path: Path):
     assert (tmp_path / "studies-scale-then-privatize.png").exists()
 
 
-def test_bias_correction(study: Any, tmp_path: Path):
+def test_bias_correction(study: Any, tmp_path):
     module = study("bias_correction")
     settings = module.Settings(
         dimension=256, times_threshold=(0.25, 1.0, 4.0), decays=(0.9, 0.99), batch_over_sigma=(50.0,), rates=(0.01,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,13 +104,8 @@ def test_help_is_quick():
     pytest.importorskip("typer")
     held = modules_after("from dpcore.cli import main\nassert main(['--help']) == 0")
     assert {name.partition(".")[0] for name in held} & {"torch", "scipy", "matplotlib", "sqlite3"} == set()
-    commands = {
-        "dpcore.cli.train.train",
-        "dpcore.cli.compare.compare",
-        "dpcore.cli.accounting.epsilon",
-        "dpcore.cli.accounting.ledger",
-    }
-    assert not held & commands
+    assert len(held) < 750
+    assert not {name for name in held if re.match(r"dpcore\.cli\.(train|compare|accounting|reports|plots)", name)}
 
 
 def test_data_sets_need_no_command_line():

@@ -10,10 +10,11 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import flag, option
-from dpcore.cli.output import remarks, write_line
+from dpcore.cli.output import remarks
 from dpcore.cli.values import one_of
 from dpcore.errors import PrivacyError
-from dpcore.statement.text import format_epsilon, format_lower
+from dpcore.spec.canonical import plain
+from dpcore.statement.text import format_epsilon
 
 _Bound = Callable[[Event, float, str], float]
 
@@ -29,9 +30,8 @@ AllAccountants = Annotated[bool, flag("--all", "Also show what every other accou
 def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
     """Return the accountant asked for, or the one with the smallest bound: each gives an upper one.
 
-    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon.
-
-    Raises `PrivacyError` where none covers the event.
+    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. PrivacyError where none covers
+    it.
     """
     if asked is not None:
         return asked
@@ -56,19 +56,6 @@ def sentence(accountant: str, plan: EventOptions, event: Event) -> str:
     """Return what was asked, in words."""
     noise = f", noise multiplier {plan.noise_multiplier:g}"
     return f"{accountant} accountant, {event.adjacency} adjacency, {plan.words}{noise}"
-
-
-def write_certified(lower: float, upper: float, of: str) -> None:
-    """Write the ends of a certified interval."""
-    if math.isfinite(upper):
-        write_line(f"certified: the smallest {of} lies in [{format_lower(lower)}, {format_epsilon(upper)}]")
-
-
-def write_table(table: dict[str, float]) -> None:
-    """Write a bound by accountant."""
-    width = max(map(len, table), default=0)
-    for name, value in table.items():
-        write_line(f"  {name.ljust(width)}  {format_epsilon(value)}")
 
 
 # Above it a delta is remarked on also where the number of examples is not known: few data sets have fewer than 1,000.
@@ -101,6 +88,4 @@ def large_delta(delta: float) -> str | None:
 
 def described(event: Event) -> dict[str, Any]:
     """Return what every answer says of its event in JSON."""
-    from dpcore.spec.canonical import plain
-
     return {"adjacency": str(event.adjacency), "event": plain(event.to_dict())}

@@ -9,10 +9,10 @@ import typer
 
 from dpcore import accounting
 from dpcore.accounting import Event
-from dpcore.cli import options
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.ledger_left import Spent, spent_of
+from dpcore.cli.options import Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
@@ -21,22 +21,18 @@ from dpcore.statement.text import format_epsilon, format_lower, format_number
 UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
 
-@options.takes(EventOptions)
+@takes(EventOptions)
 def calibrate(
-    epsilon: Annotated[float | None, options.option(real, "EPSILON", "The target, for example 3.")] = None,
-    delta: Annotated[float | None, options.option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
-    solve_for: Annotated[
-        str | None,
-        options.option(one_of(UNKNOWNS), "NAME", f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out."),
-    ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What this ledger leaves: the target is for its runs and this one together."),
-    ] = None,
+    epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
+    delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
+    solve_for: Annotated[str | None, option(one_of(UNKNOWNS), "NAME",
+        f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out.")] = None,
+    ledger: Annotated[Path | None, typer.Option(metavar="FILE",
+        help="What this ledger leaves: the target is for its runs and this one together.")] = None,
     accountant: answer.Accountant = None,
-    as_json: options.Json = False,
+    as_json: Json = False,
     **given: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out."""
     plan = EventOptions(**given)
     spent = None if ledger is None else spent_of(ledger)
@@ -59,25 +55,17 @@ def calibrate(
     remark = answer.remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
     granted = None if spent is None else _granted(spent, plan, unknown, value)
     if as_json:
-        write_json(
-            {
-                unknown.replace("-", "_"): value,
-                "unknown": unknown,
-                "epsilon": reached,
-                "target_epsilon": epsilon,
-                "delta": delta,
-                "accountant": name,
-                **answer.described(event),
-                **({} if spent is None else {"ledger": spent.to_dict(granted)}),
-                **({} if remark is None else {"remark": remark}),
-            }
-        )
+        write_json({unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
+            "target_epsilon": epsilon, "delta": delta, "accountant": name, **answer.described(event),
+            **({} if spent is None else {"ledger": spent.to_dict(granted)}),
+            **({} if remark is None else {"remark": remark})})  # fmt: skip
         return
     write_line(f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}")
     if value == 0:
         write_line(f"Not even one step meets epsilon = {format_epsilon(epsilon)}: more noise is needed.")
         return
-    write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {_delta(unknown, delta)}")
+    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
+    write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {at}")
     said = answer.sentence(name, known, event)
     write_line(said.rpartition(", noise")[0] if unknown == "noise-multiplier" else said)
     if unknown == "steps":
@@ -142,13 +130,9 @@ def _how_many_are_open(open_: list[str]) -> str:
     asked = f"solve_for: exactly one of {', '.join(UNKNOWNS)} must be left out, and "
     if not open_:
         return f"{asked}none is; dpcore epsilon says what a complete plan costs"
-    give = {
-        "noise-multiplier": "--noise-multiplier",
-        "steps": "--steps or --epochs",
-        "sample-rate": "--sample-rate, or --dataset-size with --batch-size",
-        "batch-size": "--batch-size",
-        "delta": "--delta",
-    }
+    give = {"noise-multiplier": "--noise-multiplier", "steps": "--steps or --epochs",
+        "sample-rate": "--sample-rate, or --dataset-size with --batch-size", "batch-size": "--batch-size",
+        "delta": "--delta"}  # fmt: skip
     # Most people look for the noise; without it among them, for the first.
     wanted = open_[0].replace("-", " ")
     rest = "; ".join(give[name] for name in open_[1:])
@@ -200,13 +184,4 @@ def _safe(unknown: str, value: float) -> str:
         return f"{int(value)}"
     if unknown == "sample-rate":
         return format_lower(value, digits=6)
-    return rounded_up(value)
-
-
-def _delta(unknown: str, delta: float) -> str:
-    return rounded_up(delta) if unknown == "delta" else format_number(delta)
-
-
-def rounded_up(multiplier: float) -> str:
-    """Return the multiplier with six digits, rounded up, so that typing it in again keeps the target."""
-    return format_epsilon(multiplier, digits=6)
+    return format_epsilon(value, digits=6)

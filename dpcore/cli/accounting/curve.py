@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +15,10 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
-from dpcore.cli import options
 from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.options import Json, option, picture, takes
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.reports.stored import stored
+from dpcore.cli.stored import stored
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError, PrivacyError
 from dpcore.spec.canonical import plain
@@ -46,11 +44,9 @@ class Points:
 
     def csv(self) -> str:
         """Return the points as a table with a heading."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([self.x_name, f"{self.y_name} (lower)", f"{self.y_name} (upper)"])
-        writer.writerows(zip(self.x, self.lower, self.upper, strict=True))
-        return text.getvalue()
+        head = self.x_name, f"{self.y_name} (lower)", f"{self.y_name} (upper)"
+        rows = head, *zip(self.x, self.lower, self.upper, strict=True)
+        return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
 @dataclass(frozen=True)
@@ -67,23 +63,18 @@ class Subject:
     unit: str = "steps"
 
 
-@options.takes(EventOptions)
+@takes(EventOptions)
 def curve(
-    kind: Annotated[
-        str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps", help="Which curve.")
-    ] = "delta",
-    statement: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Of a stored statement or run folder, instead of the options of a plan."),
-    ] = None,
-    delta: Annotated[float | None, options.option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
-    out: Annotated[
-        Path | None, options.option(options.picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")
-    ] = None,
+    kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
+        help="Which curve.")] = "delta",
+    statement: Annotated[Path | None, typer.Option(metavar="PATH",
+        help="Of a stored statement or run folder, instead of the options of a plan.")] = None,
+    delta: Annotated[float | None, option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
+    out: Annotated[Path | None, option(picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")] = None,
     table: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points there.")] = None,
-    as_json: options.Json = False,
+    as_json: Json = False,
     **given: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
     if statement is not None:
         extra = [name for name, value in given.items() if value != getattr(EventOptions(), name)]
@@ -99,15 +90,9 @@ def curve(
     if table is not None:
         table.write_text(points.csv(), encoding="utf-8")
     if as_json:
-        content = {
-            "curve": kind,
-            "x": points.x_name,
-            "y": points.y_name,
-            "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)],
-            **points.beside,
-            "adjacency": str(subject.event.adjacency),
-            "event": subject.event.to_dict(),
-        }
+        content = {"curve": kind, "x": points.x_name, "y": points.y_name,
+            "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)], **points.beside,
+            "adjacency": str(subject.event.adjacency), "event": subject.event.to_dict()}  # fmt: skip
         write_json(plain(content))
         return
     _tell(points, subject)
@@ -159,15 +144,8 @@ def _stated(path: Path, delta: float | None) -> Subject:
         return plan.event_after(count)
 
     words = f"{statement.method.get('name', 'run')}, {statement.steps_taken:,} of {statement.steps_planned:,} steps"
-    return Subject(
-        event,
-        words,
-        statement.delta if delta is None else delta,
-        statement.dataset_size,
-        event_after,
-        statement.steps_planned,
-        statement.steps_taken,
-    )
+    delta, steps = statement.delta if delta is None else delta, (statement.steps_planned, statement.steps_taken)
+    return Subject(event, words, delta, statement.dataset_size, event_after, *steps)
 
 
 def _deltas(subject: Subject) -> Points:

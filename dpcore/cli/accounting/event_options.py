@@ -21,25 +21,22 @@ _Count: TypeAlias = int | None
 class EventOptions:
     """A plan as the options give it: each field is an option of this name. None means: not given."""
 
-    noise_multiplier: Annotated[
-        _Real, option(real, "SIGMA", "Standard deviation of the noise on the sum over the clip norm.")
-    ] = None
-    sample_rate: Annotated[
-        _Real, option(real, "RATE", "Probability that an example enters a step, such as 0.01 or 256/60000.")
-    ] = None
-    dataset_size: Annotated[_Count, option(count, "N", "Number of examples; with --batch-size instead of a rate.")] = (
-        None
-    )
+    # fmt: off
+    noise_multiplier: Annotated[_Real, option(real, "SIGMA",
+        "Standard deviation of the noise on the sum over the clip norm.")] = None
+    sample_rate: Annotated[_Real, option(real, "RATE",
+        "Probability that an example enters a step, such as 0.01 or 256/60000.")] = None
+    dataset_size: Annotated[_Count, option(count, "N",
+        "Number of examples; with --batch-size instead of a rate.")] = None
     batch_size: Annotated[_Count, option(count, "N", "Expected number of examples in a batch.")] = None
     steps: Annotated[_Count, option(count, "N", "Number of optimizer steps.")] = None
     epochs: Annotated[_Real, option(real, "N", "Passes over the data, instead of --steps.")] = None
-    sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME", f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = (
-        "poisson"
-    )
-    max_batch_size: Annotated[
-        _Count, option(count, "N", "Of truncated-poisson; by default passed once in a million steps.")
-    ] = None
+    sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME",
+        f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = "poisson"
+    max_batch_size: Annotated[_Count, option(count, "N",
+        "Of truncated-poisson; by default passed once in a million steps.")] = None
     groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None
+    # fmt: on
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -77,10 +74,7 @@ class EventOptions:
         return replace(self, steps=steps, epochs=None)
 
     def event(self) -> Event:
-        """Return what is released.
-
-        Raises `ArgumentError` where options are missing or contradict each other; the message says which to give.
-        """
+        """Return what is released; ArgumentError says which option is missing, or contradicts another."""
         if self.noise_multiplier is None:
             raise ArgumentError("noise_multiplier: give --noise-multiplier")
         if self.steps is None and self.epochs is None:
@@ -173,15 +167,9 @@ class EventOptions:
 
 
 _A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
-_WORDS = {
-    "poisson": "Poisson sampling",
-    "truncated-poisson": "Poisson sampling",
-    "fixed-size": "uniform subsets",
-    "fixed-order": "a fixed order of batches",
-    "shuffled": "a fresh order every epoch (no amplification)",
-    "cyclic-poisson": "cyclic Poisson sampling",
-    "full-batch": "the full batch",
-}
+_WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",
+    "fixed-order": "a fixed order of batches", "shuffled": "a fresh order every epoch (no amplification)",
+    "cyclic-poisson": "cyclic Poisson sampling", "full-batch": "the full batch"}  # fmt: skip
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",

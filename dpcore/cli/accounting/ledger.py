@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcore.cli import options
 from dpcore.cli.accounting.answer import large_delta
+from dpcore.cli.options import Json, option
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError
+from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
@@ -43,26 +44,15 @@ def _start(context: typer.Context) -> None:
 )
 def create_command(
     file: _File,
-    budget_epsilon: Annotated[Any, options.option(real, "EPSILON", "What all runs together must not cross.")] = None,
-    budget_delta: Annotated[
-        Any, options.option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")
-    ] = None,
+    budget_epsilon: Annotated[Any, option(real, "EPSILON", "What all runs together must not cross.")] = None,
+    budget_delta: Annotated[Any, option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What you call the data set.")] = "",
-    composition: Annotated[
-        str,
-        options.option(
-            one_of(("rdp", "gdp")),
-            "NAME",
-            "How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.",
-        ),
-    ] = "rdp",
-    order: Annotated[
-        Any,
-        options.option(real, "A", "The order of rdp; the best one for the first run if left out."),
-    ] = None,
+    composition: Annotated[str, option(one_of(("rdp", "gdp")), "NAME",
+        "How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.")] = "rdp",
+    order: Annotated[Any, option(real, "A", "The order of rdp; the best one for the first run if left out.")] = None,
     accept_file_system: _Accept = False,
-    as_json: options.Json = False,
-) -> None:
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Make a new ledger. The budget is fixed once."""
     from dpcore.ledger import Ledger
 
@@ -72,12 +62,7 @@ def create_command(
     if budget is not None and 0 < budget_delta < 1:
         _remark_on_delta(budget_delta)
     made = Ledger.create(
-        file,
-        budget=budget,
-        name=name,
-        composition=composition,
-        order=order,
-        accept_file_system=accept_file_system,
+        file, budget=budget, name=name, composition=composition, order=order, accept_file_system=accept_file_system
     )
     if as_json:
         write_json({"file": str(made.path), **_header(made)})
@@ -89,8 +74,8 @@ def create_command(
 @ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
 def show_command(
     file: _File,
-    delta: Annotated[Any, options.option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
-    as_json: options.Json = False,
+    delta: Annotated[Any, option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Show the runs, what they cost together, and what the budget leaves."""
     shown = _open(file)
@@ -98,7 +83,7 @@ def show_command(
     if delta is not None:
         _remark_on_delta(delta)
     if as_json:
-        runs = [run.to_dict() | {"epsilon": _plain(run.epsilon(total.delta))} for run in shown.runs()]
+        runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
         return
     write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
@@ -113,12 +98,11 @@ def show_command(
 @ledger.command("verify", epilog="Example:  dpcore ledger verify patients.ledger")
 def verify_command(
     file: _File,
-    seal: Annotated[
-        str | None, typer.Option("--seal", metavar="SHA256", help="A seal noted earlier, which some entry must bear.")
-    ] = None,
+    seal: Annotated[str | None, typer.Option("--seal", metavar="SHA256",
+        help="A seal noted earlier, which some entry must bear.")] = None,
     accept_file_system: _Accept = False,
-    as_json: options.Json = False,
-) -> int:
+    as_json: Json = False,
+) -> int:  # fmt: skip
     """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
     found = _open(file, accept_file_system).verify(seal=seal)
     if as_json:
@@ -136,7 +120,7 @@ def verify_command(
 @ledger.command("export", epilog="Example:  dpcore ledger export patients.ledger > patients.json")
 def export_command(
     file: _File,
-    as_json: options.Json = False,  # noqa: ARG001 (it always is)
+    as_json: Json = False,  # noqa: ARG001 (it always is)
 ) -> int:
     """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
     from dpcore.ledger import salvage
@@ -173,14 +157,9 @@ def _open(file: Path, accept_file_system: bool = False) -> Ledger:
 
 
 def _header(shown: Ledger) -> dict[str, Any]:
-    return {
-        "ledger": shown.ledger_id,
-        "name": shown.name,
+    return {"ledger": shown.ledger_id, "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
-        "composition": shown.filter.kind,
-        "order": shown.order,
-        "file_systems": list(shown.file_systems),
-    }
+        "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
 
 
 def _budget(shown: Ledger) -> str:
@@ -251,10 +230,3 @@ def _tell_budget(total: Total, limit: float) -> None:
     write_line(f"{start}{spent:.1f}% spent{middle}, {max(0.0, 100 - spent - kept):.1f}% left")
     if spent + kept < 100:
         write_line(f"{'what a plan can have of it':<40} dpcore calibrate --ledger FILE")
-
-
-def _plain(value: float) -> float | str:
-    from dpcore.spec.canonical import plain
-
-    result: float | str = plain(value)
-    return result

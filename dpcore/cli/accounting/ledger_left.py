@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spent:
-    """The `runs` runs of the ledger `name`, as one event: what they release at most, all together.
+    """The runs of a ledger, as one event: all that they release at most.
 
-    `budget` is (epsilon, delta). `left` is what it leaves; None where there is no budget, or where nothing is left of
-    it for another run.
+    `left` is what the budget leaves; None where there is no budget, or where nothing is left of it for another run.
     """
 
     name: str
@@ -86,10 +85,7 @@ def _budget(budget: tuple[float, float]) -> str:
 
 
 def spent_of(path: Path) -> Spent:
-    """Read a ledger, without changing it.
-
-    Raises `DpcoreError` as `dpcore.ledger.Ledger.open`. Raises `PrivacyError` where one of its runs has no guarantee.
-    """
+    """Read a ledger, without changing it; PrivacyError where one of its runs has no guarantee."""
     from dpcore.ledger import Ledger
 
     ledger = Ledger.open(path, read_only=True)

@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 
 def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
-    """Open the ledger of a comparison whose plans have these events.
-
-    Raises
-    ------
-    DpcoreError
-        As `dpcore.ledger.Ledger.open`.
-    PrivacyError
-        Where the ledger would refuse a run after others were paid for.
-    """
+    """Open the ledger; PrivacyError where it would refuse one of these plans' events after others were paid for."""
     from dpcore.ledger import Ledger
 
     ledger = Ledger.open(path)

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli import options
 from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.contestants import from_methods, from_tables
+from dpcore.cli.options import Json, flag, option, takes
 from dpcore.cli.train import config_file
 from dpcore.cli.train.train import Ledger
 from dpcore.cli.train.training_options import DATA, METHOD, PRIVACY, RUN, TrainingOptions
@@ -24,59 +24,31 @@ def _use_file(context: typer.Context, path: Path | None) -> Path | None:
     return config_file.use_with_tables(context, path, (_TABLES,))
 
 
-@options.takes(TrainingOptions, without=("noise_multiplier",))
+@takes(TrainingOptions, without=("noise_multiplier",))
 def compare(
     context: typer.Context,
-    methods: Annotated[
-        Any,
-        options.option(
-            names(METHODS),
-            "M1,M2,...",
-            "Methods, all with the options given here; for settings of their own see --config.",
-            METHOD,
-        ),
-    ] = None,
-    epsilon: Annotated[
-        Any, options.option(reals, "E1,E2,...", "Targets; each run is calibrated to one.", PRIVACY)
-    ] = None,
-    account_for_tuning: Annotated[
-        bool,
-        options.flag("--account-for-tuning", "Also state epsilon of all runs together, search included.", PRIVACY),
-    ] = False,
+    methods: Annotated[Any, option(names(METHODS), "M1,M2,...",
+        "Methods, all with the options given here; for settings of their own see --config.", METHOD)] = None,
+    epsilon: Annotated[Any, option(reals, "E1,E2,...", "Targets; each run is calibrated to one.", PRIVACY)] = None,
+    account_for_tuning: Annotated[bool, flag("--account-for-tuning",
+        "Also state epsilon of all runs together, search included.", PRIVACY)] = False,
     ledger: Ledger = None,
-    lr: Annotated[
-        Any,
-        options.option(
-            reals,
-            "R1,R2,...",
-            "Learning rates; of several each contestant takes its best by held-out accuracy.",
-            METHOD,
-        ),
-    ] = None,
-    seeds: Annotated[int, options.option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
-    search_seeds: Annotated[int, options.option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
-    search_epochs: Annotated[
-        int | None, options.option(count, "N", "Epochs of a search run; --epochs if not given.", RUN)
-    ] = None,
-    jobs: Annotated[int, options.option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.", rich_help_panel=RUN),
-    ] = Path("comparison"),
-    overwrite: Annotated[bool, options.flag("--overwrite", "Begin anew in that folder.", RUN)] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            is_eager=True,
-            callback=_use_file,
-            metavar="FILE",
-            help="Settings from a .toml file, one table \\[contestants.NAME] each; options win.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    as_json: options.Json = False,
+    lr: Annotated[Any, option(reals, "R1,R2,...",
+        "Learning rates; of several each contestant takes its best by held-out accuracy.", METHOD)] = None,
+    seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
+    search_seeds: Annotated[int, option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
+    search_epochs: Annotated[int | None, option(count, "N", "Epochs of a search run; --epochs if not given.",
+        RUN)] = None,
+    jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.",
+        rich_help_panel=RUN)] = Path("comparison"),
+    overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.", RUN)] = False,
+    config: Annotated[Path | None, typer.Option(is_eager=True, callback=_use_file, metavar="FILE",
+        help="Settings from a .toml file, one table \\[contestants.NAME] each; options win.",
+        rich_help_panel=DATA)] = None,
+    as_json: Json = False,
     **given: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Compare methods on one data set at the same epsilon and delta, over several seeds."""
     tables = context.meta.get(_TABLES)
     if tables and methods:

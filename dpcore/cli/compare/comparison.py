@@ -46,30 +46,11 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison.
+    """A whole comparison: contestants of different names, each of which meets every epsilon with `seeds` final runs.
 
-    Parameters
-    ----------
-    contestants : tuple of Contestant
-        Their names differ.
-    epsilon : tuple of float
-        The guarantee of each run; every contestant meets every one of them.
-    seeds : int
-        Final runs of each contestant at each epsilon.
-    search_seeds : int
-        Runs of each learning rate of a grid.
-    search_epochs : int, optional
-        Epochs of a search run; its noise is calibrated to the same epsilon in that many epochs. None takes the
-        contestant's own epochs.
-    account_for_tuning : bool
-        Whether the guarantee of all runs together is stated.
-    common : dict
-        Settings of all contestants; a contestant's own win.
-
-    Raises
-    ------
-    ArgumentError
-        Where there is nothing to compare, or a setting is out of range.
+    `search_seeds` are runs of each learning rate of a grid, of `search_epochs` epochs each: the noise is calibrated to
+    the same epsilon in that many epochs. None takes the contestant's own. `account_for_tuning` says whether the
+    guarantee of all runs together is stated. `common` are settings of all contestants; a contestant's own win.
     """
 
     contestants: tuple[Contestant, ...]
@@ -150,7 +131,8 @@ class Comparison:
 
     def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return the runs that may begin now, where those with an accuracy are complete."""
-        return [run for run in self.ahead(accuracy) if run.role == SEARCH or self._is_chosen(run, accuracy)]
+        ahead = self.ahead(accuracy)
+        return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
 
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
@@ -164,9 +146,6 @@ class Comparison:
                 wanted += self.search(contestant, epsilon)
                 wanted += self.final(contestant, epsilon, self.grid(contestant)[0] if lr is None else lr)
         return [run for run in wanted if run not in accuracy]
-
-    def _is_chosen(self, run: Run, accuracy: Mapping[Run, float]) -> bool:
-        return self.chosen(run.contestant, run.epsilon, accuracy) is not None
 
     @property
     def total(self) -> int:

@@ -21,13 +21,7 @@ def from_methods(methods: Iterable[str], lr: tuple[float, ...]) -> tuple[Contest
 
 
 def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Contestant, ...]:
-    """Return the contestants of a configuration file; `lr` is for those whose table has none.
-
-    Raises
-    ------
-    ArgumentError
-        For a table without a method, and for unknown keys and values.
-    """
+    """Return the contestants of a configuration file; `lr` is for those whose table has none."""
     contestants = []
     for name, table in tables.items():
         if not isinstance(table, Mapping):

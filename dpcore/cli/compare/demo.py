@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dpcore.cli import options
 from dpcore.cli.compare.comparison import Comparison, Contestant
+from dpcore.cli.options import Json, flag, option
 from dpcore.cli.values import count, real
 
 # The same model, clip, batch size and epochs for all; learning rates from a search over one grid for all three, with
@@ -22,15 +22,14 @@ CONTESTANTS = (
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.")
-    ] = Path("demo"),
-    seeds: Annotated[int, options.option(count, "N", "Runs of each method.")] = 6,
-    epsilon: Annotated[float, options.option(real, "EPSILON", "The guarantee of each run.")] = 1.0,
-    delta: Annotated[float, options.option(real, "DELTA", "Well below 1/1438.")] = 1e-5,
-    overwrite: Annotated[bool, options.flag("--overwrite", "Begin anew in that folder.")] = False,
-    as_json: options.Json = False,
-) -> None:
+    out: Annotated[Path, typer.Option(metavar="FOLDER",
+        help="Folder; the same command goes on where it stopped.")] = Path("demo"),
+    seeds: Annotated[int, option(count, "N", "Runs of each method.")] = 6,
+    epsilon: Annotated[float, option(real, "EPSILON", "The guarantee of each run.")] = 1.0,
+    delta: Annotated[float, option(real, "DELTA", "Well below 1/1438.")] = 1e-5,
+    overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta."""
     comparison = Comparison(CONTESTANTS, (epsilon,), {**COMMON, "delta": delta}, seeds=seeds)
     from dpcore.cli.compare.run_comparison import run_comparison

@@ -64,13 +64,7 @@ class Log:
 
     @classmethod
     def open(cls, path: Path, comparison: Comparison, *, overwrite: bool) -> Log:
-        """Begin a comparison in a folder, or take up the same one that is there.
-
-        Raises
-        ------
-        DataError
-            Where the folder holds something else, or a comparison with other settings, or is in use.
-        """
+        """Begin a comparison in a folder, or take up the one with the same settings that is there; else DataError."""
         settings = json.loads(json.dumps(plain(comparison.to_dict())))
         if (path / "config.json").is_file():
             with locked(path):

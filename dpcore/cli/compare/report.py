@@ -11,8 +11,8 @@ from dpcore import accounting
 from dpcore.cli.compare.comparison import FINAL, Comparison
 from dpcore.cli.compare.log import Log, Record
 from dpcore.cli.compare.runs import Previews
+from dpcore.cli.intervals import Estimate, mean_interval
 from dpcore.cli.plots.comparison_plots import Curves
-from dpcore.cli.reports.intervals import Estimate, mean_interval
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_epsilon, format_number
 
@@ -115,14 +115,9 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         stated = None if self.epsilon is None else {"epsilon": self.epsilon, "delta": self.delta}
-        return {
-            "accounted_for": self.epsilon is not None or self.charged,
-            "by_ledger": self.charged,
-            "runs": self.runs,
-            "search_runs": self.searched,
-            "together": stated and {**stated, "adjacency": self.adjacency},
-            "words": self.words,
-        }
+        return {"accounted_for": self.epsilon is not None or self.charged, "by_ledger": self.charged,
+            "runs": self.runs, "search_runs": self.searched, "together": stated and {**stated,
+            "adjacency": self.adjacency}, "words": self.words}  # fmt: skip
 
 
 def together(events: Sequence[accounting.Event], delta: float) -> dict[str, float]:
@@ -160,12 +155,7 @@ def rows(comparison: Comparison, log: Log, plans: Previews) -> list[Row]:
 
 def to_dict(made: Sequence[Row], tuned: Tuning, verdict: str, lines: Sequence[str]) -> dict[str, Any]:
     """Return the summary as plain values, without durations."""
-    return {
-        "rows": [_row(row) for row in made],
-        "verdict": verdict,
-        "remarks": list(lines),
-        "tuning": tuned.to_dict(),
-    }
+    return {"rows": [_row(row) for row in made], "verdict": verdict, "remarks": list(lines), "tuning": tuned.to_dict()}
 
 
 def _row(row: Row) -> dict[str, Any]:

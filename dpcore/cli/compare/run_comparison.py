@@ -13,9 +13,9 @@ from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import Log
 from dpcore.cli.compare.runs import Display, Previews, make_runs, preview
 from dpcore.cli.datasets import load
+from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
-from dpcore.cli.train.interrupt import Stopped, deferred
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.statement.text import format_epsilon, format_number

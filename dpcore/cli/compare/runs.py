@@ -18,7 +18,7 @@ from dpcore.cli.compare.comparison import Comparison, Run
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.worker import Process, Task, shared_stop, train_once
 from dpcore.cli.datasets import Dataset
-from dpcore.cli.train.interrupt import Interruption
+from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.progress import Bars
 from dpcore.errors import BudgetError, DpcoreError
 from dpcore.statement.text import format_number
@@ -39,13 +39,7 @@ Previews = Mapping[tuple[str, float, str], Preview]
 
 
 def preview(comparison: Comparison, dataset: Dataset) -> dict[tuple[str, float, str], Preview]:
-    """Build one run of every plan, so that nothing is refused after hours of training.
-
-    Raises
-    ------
-    ArgumentError, BackendError, PrivacyError
-        Where a contestant's settings do not fit each other, the data or this machine.
-    """
+    """Build one run of every plan, so that nothing is refused after hours of training."""
     from dpcore.cli.train.training import Training
 
     plans = {}
@@ -110,10 +104,7 @@ def make_runs(
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop.
 
-    Raises
-    ------
-    DpcoreError
-        Where a run fails, or a ledger's budget ends; what was complete before stays in the log.
+    Where a run fails, or a ledger's budget ends, what was complete before stays in the log.
     """
 
     def begin(run: Run) -> tuple[Record, Task]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.report import Row, Tuning, together
-from dpcore.cli.reports.intervals import Estimate, difference_interval
+from dpcore.cli.intervals import Estimate, difference_interval
 from dpcore.statement.text import format_epsilon, format_number
 
 _SAME_SET = (

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from dpcore.cli.datasets import Dataset, load
+from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.callbacks import Callback, StepReleased
-from dpcore.cli.train.interrupt import Interruption
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import DpcoreError

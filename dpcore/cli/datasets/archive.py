@@ -21,45 +21,19 @@ MOST_BYTES = 4 << 30
 _CHUNK = 1 << 18
 
 # What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    ValueError,
-    TypeError,
-    SyntaxError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, TypeError, SyntaxError, KeyError,
+    IndexError, OverflowError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
 
 
 def read_arrays(
     path: str | os.PathLike[str], keys: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of these names.
+    """Read the arrays of these names; `optional` ones where the archive holds them.
 
-    Parameters
-    ----------
-    path : path
-        A .npz file, as `numpy.savez` and `numpy.savez_compressed` write it.
-    keys, optional : sequences of str
-        Arrays that the archive must hold, and those that are read where it does.
-
-    Raises
-    ------
-    DataError
-        Where the file is missing, damaged, lacks a key, unpacks to more than `MOST_BYTES`, or holds pickled objects,
-        which are never loaded: a pickle can run code.
-
-    Notes
-    -----
-    Every member is read to its end, so that the archive's checksum is verified; `numpy.load` stops where the array's
-    own header says and can miss damage there. No more of it is read than the archive's directory states.
+    DataError where the file is missing, damaged, lacks a key, unpacks to more than `MOST_BYTES`, or holds pickled
+    objects, which are never loaded: a pickle can run code. Every member is read to its end, so that the archive's
+    checksum is verified; `numpy.load` stops where the array's own header says and can miss damage there. No more of it
+    is read than the archive's directory states.
     """
     path = Path(path)
     try:

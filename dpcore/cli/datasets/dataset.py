@@ -88,8 +88,6 @@ def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
     Unsigned integers are divided by the largest value of their dtype (255 for uint8) and booleans become 0 and 1.
     Floating-point values are taken as they are: a scale estimated from the training set would be a release that nobody
     accounted for. Non-finite values stay too; an example that has one contributes exactly zero to a private step.
-
-    Raises `DataError` for signed integers, complex numbers and everything that is not a number.
     """
     if values.dtype == np.bool_:
         return values.astype(np.float32)
@@ -106,10 +104,7 @@ def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
 
 
 def class_numbers(values: npt.NDArray[Any], where: str) -> Targets:
-    """Convert class numbers to int64; a column of shape (n, 1) is flattened.
-
-    Raises `DataError` for targets that are not integers.
-    """
+    """Convert class numbers, integers of any kind, to int64; a column of shape (n, 1) is flattened."""
     if values.dtype.kind not in "iu":
         raise DataError(f"{where}: targets have dtype {values.dtype}; they must be integers, the class numbers from 0")
     if values.ndim == 2 and values.shape[1] == 1:

@@ -36,32 +36,12 @@ class _Readable(Protocol):
 def read(
     path: str | os.PathLike[str], *, dtype: npt.DTypeLike | None = None, ndim: int | None = None
 ) -> npt.NDArray[Any]:
-    """Read one IDX file.
+    """Read one IDX file, in native byte order; gzip is recognized by its first two bytes, not by its name.
 
-    Parameters
-    ----------
-    path : path
-        The file; gzip is recognized by its first two bytes, not by its name.
-    dtype : dtype, optional
-        The element type that the file must have.
-    ndim : int, optional
-        The number of dimensions that the file must have.
-
-    Returns
-    -------
-    ndarray
-        In native byte order, with the dimensions that the file states.
-
-    Raises
-    ------
-    DataError
-        Where the file is missing, unreadable, truncated, too long, corrupt, or not of the type asked for; where a
-        compressed one unpacks to more than `MOST_BYTES`.
-
-    Notes
-    -----
-    Guarantee: damage to a gzip-compressed file gives DataError or the true array (gzip carries a checksum). Damage to
-    the elements of a plain IDX file cannot be seen by any reader; damage to its header or length is.
+    DataError where it is missing, unreadable, truncated, too long, corrupt, or not of the `dtype` and `ndim` asked for;
+    where a compressed one unpacks to more than `MOST_BYTES`. Guarantee: damage to a gzip-compressed file gives
+    DataError or the true array (gzip carries a checksum). Damage to the elements of a plain IDX file cannot be seen by
+    any reader; damage to its header or length is.
     """
     path = Path(path)
     try:
@@ -121,8 +101,6 @@ def find(folder: str | os.PathLike[str], name: str) -> Path:
     """Return the file for `name` (such as ``train-images-idx3-ubyte``) in a folder, plain or with ``.gz``.
 
     The spelling ``train-images.idx3-ubyte``, which some mirrors use, is found too. A plain file comes first.
-
-    Raises `DataError` where the folder or the file is missing; the message lists what is there.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcore.cli.datasets import idx, npz
+from dpcore.cli.datasets import idx
+from dpcore.cli.datasets.archive import read_arrays
 from dpcore.cli.datasets.dataset import Dataset, Targets, as_images, class_numbers, scaled
 from dpcore.errors import ArgumentError, DataError
 
 # Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
 _IDX_SETS = {"mnist": (10, (28, 28)), "fashion-mnist": (10, (28, 28)), "kmnist": (10, (28, 28))}
 _ROLES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 NAMES = ("digits", *_IDX_SETS, "idx", "npz")
 
@@ -69,7 +72,7 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
 
 def _digits() -> Dataset:
     with resources.as_file(resources.files("dpcore.cli.datasets") / "digits.npz") as path:
-        arrays = npz.read(path)
+        arrays = read_arrays(path, KEYS)
     # Pixels count the set points of a 4 x 4 block: 16 is the format's maximum, whatever the data.
     train, test = (np.divide(arrays[key], np.float32(16), dtype=np.float32)[:, None] for key in ("x_train", "x_test"))
     train_targets, test_targets = (class_numbers(arrays[key], "digits") for key in ("y_train", "y_test"))
@@ -91,7 +94,7 @@ def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | 
 
 
 def _npz(path: Path) -> Dataset:
-    arrays = npz.read(path)
+    arrays = read_arrays(path, KEYS, optional=("classes",))
     parts = {}
     for part in ("train", "test"):
         inputs = scaled(as_images(arrays[f"x_{part}"]), f"{path}: x_{part}")

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.cli.intervals import mean_interval
 from dpcore.cli.plots.figure import COLORS, GRAY, PathLike, drawing, whole_epochs
-from dpcore.cli.reports.intervals import mean_interval
 from dpcore.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -31,14 +31,9 @@ class Curves:
 
 
 def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
-    """Draw a column for each panel: accuracy by epoch above, the final runs below.
+    """Draw a column for each panel, by title: accuracy by epoch above, the final runs below.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    panels : mapping of str to mapping of str to Curves
-        Title to contestants; a contestant has the same color in every panel.
+    A contestant has the same color in every panel.
     """
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
     if not names:
@@ -121,19 +116,10 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
     error = None
     if not math.isnan(interval.half_width):
         # With few seeds the interval can be wider than the range of an accuracy.
-        error = [
-            [min(interval.half_width, interval.center)],
-            [min(interval.half_width, max(100 - interval.center, 0.0))],
-        ]
+        error = [[min(interval.half_width, room)] for room in (interval.center, max(100 - interval.center, 0.0))]
     axes.errorbar(
         interval.center, index, xerr=error, color=color, marker=marker, markersize=5.5, capsize=3.5, linewidth=1.5
     )
-    axes.annotate(
-        f"{interval.center:.2f}",
-        (interval.center, index),
-        xytext=(0, 6),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
-        color=color if index % len(COLORS) < 4 else GRAY,
-    )
+    style: Any = {"ha": "center", "fontsize": 8, "color": color if index % len(COLORS) < 4 else GRAY}
+    told, place = f"{interval.center:.2f}", (interval.center, index)
+    axes.annotate(told, place, xytext=(0, 6), textcoords="offset points", **style)

@@ -27,16 +27,9 @@ def delta_curve(
     title: str = "",
     dataset_size: int | None = None,
 ) -> Path:
-    """Draw delta over epsilon.
+    """Draw delta over epsilon, from certified ends of delta in [0, 1], shape (m,); 1/n is a line where n is given.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    epsilon, lower, upper : arrays, shape (m,)
-        Certified ends of delta at each epsilon, in [0, 1]; points at 0 are left out, and one must be above.
-    dataset_size : int, optional
-        n; 1/n is then drawn as a line.
+    Points at 0 are left out, and one must be above.
     """
     x, low, high = rows("epsilon, lower, upper", epsilon, lower, upper)
     shown = high > 0
@@ -65,14 +58,8 @@ def trade_off_curve(
 ) -> Path:
     """Draw the best true positive rate of an attacker over the false positive rate, plain and in powers of ten.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    false_positive_rate, lower, upper : arrays, shape (m,)
-        Certified ends of the best true positive rate at each false positive rate.
-    advantage : float, optional
-        The largest difference of the two rates, for the legend.
+    `lower` and `upper`, shape (m,), are certified ends; `advantage`, the largest difference of the two rates, is for
+    the legend.
     """
     x, low, high = rows("false_positive_rate, lower, upper", false_positive_rate, lower, upper)
     name = "best attacker" if advantage is None else f"best attacker: advantage {advantage:.3g}"
@@ -101,18 +88,9 @@ def steps_curve(
     taken: int | None = None,
     unit: str = "steps",
 ) -> Path:
-    """Draw epsilon over the steps of a run.
+    """Draw epsilon over the steps (or epochs: `unit`) of a run, from certified ends, shape (m,); `taken` is marked.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    steps, lower, upper : arrays, shape (m,)
-        Certified ends of epsilon after so many steps; infinite ones are left out, and one must be finite.
-    taken : int, optional
-        Steps taken so far, marked.
-    unit : str
-        What is counted: steps, or epochs.
+    Infinite ends are left out, and one must be finite.
     """
     x, low, high = rows("steps, lower, upper", steps, lower, upper)
     shown = np.isfinite(high)

@@ -29,23 +29,10 @@ PathLike = str | os.PathLike[str]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GRAY = "#6b6b6b"
 DOTTED: Any = {"color": GRAY, "linewidth": 0.8, "linestyle": ":"}
-_STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GRAY,
-    "axes.labelcolor": "#222222",
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "xtick.color": GRAY,
-    "ytick.color": GRAY,
-    "legend.frameon": False,
-    "figure.dpi": 150,
-}
+_STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GRAY,
+    "axes.labelcolor": "#222222", "axes.titlesize": 11, "axes.titlelocation": "left", "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": "#e6e6e6", "grid.linewidth": 0.8, "xtick.color": GRAY, "ytick.color": GRAY,
+    "legend.frameon": False, "figure.dpi": 150}  # fmt: skip
 
 
 @contextmanager

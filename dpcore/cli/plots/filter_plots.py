@@ -33,18 +33,8 @@ def filter_picture(
 ) -> Path:
     """Draw what a filter is: its memory, its start, the noise it leaves and the frequencies it passes.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    impulse_response, normalizers, noise_factor : arrays, shape (T,)
-        kappa by age; c_t, and the share of white noise's variance in the output, after each step.
-    frequencies, power : arrays, shape (F,)
-        Positive frequencies in cycles per step, and |H|^2 at each.
-    cutoff : float, optional
-        Where |H|^2 has fallen to half; not drawn if NaN.
-    limiting_noise_factor : float, optional
-        Drawn as a line if finite.
+    kappa by age, c_t and the share of white noise's variance in the output after each step have shape (T,). `power` is
+    |H|^2 at positive frequencies in cycles per step, shape (F,), and `cutoff` where it has fallen to half, if not NaN.
     """
     names = "impulse_response, normalizers, noise_factor"
     kappa, ones, left = rows(names, impulse_response, normalizers, noise_factor)
@@ -85,18 +75,9 @@ def gradient_picture(
 ) -> Path:
     """Draw the power spectral density of released gradients, and the share of negative second moments.
 
-    Parameters
-    ----------
-    path, title
-        See `dpcore.cli.plots.figure`.
-    frequencies : array, shape (F,)
-        Positive frequencies in cycles per step.
-    before, after : arrays, shape (F,)
-        Density per coordinate, before and after the filter.
-    floor : float, optional
-        s^2, the density of the mechanism's noise before the filter; not drawn if 0.
-    negative_share : array, shape (T,), optional
-        In [0, 1] or NaN, by step. The second picture is left out where all are NaN.
+    The density is per coordinate, at positive frequencies in cycles per step, shape (F,); `floor` is s^2, that of the
+    mechanism's noise before the filter. `negative_share` has shape (T,), in [0, 1], or NaN: without any finite value
+    its picture is left out.
     """
     x, raw, filtered = _by_frequency("frequencies, before, after", frequencies, before, after)
     share = np.asarray(negative_share, float)

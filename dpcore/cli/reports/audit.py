@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli import options
 from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.options import ACCOUNTED, Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.train.settings import SETTINGS, settings_from
 from dpcore.cli.train.training_options import TrainingOptions
@@ -17,33 +17,24 @@ from dpcore.statement.text import format_number
 _OWN = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
 
 
-@options.takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
+@takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
 def audit(
-    noise_multiplier: Annotated[
-        float | None, options.option(real, "SIGMA", "Of the audited run; 2 without it and --epsilon.")
-    ] = None,
-    epsilon: Annotated[float | None, options.option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = (
-        None
-    ),
-    sampling: Annotated[
-        str | None,
-        options.option(
-            one_of(options.ACCOUNTED),
-            "NAME",
-            ", ".join(options.ACCOUNTED) + "; if not given: fixed-order where the method needs it, else poisson.",
-        ),
-    ] = None,
-    dataset_size: Annotated[int, options.option(count, "N", "Number of examples.")] = 400,
-    batch_size: Annotated[int, options.option(count, "N", "Expected batch size.")] = 40,
-    steps: Annotated[int, options.option(count, "N", "Number of steps of a run.")] = 10,
-    max_batch_size: Annotated[int | None, options.option(count, "N", "Of truncated-poisson.")] = None,
-    groups: Annotated[int | None, options.option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None,
-    canaries: Annotated[int, options.option(count, "N", "In each run, at most --dataset-size.")] = 128,
-    runs: Annotated[int, options.option(count, "N", "Runs of fresh keys.")] = 32,
-    confidence: Annotated[float, options.option(real, "P", "1 minus the probability of a false alarm.")] = 0.99,
-    as_json: options.Json = False,
+    noise_multiplier: Annotated[float | None, option(real, "SIGMA",
+        "Of the audited run; 2 without it and --epsilon.")] = None,
+    epsilon: Annotated[float | None, option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = None,
+    sampling: Annotated[str | None, option(one_of(ACCOUNTED), "NAME",
+        ", ".join(ACCOUNTED) + "; if not given: fixed-order where the method needs it, else poisson.")] = None,
+    dataset_size: Annotated[int, option(count, "N", "Number of examples.")] = 400,
+    batch_size: Annotated[int, option(count, "N", "Expected batch size.")] = 40,
+    steps: Annotated[int, option(count, "N", "Number of steps of a run.")] = 10,
+    max_batch_size: Annotated[int | None, option(count, "N", "Of truncated-poisson.")] = None,
+    groups: Annotated[int | None, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None,
+    canaries: Annotated[int, option(count, "N", "In each run, at most --dataset-size.")] = 128,
+    runs: Annotated[int, option(count, "N", "Runs of fresh keys.")] = 32,
+    confidence: Annotated[float, option(real, "P", "1 minus the probability of a false alarm.")] = 0.99,
+    as_json: Json = False,
     **given: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds."""
     from dpcore.audit import audit as audited
     from dpcore.plan.plan import Plan
@@ -55,11 +46,7 @@ def audit(
     if drawn == "full-batch":
         drawn, batch_size = "fixed-order", dataset_size
     sampler: Any = EventOptions(
-        sampling=drawn,
-        dataset_size=dataset_size,
-        batch_size=batch_size,
-        max_batch_size=max_batch_size,
-        groups=groups,
+        sampling=drawn, dataset_size=dataset_size, batch_size=batch_size, max_batch_size=max_batch_size, groups=groups
     ).sampler()
     # It divides by what the sampler draws: under full batches, by the data set's size.
     chosen = settings.build_method()

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli import options
+from dpcore.cli.options import Json, option, picture
 from dpcore.cli.values import count, real
 
 inspect = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
 
 _Picture = Annotated[
     Path | None,
-    typer.Option("--out", parser=options.picture, metavar="FILE.png", help="Draw a picture there (.png, .pdf, .svg)."),
+    typer.Option("--out", parser=picture, metavar="FILE.png", help="Draw a picture there (.png, .pdf, .svg)."),
 ]
 
 
@@ -26,24 +26,17 @@ def _start(context: typer.Context) -> None:
 
 @inspect.command("filter", epilog="Example:  dpcore inspect filter b=0.1 a=-0.9 --out momentum.png")
 def filter_command(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME | b=.. a=.. | kappa=..",
-            help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
-            "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
-            show_default=False,
-        ),
-    ] = None,
-    order: Annotated[Any, options.option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
-    cutoff: Annotated[
-        Any,
-        options.option(real, "F", "Of the same: a fraction of the highest frequency, half a cycle a step."),
-    ] = None,
-    ripple: Annotated[Any, options.option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME | b=.. a=.. | kappa=..",
+        help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
+        "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
+        show_default=False)] = None,
+    order: Annotated[Any, option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
+    cutoff: Annotated[Any, option(real, "F",
+        "Of the same: a fraction of the highest frequency, half a cycle a step.")] = None,
+    ripple: Annotated[Any, option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
     out: _Picture = None,
-    as_json: options.Json = False,
-) -> int:
+    as_json: Json = False,
+) -> int:  # fmt: skip
     """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
     from dpcore.cli.reports.inspect_filter import inspect_filter
 
@@ -54,7 +47,7 @@ def filter_command(
 def gradients_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder made with --record-gradients.")],
     out: _Picture = None,
-    as_json: options.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show signal and noise in the gradients that a run released, before and after its filter."""
     from dpcore.cli.reports.inspect_gradients import inspect_gradients

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from dpcore.cli.output import results, write_json, write_line
+from dpcore.cli.output import known, results, write_json, write_line
 from dpcore.cli.plots import filter_plots
 from dpcore.cli.reports.asked_filter import Asked, ask, refuse_options
 from dpcore.spec.canonical import plain
@@ -55,16 +55,16 @@ def numbers_of(asked: Asked) -> dict[str, Any]:
         "a": a[1:].tolist(),
         "accepted": not asked.refused,
         "refused_because": asked.refused or None,
-        "gain": _known(gain),
+        "gain": known(gain),
         "poles": [
             {"real": float(pole.real), "imaginary": float(pole.imag), "modulus": float(abs(pole))}
             for pole in analysis.poles(form)
         ],
         "stable": stable,
-        "cutoff": _known(analysis.cutoff(form)),
-        "delay": _known(analysis.delay(form)),
-        "half_life": _known(analysis.half_life(form)),
-        "noise_factor": {**{str(step): _known(float(factors[step - 1])) for step in _STEPS}, "limit": _known(limit)},
+        "cutoff": known(analysis.cutoff(form)),
+        "delay": known(analysis.delay(form)),
+        "half_life": known(analysis.half_life(form)),
+        "noise_factor": {**{str(step): known(float(factors[step - 1])) for step in _STEPS}, "limit": known(limit)},
     }
 
 
@@ -145,15 +145,8 @@ def _tell_all(as_json: bool) -> None:
     for item in every:
         modulus = max((pole["modulus"] for pole in item["poles"]), default=None)
         factors = item["noise_factor"]
-        cells = (
-            item["gain"],
-            modulus,
-            item["delay"],
-            item["half_life"],
-            item["cutoff"],
-            factors["10"],
-            factors["limit"],
-        )
+        cells = (item["gain"], modulus, item["delay"], item["half_life"], item["cutoff"], factors["10"],
+            factors["limit"])  # fmt: skip
         table.add_row(item["filter"], *(_number(value) for value in cells))
     results().print(table)
     write_line(
@@ -179,10 +172,6 @@ def _draw(asked: Asked, numbers: dict[str, Any], out: Path) -> None:
         limiting_noise_factor=_or_nan(numbers["noise_factor"]["limit"]),
         title=f"filter {asked.name}",
     )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _or_nan(value: float | None) -> float:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from dpcore.cli.output import results, write_json, write_line
+from dpcore.cli.gradients import Gradients, load_gradients
+from dpcore.cli.output import known, results, write_json, write_line
 from dpcore.cli.plots import filter_plots
-from dpcore.cli.reports.gradients import Gradients, load_gradients
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain
 from dpcore.theory.analysis import recorded, spectrum
@@ -58,8 +57,8 @@ def numbers_of(gradients: Gradients) -> dict[str, Any]:
             {
                 "frequency": frequency,
                 "white_noise": 2 * frequency,
-                "before": _known(spectrum.share_below(before, frequency)),
-                "after": _known(spectrum.share_below(after, frequency)),
+                "before": known(spectrum.share_below(before, frequency)),
+                "after": known(spectrum.share_below(after, frequency)),
             }
             for frequency in _BELOW
         ],
@@ -169,22 +168,11 @@ def _why_not(residual: float) -> str:
 
 
 def _draw(gradients: Gradients, out: Path, title: str) -> None:
-    before, after = _correlations(gradients)
-    frequencies = np.geomspace(min(0.25, 1 / len(before)), 0.5, 400)
-    width = gradients.released.shape[1]
-    filter_plots.gradient_picture(
-        out,
-        frequencies,
-        spectrum.power_spectral_density(before, frequencies) / width,
-        spectrum.power_spectral_density(after, frequencies) / width,
-        floor=gradients.noise_std**2 if gradients.white_noise else 0.0,
-        negative_share=gradients.negative_share,
-        title=title,
-    )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    both, width = _correlations(gradients), gradients.released.shape[1]
+    frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
+    densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
+    floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
+    filter_plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
 
 
 def _percent(value: float | None) -> str:

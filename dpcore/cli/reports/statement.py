@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from dpcore.cli import options
+from dpcore.cli.options import Json, option
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.reports.stored import stored
+from dpcore.cli.stored import stored
 from dpcore.cli.values import count
 from dpcore.errors import ArgumentError, DataError
 from dpcore.statement.statement import Statement
@@ -21,11 +21,8 @@ _NARROWEST, _WIDEST = 40, 1000
 
 def statement(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
-    width: Annotated[
-        int | None,
-        options.option(count, "N", "Characters a line; the terminal's, at most 100."),
-    ] = None,
-    as_json: options.Json = False,
+    width: Annotated[int | None, option(count, "N", "Characters a line; the terminal's, at most 100.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Print a stored privacy statement. dpcore verify checks it."""
     if width is not None and not _NARROWEST <= width <= _WIDEST:

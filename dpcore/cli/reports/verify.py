@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpcore.cli import options
+from dpcore.cli.options import Json
 from dpcore.cli.output import results, write_json, write_line
-from dpcore.cli.reports.stored import stored
+from dpcore.cli.stored import stored
 
 if TYPE_CHECKING:
     from dpcore.statement.verify import Finding
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
-    as_json: options.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Derive a statement again from its settings and compare. Ends with status 1 where a check fails."""
     from dpcore.statement.text import visible

@@ -17,16 +17,7 @@ TIME: Final = 0.1
 
 
 class Autosave:
-    """Saves when it is due.
-
-    Parameters
-    ----------
-    save : callable
-    steps : int
-        Planned.
-    clock : callable
-        Seconds.
-    """
+    """Saves when it is due, in a run of so many planned steps; the clock is in seconds."""
 
     def __init__(self, save: Callable[[], None], steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._save, self._every, self._clock = save, every(steps), clock

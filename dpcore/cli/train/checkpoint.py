@@ -18,10 +18,7 @@ PARTS = {"settings", "evaluations", "model", "optimizer", "ledger"}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint.
-
-    Raises `DataError` where the file cannot be read, is damaged, or is no checkpoint of `dpcore train`.
-    """
+    """Return the content of a checkpoint of `dpcore train`; DataError where it is damaged or something else."""
     try:
         # torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
         with zipfile.ZipFile(path) as archive:

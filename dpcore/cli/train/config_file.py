@@ -17,10 +17,7 @@ _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the settings in a .toml file or in the config.json of a run.
-
-    Raises `DataError` where the file is missing or is not TOML or JSON.
-    """
+    """Return the settings in a .toml file or in the config.json of a run."""
     try:
         if path.suffix == ".json":
             settings = read_json_file(path)
@@ -41,18 +38,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def use(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the file's settings the defaults of the command; options on the command line win.
-
-    Raises `ArgumentError` for a key that is no option of the command; the message has the nearest one.
-    """
+    """Make the file's settings the defaults of the command; options on the command line win."""
     return use_with_tables(context, path, ())
 
 
 def use_with_tables(context: typer.Context, path: Path | None, tables: tuple[str, ...]) -> Path | None:
-    """Do the same as `use`; tables of these names are no options, but put into ``context.meta`` as they are.
-
-    Raises `ArgumentError` for a key that is no option of the command; the message has the nearest one.
-    """
+    """Do the same as `use`; tables of these names are no options, but put into ``context.meta`` as they are."""
     if path is None:
         return None
     known = {

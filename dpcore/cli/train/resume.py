@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dpcore.accounting.branches import Branch, Branches, count
+from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
-from dpcore.cli.train.interrupt import deferred
 from dpcore.cli.train.run import train
 from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
 from dpcore.cli.train.settings import Settings
@@ -43,10 +43,9 @@ def check(context: typer.Context, path: Path) -> None:
 
 
 def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
-    """Go on with the run in a folder from its checkpoint; return the exit status.
+    """Go on with the run in a folder, which has these settings, from its checkpoint; return the exit status.
 
-    `ledger` says where the run's ledger is now; by default it is where it was. Raises `DataError` where the run cannot
-    go on.
+    `ledger` is where the run's ledger is now; by default where it was.
     """
     with locked(path):
         from dpcore.cli.datasets import load

@@ -8,8 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from dpcore import accounting
+from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.train.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.statement.text import format_epsilon, format_number
@@ -139,27 +139,19 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
     from dpcore.torch.export import files
 
     evaluations = outcome.evaluations
-    trained = {
-        "data": settings.data,
-        "model": settings.model,
+    trained = {"data": settings.data, "model": settings.model,
         "parameters": sum(array.size for array in outcome.parameters.values()),
-        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %",
-    }
+        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %"}  # fmt: skip
     title = f"{settings.data}, {settings.model}, {settings.method}"
     for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
         folder.write(name, content)
     if outcome.recorded is not None:
-        from dpcore.cli.reports.gradients import save_gradients
+        from dpcore.cli.gradients import save_gradients
 
         save_gradients(folder.path, **outcome.recorded)
-    plots.learning_curve(
-        folder.path / "learning-curve.png",
-        [item.epoch for item in evaluations],
-        [item.test_accuracy for item in evaluations],
-        [item.epsilon for item in evaluations],
-        title=title,
-        target_epsilon=settings.epsilon,
-    )
+    curves = ([getattr(item, key) for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
+    picture = folder.path / "learning-curve.png"
+    plots.learning_curve(picture, *curves, title=title, target_epsilon=settings.epsilon)
 
 
 def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
@@ -169,17 +161,10 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
-        write_json(
-            {
-                "status": f"stopped by {who}" if stopped else "complete",
-                "test_accuracy": last.test_accuracy,
-                "test_loss": last.test_loss,
-                "run_folder": str(folder.path),
-                **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
-                "settings": settings.to_dict(),
-                "statement": statement.to_dict(),
-            }
-        )
+        write_json({"status": f"stopped by {who}" if stopped else "complete", "test_accuracy": last.test_accuracy,
+            "test_loss": last.test_loss, "run_folder": str(folder.path),
+            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}), "settings": settings.to_dict(),
+            "statement": statement.to_dict()})  # fmt: skip
         return
     if stopped:
         write_line(

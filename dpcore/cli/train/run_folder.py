@@ -24,40 +24,17 @@ COMPARISON = "dpcore compare"
 # Where a comparison has the folders of its runs.
 RUNS = "runs"
 # The only names that this module creates, and so the only ones that it deletes.
-NAMES = (
-    "config.json",
-    "metrics.jsonl",
-    "statement.json",
-    "statement.txt",
-    "learning-curve.png",
-    "comparison.png",
-    "results.json",
-    "timing.json",
-    "table.txt",
-    "model.safetensors",
-    "gradients.npz",
-    "README.md",
-)
+NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
+    "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
 TENSORBOARD = "tensorboard"
 
 
 class RunFolder:
-    """One folder for one run.
+    """One folder for one run, made if it does not exist.
 
-    Parameters
-    ----------
-    path : Path
-        Made if it does not exist.
-    overwrite : bool
-        Whether the files of an earlier run, and its checkpoint, are deleted first. Other files are never touched.
-    kind : str
-        `RUN` or `COMPARISON`, the mark of config.json. A folder of another kind is never overwritten.
-
-    Raises
-    ------
-    DataError
-        Where the folder is not empty and `overwrite` is not given, or it holds something that is not a run; where a
-        command is at work in it.
+    With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
+    A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
+    in.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
@@ -150,13 +127,7 @@ def _clear(path: Path, kind: str) -> None:
 
 
 def read_run(path: Path) -> tuple[Statement | None, list[dict[str, Any]]]:
-    """Return the statement and the evaluations in the folder of a run; no statement where no step was taken.
-
-    Raises
-    ------
-    DataError
-        Where they cannot be read.
-    """
+    """Return the statement and the evaluations in the folder of a run; no statement where no step was taken."""
     try:
         if not (path / "statement.json").exists():
             return None, []
@@ -183,10 +154,7 @@ def holds(path: Path, kind: str = RUN) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind.
-
-    Raises `DataError` where another process is at work there.
-    """
+    """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind."""
     try:
         import fcntl
     except ImportError:  # no such lock on this system

@@ -19,35 +19,18 @@ from dpcore.stages.updates.schedules import WarmupCosine
 
 # Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md. Those of
 # adagrad and accelerated are reasoned, not searched.
-DEFAULT_LR = {
-    "sgd": 0.5,
-    "momentum": 0.05,
-    "nesterov": 0.05,
-    "adam": 0.005,
-    "adamw": 0.005,
-    "adagrad": 0.05,
-    "accelerated": 0.1,
-}
+DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "nesterov": 0.05, "adam": 0.005, "adamw": 0.005, "adagrad": 0.05,
+    "accelerated": 0.1}  # fmt: skip
 # Methods call these by another name.
 _CALLED = {"filter_b": "b", "filter_a": "a"}
-_ONLY_BESIDE = {
-    "clip_lr": "clip-quantile",
-    "bit_noise": "clip-quantile",
-    "warmup_steps": "schedule cosine",
-    "bands": "strategy banded-inverse-square-root",
-}
+_ONLY_BESIDE = {"clip_lr": "clip-quantile", "bit_noise": "clip-quantile", "warmup_steps": "schedule cosine",
+    "bands": "strategy banded-inverse-square-root"}  # fmt: skip
 _ONLY_SAMPLING = {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}
 
 
 @dataclass(frozen=True)
 class Settings(TrainingOptions):
-    """One training run: public values only, written to config.json as they are.
-
-    Raises
-    ------
-    ArgumentError
-        Where a setting is out of range, or does not fit the others.
-    """
+    """One training run: public values only, written to config.json as they are, and checked against each other."""
 
     def __post_init__(self) -> None:
         choice(METHODS, method=self.method)
@@ -139,15 +122,7 @@ class Settings(TrainingOptions):
     def build_method(self, examples: int | None = None) -> Method:
         """Return the method.
 
-        Parameters
-        ----------
-        examples : int, optional
-            A public number, from which the batch size follows where it was not given; without it that stays open.
-
-        Raises
-        ------
-        ArgumentError
-            Where a setting is out of range.
+        Where no batch size was given it follows from `examples`, a public number; without that it stays open.
         """
         given: dict[str, Any] = {_CALLED.get(name, name): getattr(self, name) for name in KEYWORDS}
         given |= {"lr": self.learning_rate}

@@ -13,9 +13,9 @@ import torch
 
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
+from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
-from dpcore.cli.train.interrupt import Interruption
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DeltaWarning
 from dpcore.plan.plan import Plan
@@ -42,7 +42,7 @@ class Outcome:
     """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
-    the keywords of `dpcore.cli.reports.gradients.save_gradients`, where a record was asked for. `budget` says why a
+    the keywords of `dpcore.cli.gradients.save_gradients`, where a record was asked for. `budget` says why a
     ledger's budget ended the run, if it did. `steps_taken` lead to the parameters; the statement counts more where a
     run was killed and resumed.
     """
@@ -58,9 +58,8 @@ class Outcome:
 class Training:
     """A run that is built and can be started; `evaluations` are those so far.
 
-    The training part of the dataset is private; its test part is declared not to be in it. `ledger` pays for the steps,
-    and calls the run `run_name`. Settings that do not fit each other, the data or this machine raise `ArgumentError`,
-    `BackendError`, `DataError` or `PrivacyError`.
+    The data's training part is private; its test part is declared not to be in it. A ledger pays for the steps, and
+    knows the run by `run_name`.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
@@ -101,12 +100,9 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the run can go on from; `torch.load` reads it with `weights_only`. **Secret**: has the keys."""
-        return {
-            "settings": plain(self.settings.to_dict()),
-            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
-            "model": self.model.state_dict(),
-            "optimizer": self.private.optimizer.state_dict(),
-        }
+        return {"settings": plain(self.settings.to_dict()),
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations], "model": self.model.state_dict(),
+            "optimizer": self.private.optimizer.state_dict()}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict` of a run with the same settings."""
@@ -124,11 +120,7 @@ class Training:
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.plan.steps)
         return replace(
-            now,
-            steps_taken=steps,
-            caveats=(*now.caveats, HELD_OUT),
-            note=note,
-            **guarantee(event, planned, now.delta),
+            now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
         )
 
     def run(
@@ -140,17 +132,9 @@ class Training:
     ) -> Outcome:
         """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
 
-        Parameters
-        ----------
-        callbacks : sequence of Callback
-            Hear of each step and evaluation.
-        interruption : Interruption
-            Looked at after each step.
-        state : callable, optional
-            Given a statement *before* the steps that it covers are taken, and again when they were: whoever kills the
-            process in between finds a statement that counts too much, never too little.
-        save : callable, optional
-            Called where a checkpoint is due: `dpcore.cli.train.autosave`, after each evaluation, and at an early end.
+        `state` is given a statement *before* the steps that it covers are taken, and again when they were: whoever
+        kills the process in between finds a statement that counts too much, never too little. `save` is called where a
+        checkpoint is due: `dpcore.cli.train.autosave`, after each evaluation, and at an early end.
         """
         begun = taken = self.private.steps_taken
         saves = None if save is None else Autosave(save, self.plan.steps)
@@ -203,9 +187,9 @@ class Training:
     @torch.no_grad()
     def _evaluate(self, taken: int) -> EpochReleased:
         self.model.eval()
-        correct, loss = 0, 0.0
+        correct, loss, examples = 0, 0.0, len(self._test_targets)
         with self.private.averaged():
-            for start in range(0, len(self._test_targets), _EVALUATION_BATCH):
+            for start in range(0, examples, _EVALUATION_BATCH):
                 targets = self._test_targets[start : start + _EVALUATION_BATCH]
                 inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
                 logits = self.model(inputs)
@@ -217,8 +201,8 @@ class Training:
             step=taken,
             epsilon=float(self.epsilon_after(taken)),
             delta=self.settings.delta,
-            test_accuracy=correct / len(self._test_targets),
-            test_loss=loss / len(self._test_targets),
+            test_accuracy=correct / examples,
+            test_loss=loss / examples,
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
 

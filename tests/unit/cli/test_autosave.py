@@ -26,24 +26,24 @@ def saves(steps: int, a_step: float, a_save: float) -> list[int]:
     return found
 
 
-def test_a_crash_costs_at_most_a_hundredth_of_the_plan() -> None:
+def test_a_crash_costs_at_most_a_hundredth_of_the_plan():
     assert saves(1000, 0.5, 0.01) == list(range(10, 1001, 10))
     assert saves(50, 0.5, 0.01) == list(range(1, 51))
     assert every(10**6) == 10**4
 
 
-def test_or_a_minute() -> None:
+def test_or_a_minute():
     assert saves(10**5, 1.0, 0.5)[:3] == [60, 120, 180]
     assert saves(300, 100.0, 1.0) == [*range(1, 301)]
 
 
-def test_saving_takes_a_tenth_of_the_time_at_most() -> None:
+def test_saving_takes_a_tenth_of_the_time_at_most():
     found = saves(1000, 0.001, 0.05)  # a run of a second
     assert found[0] == 10
     assert all(later - earlier >= 500 for earlier, later in itertools.pairwise(found))
 
 
-def test_a_save_in_any_case_counts() -> None:
+def test_a_save_in_any_case_counts():
     found: list[int] = []
     autosave = Autosave(lambda: found.append(0), 1000, lambda: 0.0)
     autosave.begin(95)
@@ -55,6 +55,6 @@ def test_a_save_in_any_case_counts() -> None:
     assert len(found) == 2
 
 
-def test_it_says_what_a_crash_would_cost() -> None:
+def test_it_says_what_a_crash_would_cost():
     assert "every 23 of 2,300 steps or 60 seconds" in cost(2300)
     assert "and up to 23 reserved ahead, which stay charged" in cost(2300)

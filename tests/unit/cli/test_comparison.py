@@ -15,6 +15,7 @@ from dpcore.cli.compare.log import Record
 from dpcore.cli.compare.report import Row
 from dpcore.cli.compare.words import verdict
 from dpcore.errors import ArgumentError
+from tests.unit.cli.refused import refused
 
 
 def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Comparison:
@@ -28,7 +29,7 @@ def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Compariso
     )
 
 
-def test_finals_wait_for_their_own_search_only() -> None:
+def test_finals_wait_for_their_own_search_only():
     asked = comparison(seeds=2, search_seeds=2)
     assert asked.total == 2 * 2 * (4 + 2) == 24
     due = asked.due({})
@@ -44,7 +45,7 @@ def test_finals_wait_for_their_own_search_only() -> None:
     assert finals == [Run("disk", 1.0, FINAL, 1.0, 0), Run("disk", 1.0, FINAL, 1.0, 1)]
 
 
-def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched() -> None:
+def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched():
     asked = comparison(search_seeds=1)
     accuracy = dict.fromkeys(asked.due({}), 0.5)
     assert asked.chosen("disk", 8.0, accuracy) == 0.5
@@ -52,7 +53,7 @@ def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched() -> None:
     assert comparison(lr=()).grid("dp_sgd") == (0.5,)
 
 
-def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones() -> None:
+def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones():
     asked = comparison(seeds=3, search_epochs=1)
     search, final = asked.search("disk", 1.0)[0], asked.final("disk", 1.0, 1.0)
     assert search.seed not in {run.seed for run in final}
@@ -60,7 +61,7 @@ def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones() -> Non
     assert asked.settings_for(final[1]).seed == 1
 
 
-def test_tables_are_read_as_the_options_are() -> None:
+def test_tables_are_read_as_the_options_are():
     tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "2%"], "batch-size": "1k"}, "b": {"method": "memf"}}
     first, second = from_tables(tables, (0.5,))
     assert first == Contestant("a", {"method": "disk", "kappa": 0.5, "batch_size": 1000}, (1.0, 0.02))
@@ -71,7 +72,7 @@ def test_tables_are_read_as_the_options_are() -> None:
     assert asked.words("b") == "sampling fixed-order"
 
 
-def test_a_flag_of_a_table_is_true_or_false() -> None:
+def test_a_flag_of_a_table_is_true_or_false():
     """Not a text: "False" would be true."""
     table = {"method": "doppler", "base": "adam", "bias-corrected": False}
     assert from_tables({"a": table}, ())[0].settings["bias_corrected"] is False
@@ -79,41 +80,28 @@ def test_a_flag_of_a_table_is_true_or_false() -> None:
         from_tables({"a": {**table, "bias-corrected": "no"}}, ())
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"kappa": 0.5}, "names no method"),
-        ({"method": "disk", "kapa": 0.5}, "unknown key 'kapa'; did you mean 'kappa'"),
-        ({"method": "disk", "epsilon": 3}, "'epsilon' is the same for all; set it outside of the table"),
-        ({"method": "disk", "kappa": "much"}, "kappa: 'much' is not a number"),
-        ({"method": "disc"}, "did you mean disk"),
-        (3, "must be a table"),
-        ({"method": "dp_sgd", "kappa": 0.5}, "contestant 'x': kappa=0.5: is only for the method disk"),
-        ({"method": "memf", "sampling": "poisson"}, "use --sampling fixed-order"),
-    ],
-)
-def test_wrong_tables_are_one_sentence(table: Any, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, ()), (1.0,))
+@pytest.mark.parametrize(("table", "words"), [
+    ({"kappa": 0.5}, "names no method"),
+    ({"method": "disk", "kapa": 0.5}, "unknown key 'kapa'; did you mean 'kappa'"),
+    ({"method": "disk", "epsilon": 3}, "'epsilon' is the same for all; set it outside of the table"),
+    ({"method": "disk", "kappa": "much"}, "kappa: 'much' is not a number"),
+    ({"method": "disc"}, "did you mean disk"), (3, "must be a table"),
+    ({"method": "dp_sgd", "kappa": 0.5}, "contestant 'x': kappa=0.5: is only for the method disk"),
+    ({"method": "memf", "sampling": "poisson"}, "use --sampling fixed-order"),
+])  # fmt: skip
+def test_wrong_tables_are_one_sentence(table: Any, words: str):
+    refused(ArgumentError, words, lambda: Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, ()), (1.0,)))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"contestants": ()}, "at least one method"),
-        ({"contestants": (Contestant("a", {"method": "disk"}), Contestant("a", {"method": "disk"}))}, "same name"),
-        ({"epsilon": ()}, "give at least one"),
-        ({"epsilon": (1.0, 1.0)}, "a value twice"),
-        ({"lr": (1.0, 1.0)}, "a value twice"),
-        ({"lr": (0.0, 1.0)}, "must be greater than 0"),
-        ({"seeds": 0}, "between 1 and"),
-        ({"search_seeds": 0}, "at least 1"),
-        ({"search_epochs": 0}, "at least 1"),
-    ],
-)
-def test_nothing_to_compare_is_one_sentence(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        comparison(**settings)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"contestants": ()}, "at least one method"),
+    ({"contestants": (Contestant("a", {"method": "disk"}), Contestant("a", {"method": "disk"}))}, "same name"),
+    ({"epsilon": ()}, "give at least one"), ({"epsilon": (1.0, 1.0)}, "a value twice"),
+    ({"lr": (1.0, 1.0)}, "a value twice"), ({"lr": (0.0, 1.0)}, "must be greater than 0"),
+    ({"seeds": 0}, "between 1 and"), ({"search_seeds": 0}, "at least 1"), ({"search_epochs": 0}, "at least 1"),
+])  # fmt: skip
+def test_nothing_to_compare_is_one_sentence(settings: dict[str, Any], words: str):
+    refused(ArgumentError, words, comparison, **settings)
 
 
 def row(name: str, accuracy: list[float]) -> Row:
@@ -123,23 +111,16 @@ def row(name: str, accuracy: list[float]) -> Row:
     return Row(name, name, "", 1.0, 0.5, (0.5,), 1.0, records)
 
 
-@pytest.mark.parametrize(
-    ("base", "other", "words"),
-    [
-        ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "dp_sgd is above disk by 9.00 ± 2.27 points"),
-        (
-            [0.80, 0.90, 0.70],
-            [0.81, 0.91, 0.71],
-            "no difference exceeds its interval; the first two are disk and dp_sgd",
-        ),
-        ([0.80], [0.90], "disk came out 10.00 points above dp_sgd, and one seed cannot tell luck from merit"),
-    ],
-)
-def test_the_verdict_claims_what_the_runs_show(base: list[float], other: list[float], words: str) -> None:
+@pytest.mark.parametrize(("base", "other", "words"), [
+    ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "dp_sgd is above disk by 9.00 ± 2.27 points"),
+    ([0.80, 0.90, 0.70], [0.81, 0.91, 0.71], "no difference exceeds its interval; the first two are disk and dp_sgd"),
+    ([0.80], [0.90], "disk came out 10.00 points above dp_sgd, and one seed cannot tell luck from merit"),
+])  # fmt: skip
+def test_the_verdict_claims_what_the_runs_show(base: list[float], other: list[float], words: str):
     assert words in verdict([row("dp_sgd", base), row("disk", other)])
 
 
-def test_the_verdict_counts_what_luck_alone_would_show() -> None:
+def test_the_verdict_counts_what_luck_alone_would_show():
     rows = [row(name, [0.5, 0.6]) for name in ("a", "b", "c")]
     assert "about 0.15 of the 3 differences would still exceed theirs by luck" in verdict(rows)
     assert "stands alone" in verdict(rows[:1])

@@ -13,6 +13,7 @@ import pytest
 from dpcore.cli.datasets import Dataset, load
 from dpcore.cli.datasets.dataset import scaled
 from dpcore.errors import ArgumentError, DataError
+from tests.unit.cli.refused import refused
 
 MNIST = Path(os.environ.get("DPCORE_MNIST", Path(__file__).parents[3].parent / "shared" / "data" / "mnist"))
 
@@ -30,7 +31,7 @@ def folder(path: Path, *, size: tuple[int, int] = (28, 28), labels: int = 10, mi
     return path
 
 
-def test_the_digits_are_scikit_learns() -> None:
+def test_the_digits_are_scikit_learns():
     source = pytest.importorskip("sklearn.datasets").load_digits()
     digits = load()
     assert (len(digits), len(digits.test_inputs), digits.classes, digits.shape) == (1438, 359, 10, (1, 8, 8))
@@ -40,7 +41,7 @@ def test_the_digits_are_scikit_learns() -> None:
     assert rows == sorted(map(tuple, np.column_stack([source.data, source.target]).tolist()))
 
 
-def test_the_split_is_stratified_and_disjoint() -> None:
+def test_the_split_is_stratified_and_disjoint():
     digits = load("digits")
     train = np.bincount(digits.train_targets)
     test = np.bincount(digits.test_targets)
@@ -49,98 +50,74 @@ def test_the_split_is_stratified_and_disjoint() -> None:
     assert not any(row.tobytes() in seen for row in digits.test_inputs)
 
 
-def test_nobody_writes_into_a_data_set() -> None:
+def test_nobody_writes_into_a_data_set():
     with pytest.raises(ValueError, match="read-only"):
         load().train_inputs[0] = 0
 
 
-def test_mnist_files_are_read_and_scaled_by_255(tmp_path: Path) -> None:
+def test_mnist_files_are_read_and_scaled_by_255(tmp_path):
     data = load("mnist", folder(tmp_path))
     assert (len(data), data.shape, data.classes, data.name) == (20, (1, 28, 28), 10, "mnist")
     expected = (np.arange(20 * 784) % 256).reshape(20, 1, 28, 28) / 255
     np.testing.assert_allclose(data.train_inputs, expected, rtol=1e-7)
     np.testing.assert_array_equal(data.test_targets, np.arange(10))
+    own = load("idx", folder(tmp_path, size=(5, 6), labels=4))
+    assert (own.shape, own.classes) == ((1, 5, 6), 4)
 
 
-def test_other_idx_folders_bring_their_own_size_and_classes(tmp_path: Path) -> None:
-    data = load("idx", folder(tmp_path, size=(5, 6), labels=4))
-    assert (data.shape, data.classes) == ((1, 5, 6), 4)
-
-
-def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_folders_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"images of \(5, 6\) pixels, but mnist has \(28, 28\)"):
         load("mnist", folder(tmp_path, size=(5, 6)))
-    with pytest.raises(DataError, match="20 inputs but 17 targets"):
-        load("mnist", folder(tmp_path, missing=3))
-    with pytest.raises(DataError, match=r"target outside 0\.\.9, with 10 classes"):
-        load("mnist", folder(tmp_path, labels=12))
-    with pytest.raises(DataError, match="no such folder"):
-        load("mnist", tmp_path / "absent")
+    refused(DataError, "20 inputs but 17 targets", load, "mnist", folder(tmp_path, missing=3))
+    refused(DataError, r"target outside 0\.\.9, with 10 classes", load, "mnist", folder(tmp_path, labels=12))
+    refused(DataError, "no such folder", load, "mnist", tmp_path / "absent")
+    swapped = folder(tmp_path) / "train-images-idx3-ubyte.gz"
+    swapped.write_bytes((tmp_path / "train-labels-idx1-ubyte").read_bytes())
+    refused(DataError, "1 dimensions, expected 3", load, "mnist", tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"has no t10k-labels-idx1-ubyte\[\.gz\]"):
-        load("mnist", tmp_path)
+    refused(DataError, r"has no t10k-labels-idx1-ubyte\[\.gz\]", load, "mnist", tmp_path)
 
 
-def test_swapped_files_are_refused(tmp_path: Path) -> None:
-    folder(tmp_path)
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes((tmp_path / "train-labels-idx1-ubyte").read_bytes())
-    with pytest.raises(DataError, match="1 dimensions, expected 3"):
-        load("mnist", tmp_path)
+def test_unknown_names_get_the_nearest_known_one(tmp_path):
+    refused(ArgumentError, r"data='mnits': did you mean 'mnist'\?", load, "mnits")
+    refused(ArgumentError, r"did you mean 'digits'\?", load, "Digit")
+    refused(ArgumentError, "read from files; name their folder", load, "mnist")
+    refused(ArgumentError, "digits is built in", load, "digits", tmp_path)
 
 
-def test_unknown_names_get_the_nearest_known_one(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"data='mnits': did you mean 'mnist'\?"):
-        load("mnits")
-    with pytest.raises(ArgumentError, match=r"did you mean 'digits'\?"):
-        load("Digit")
-    with pytest.raises(ArgumentError, match="read from files; name their folder"):
-        load("mnist")
-    with pytest.raises(ArgumentError, match="digits is built in"):
-        load("digits", tmp_path)
-
-
-def test_archives_by_name_by_folder_and_by_file(tmp_path: Path) -> None:
+def test_archives_by_name_by_folder_and_by_file(tmp_path):
     images = np.arange(2 * 5 * 4 * 3, dtype=np.uint16).reshape(2, 5, 4, 3)
     np.savez(tmp_path / "own.npz", x_train=images, y_train=[[0], [1]], x_test=images, y_test=np.array([1, 0], np.uint8))
     for data in (load("own", tmp_path), load("npz", tmp_path), load("npz", tmp_path / "own.npz")):
         assert (data.name, data.shape, data.classes) == ("own", (3, 5, 4), 2)
         np.testing.assert_allclose(data.train_inputs, np.moveaxis(images, 3, 1) / 65535, rtol=1e-6)
     np.savez(tmp_path / "other.npz", x=images)
-    with pytest.raises(DataError, match="must hold one"):
-        load("npz", tmp_path)
+    refused(DataError, "must hold one", load, "npz", tmp_path)
 
 
-def test_the_number_of_classes_never_comes_from_private_targets(tmp_path: Path) -> None:
+def test_the_number_of_classes_never_comes_from_private_targets(tmp_path):
     arrays = {"x_train": np.zeros((3, 2)), "y_train": [0, 1, 5], "x_test": np.zeros((2, 2)), "y_test": [0, 1]}
     np.savez(tmp_path / "data.npz", **arrays)
-    with pytest.raises(DataError, match="store the number of classes in the archive"):
-        load("npz", tmp_path)
+    refused(DataError, "store the number of classes in the archive", load, "npz", tmp_path)
     np.savez(tmp_path / "data.npz", classes=6, **arrays)
     assert load("npz", tmp_path).classes == 6
     np.savez(tmp_path / "data.npz", classes=-1, **arrays)
-    with pytest.raises(DataError, match="one positive integer"):
-        load("npz", tmp_path)
+    refused(DataError, "one positive integer", load, "npz", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (np.array([[0, 255]], np.uint8), [[0, 1]]),
-        (np.array([[0, 65535]], np.uint16), [[0, 1]]),
-        (np.array([[True, False]]), [[1, 0]]),
-        (np.array([[3.5, -2.0]], np.float64), [[3.5, -2]]),
-        (np.array([[1e300, np.nan]]), [[np.inf, np.nan]]),
-    ],
-)
-def test_scales_depend_on_the_dtype_alone(values: np.ndarray, expected: list[list[float]]) -> None:
+@pytest.mark.parametrize(("values", "expected"), [
+    (np.array([[0, 255]], np.uint8), [[0, 1]]), (np.array([[0, 65535]], np.uint16), [[0, 1]]),
+    (np.array([[True, False]]), [[1, 0]]), (np.array([[3.5, -2.0]], np.float64), [[3.5, -2]]),
+    (np.array([[1e300, np.nan]]), [[np.inf, np.nan]]),
+])  # fmt: skip
+def test_scales_depend_on_the_dtype_alone(values: np.ndarray, expected: list[list[float]]):
     result = scaled(values, "x")
     assert result.dtype == np.float32
     np.testing.assert_array_equal(result, np.array(expected, np.float32))
 
 
-def test_unusable_arrays_are_refused() -> None:
-    with pytest.raises(DataError, match="inputs have dtype int64"):
-        scaled(np.zeros((2, 2), np.int64), "x")
+def test_unusable_arrays_are_refused():
+    refused(DataError, "inputs have dtype int64", scaled, np.zeros((2, 2), np.int64), "x")
     inputs, targets = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
     for broken in (
         {"train_inputs": np.zeros((0, 3), np.float32), "train_targets": np.zeros(0, np.int64)},
@@ -155,7 +132,7 @@ def test_unusable_arrays_are_refused() -> None:
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST in {MNIST} (set DPCORE_MNIST)")
-def test_real_mnist() -> None:
+def test_real_mnist():
     data = load("mnist", MNIST)
     assert (data.train_inputs.shape, data.test_inputs.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
     # Known public figures of MNIST: its mean pixel and its label counts.

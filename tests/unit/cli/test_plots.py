@@ -13,8 +13,9 @@ import pytest
 from dpcore.errors import ArgumentError
 
 pytest.importorskip("matplotlib")
-from dpcore.cli.plots import plots
+from dpcore.cli.plots import figure, filter_plots, plots
 from dpcore.cli.plots.comparison_plots import Curves, _end, _way, by_epsilon
+from tests.unit.cli.refused import refused
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -23,31 +24,24 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(imread(path))
 
 
-def test_the_learning_curve_shows_its_numbers(tmp_path: Path) -> None:
-    epochs = [1, 2, 3]
-    one = plots.learning_curve(tmp_path / "one.png", epochs, [0.1, 0.5, 0.9], [1, 2, 3], title="a", target_epsilon=3)
-    same = plots.learning_curve(tmp_path / "same.png", epochs, [0.1, 0.5, 0.9], [1, 2, 3], title="a", target_epsilon=3)
-    other = plots.learning_curve(
-        tmp_path / "other.png", epochs, [0.1, 0.6, 0.9], [1, 2, 3], title="a", target_epsilon=3
-    )
-    spent = plots.learning_curve(
-        tmp_path / "spent.png", epochs, [0.1, 0.5, 0.9], [1, 2, 2.5], title="a", target_epsilon=3
-    )
-    assert np.array_equal(pixels(one), pixels(same))
-    assert not np.array_equal(pixels(one), pixels(other))
-    assert not np.array_equal(pixels(one), pixels(spent))
+def test_the_learning_curve_shows_its_numbers(tmp_path):
+    def draw(name: str, accuracy: tuple = (0.1, 0.5, 0.9), spent: tuple = (1, 2, 3)) -> np.ndarray:
+        return pixels(plots.learning_curve(tmp_path / name, [1, 2, 3], accuracy, spent, title="a", target_epsilon=3))
+
+    one = draw("one.png")
+    assert np.array_equal(one, draw("same.png"))
+    assert not np.array_equal(one, draw("other.png", accuracy=(0.1, 0.6, 0.9)))
+    assert not np.array_equal(one, draw("spent.png", spent=(1, 2, 2.5)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "other.png", "same.png", "spent.png"]
 
 
-def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path: Path) -> None:
-    assert (
-        plots.learning_curve(tmp_path / "a.png", [1], [0.5], [math.inf], target_epsilon=math.inf).stat().st_size > 1000
-    )
-    one = {"a": {"one": Curves((1.0,), [[0.5]], (math.inf,))}}
-    assert by_epsilon(tmp_path / "b.png", one).stat().st_size > 1000
+def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path):
+    one = plots.learning_curve(tmp_path / "a.png", [1], [0.5], [math.inf], target_epsilon=math.inf)
+    two = by_epsilon(tmp_path / "b.png", {"a": {"one": Curves((1.0,), [[0.5]], (math.inf,))}})
+    assert min(path.stat().st_size for path in (one, two)) > 1000
 
 
-def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path: Path) -> None:
+def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path):
     def draw(name: str, *epsilon: tuple[float, ...]) -> np.ndarray:
         curves = {str(index): Curves((1.0, 2.0), [[0.3, 0.9]], item) for index, item in enumerate(epsilon)}
         return pixels(by_epsilon(tmp_path / name, {"a": curves}))
@@ -58,7 +52,7 @@ def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path: Path) -> None:
     assert np.array_equal(without, draw("differ.png", (1.0, 2.0), (1.0, 3.0)))
 
 
-def test_the_comparison_shows_every_seed(tmp_path: Path) -> None:
+def test_the_comparison_shows_every_seed(tmp_path):
     def draw(name: str, first: list[list[float]]) -> np.ndarray:
         curves = {"DP-SGD": Curves((1.0, 2.0), first), "DiSK": Curves((1.0, 2.0), [[0.3, 0.9]] * 3)}
         return pixels(by_epsilon(tmp_path / name, {"a": curves}, title="t"))
@@ -68,19 +62,17 @@ def test_the_comparison_shows_every_seed(tmp_path: Path) -> None:
     assert not np.array_equal(one, draw("other.png", [[0.2, 0.81], [0.3, 0.89], [0.3, 0.85]]))
 
 
-def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_shapes_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="epochs, accuracy, epsilon: have shapes"):
         plots.learning_curve(tmp_path / "a.png", [1, 2], [0.1], [1, 2])
-    with pytest.raises(ArgumentError, match="at least one"):
-        plots.learning_curve(tmp_path / "a.png", [], [], [])
+    refused(ArgumentError, "at least one", plots.learning_curve, tmp_path / "a.png", [], [], [])
     with pytest.raises(ArgumentError, match=r"panels: 'x' has shape \(1, 3\)"):
         by_epsilon(tmp_path / "a.png", {"a": {"x": Curves((1.0, 2.0), [[1, 2, 3]])}})
-    with pytest.raises(ArgumentError, match="panels: hold no contestant"):
-        by_epsilon(tmp_path / "a.png", {})
+    refused(ArgumentError, "panels: hold no contestant", by_epsilon, tmp_path / "a.png", {})
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -> None:
+def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path):
     code = (
         "import sys; from dpcore.cli.plots import plots; assert 'matplotlib' not in sys.modules;"
         f"plots.learning_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0]);"
@@ -89,7 +81,7 @@ def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path: Path) -
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""})
 
 
-def test_intervals_stay_within_the_range_of_an_accuracy() -> None:
+def test_intervals_stay_within_the_range_of_an_accuracy():
     from matplotlib.figure import Figure
 
     way, end = Figure().subplots(2)
@@ -100,3 +92,62 @@ def test_intervals_stay_within_the_range_of_an_accuracy() -> None:
     assert bars.min() == pytest.approx(0)
     assert bars.max() == pytest.approx(100)
     assert list(way.get_xticks()) == [1]
+
+
+F = np.geomspace(0.01, 0.5, 20)
+ONES = np.ones(4)
+
+
+def same(one: Path, other: Path) -> bool:
+    return np.array_equal(pixels(one), pixels(other))
+
+
+def test_a_filters_picture_shows_every_argument(tmp_path):
+    def draw(name: str, *arrays: np.ndarray, **more: float) -> Path:
+        return filter_plots.filter_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
+
+    arrays = [0.5 ** np.arange(4), 1 - 0.5 ** np.arange(1, 5), ONES / 2, F, 1 / (1 + 99 * F)]
+    one = draw("a.png", *arrays)
+    assert same(one, draw("b.png", *arrays))
+    for changed in (0, 1, 2, 4):
+        others = [1.2 * array if place == changed else array for place, array in enumerate(arrays)]
+        others[3] = F
+        assert not same(one, draw("c.png", *others))
+    assert not same(one, draw("d.png", *arrays, cutoff=0.1))
+    assert not same(one, draw("e.png", *arrays, limiting_noise_factor=0.3))
+    # What an unstable filter has: nothing finite.
+    assert draw("f.png", *[np.full(4, np.inf)] * 3, F, np.full(20, np.nan)).stat().st_size > 1000
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_runs_picture_shows_every_argument(tmp_path):
+    def draw(name: str, *arrays: np.ndarray, **more: object) -> Path:
+        return filter_plots.gradient_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
+
+    one = draw("a.png", F, 1 / F, 0.1 / F, floor=1.0)
+    assert same(one, draw("b.png", F, 1 / F, 0.1 / F, floor=1.0, negative_share=np.full(3, np.nan)))
+    assert not same(one, draw("c.png", F, 1 / F, 0.2 / F, floor=1.0))
+    assert not same(one, draw("d.png", F, 1.5 / F, 0.1 / F, floor=1.0))
+    assert not same(one, draw("e.png", F, 1 / F, 0.1 / F))
+    two = draw("f.png", F, 1 / F, 0.1 / F, negative_share=[0.1, 0.2])
+    assert not same(two, draw("g.png", F, 1 / F, 0.1 / F, negative_share=[0.1, 0.3]))
+    assert draw("h.png", F, 0 * F, 0 * F).stat().st_size > 1000
+
+
+def test_filters_shapes_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="the same m"):
+        filter_plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES[1:], F, F)
+    with pytest.raises(ArgumentError, match="frequencies above 0"):
+        filter_plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES, F - 0.01, F)
+    with pytest.raises(ArgumentError, match="frequencies, before, after: have shapes"):
+        filter_plots.gradient_picture(tmp_path / "a.png", F, F, F[1:])
+    assert not list(tmp_path.iterdir())
+
+
+def test_ticks_between_the_powers_of_ten_do_not_crowd():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    figure.frequency_axes(axes, np.array([0.03, 0.5]))
+    written = [axes.xaxis.get_minor_formatter()(value) for value in (0.03, 0.05, 0.06, 0.2, 0.3, 0.5)]
+    assert written == ["", "0.05", "", "0.2", "", "0.5"]

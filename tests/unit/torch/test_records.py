@@ -12,7 +12,7 @@ from torch import nn
 
 import dpcore
 import dpcore.torch
-from dpcore.cli.reports.gradients import load_gradients, save_gradients
+from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.minimize import PRIVATE_DIAGNOSTICS
 from tests.unit.torch_runs import DATA, METHODS, finish, load, model, saved, sgd, start

@@ -11,10 +11,7 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopped(BaseException):
-    """A signal stopped the command. No KeyboardInterrupt, which command-line packages swallow.
-
-    `status` is the exit status that shells expect: 128 plus the signal's number.
-    """
+    """A signal stopped the command; `status` is what shells expect. No KeyboardInterrupt, which typer swallows."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -12,16 +12,8 @@ from dpcore.spec.canonical import read_json_file
 def stored(path: Path) -> dict[str, dict[str, Any]]:
     """Return the statements under `path` by name, as plain content; the name of a single one is "".
 
-    Parameters
-    ----------
-    path : Path
-        A statement.json, or a folder that holds one: a run, an export, or a comparison, whose statement.json names
-        the folder of one run for each row of its table.
-
-    Raises
-    ------
-    DataError
-        Where there is none, or the file is not JSON, or names something twice.
+    `path` is a statement.json, or a folder that holds one: a run, an export, or a comparison, whose statement.json
+    names the folder of one run for each row of its table.
     """
     where, content = _read(path)
     folders = content.get("run_folders")

@@ -1,0 +1,19 @@
+"""How the tests of the command line run a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dpcore.cli import main
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+
+def say(capsys: Any, words: Sequence[str], status: int = 0) -> Any:
+    """Run a command, which ends with this status; return what it printed: `out` and `err`."""
+    assert main(words) == status
+    return capsys.readouterr()
