@@ -71,8 +71,7 @@ def train(
 
     if ledger is not None:
         console.print(f"remark: {cost(training.plan.steps)}")
-        if not resumed:
-            save()
+        save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
     try:
         with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
             outcome = train_into(training, folder, interruption, display, save if ledger is not None else None, resumed)
