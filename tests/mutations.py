@@ -374,9 +374,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
          "unit/ledger/test_attacks.py"),
         ("forget what the ledger did not know", 'tuple(saved.get("caveats", ()))', "()", "end_to_end/test_kill.py"),
-        ("grant a row only after it was reserved",
-         "            self._granted = step + 1  # first: a close at any moment from here on leaves the row\n            run.reserve(step)\n",
-         "            run.reserve(step)\n            self._granted = step + 1\n", "unit/ledger/test_attacks.py"),
+        ("give back a row while it is granted", "            if not self._inside:\n                self._give_back()\n",
+         "            self._give_back()\n", "unit/ledger/test_attacks.py"),
+        ("forget which row was granted", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
+         "unit/ledger/test_attacks.py"),
     ],
     "dpcore/ledger/view.py": [
         ("say that something is left where one plan keeps all", "kept = state.fixed is not None and state.fixed.alone", "kept = False",

@@ -45,8 +45,8 @@ class LedgerAccount:
         """Reserve the row, if it was given back since the draw, and never give it back again."""
         with self._at_work():
             run = self.begin()
-            self._granted = step + 1  # first: a close at any moment from here on leaves the row
             run.reserve(step)
+            self._granted = step + 1  # a close that comes in between waits for the end of this block
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
