@@ -6,7 +6,6 @@ import hashlib
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from dpcore.methods import dp_sgd, memf
 from dpcore.sampling import PoissonSampler
 from tests.unit.ledger_tools import begin, full, new, released
 from tests.unit.torch_runs import model, saved, start
+from tests.unit.two_threads import in_two_threads
 
 Sums = dict[tuple[bytes, int], list[str]]
 Run = dpcore.torch.PrivateRun
@@ -266,16 +266,7 @@ def test_two_threads_that_step_one_run_release_each_row_once(ledger: Ledger, sum
             except PrivacyError as refusal:
                 refused.append(str(refusal))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-    finally:
-        sys.setswitchinterval(interval)
+    in_two_threads(work)
     assert len(sums) == run.steps_taken >= 60
     run.close()
     assert ledger.runs()[0].releases == run.steps_taken

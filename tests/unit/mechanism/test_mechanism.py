@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
+from tests.unit.two_threads import in_two_threads
 
 KEY = bytes(range(32))
 SHAPES = [("w", (3, 4)), ("b", (4,))]
@@ -230,21 +230,12 @@ def test_two_threads_on_one_run_never_mix_a_sum_nor_use_a_row_twice() -> None:
             except PrivacyError as refusal:
                 refused.append(str(refusal))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    finally:
-        sys.setswitchinterval(interval)
+    in_two_threads(work)
     assert mechanism.step == steps
     assert all(len(sums) == 1 for sums in mechanism.met.values())
     # What was released is what one thread would have released, or a part of it where a thread was refused amid a step.
     for key, (total,) in mechanism.met.items():
-        got, whole = np.frombuffer(total, np.float32), np.frombuffer(alone.met[key][0], np.float32)
+        got, whole = np.frombuffer(total), np.frombuffer(alone.met[key][0])
         assert ((got == whole) | (got == 0) | (got == whole / 2)).all()
     known = ("another thread is summing", "another thread took the step", "the plan, and its guarantee, end")
     assert all(any(words in text for words in known) for text in refused)
