@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch.func import functional_call
 from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+
+T = TypeVar("T")
 
 FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 """What models and losses raise where something does not fit."""
@@ -31,10 +33,28 @@ def slots(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def call_with(model: nn.Module, state: dict[str, torch.Tensor], inputs: Tree) -> Any:
     """Return the model's output with `state` in the places of its parameters and buffers, which must stay there."""
-    given = dict(state)
-    output = batches.call(lambda *a, **k: functional_call(model, state, a, k, tie_weights=False), inputs)
-    _refuse_first(model, (name for name, value in given.items() if state[name] is not value))
-    return output
+    return within(model, state, lambda: batches.call(model, inputs))
+
+
+def within(model: nn.Module, state: dict[str, torch.Tensor], function: Callable[[], T]) -> T:
+    """Call a function while `state` stands in the places of the model's parameters and buffers, and must stay there."""
+    whole = _Around(model)
+    given = {f"model.{name}": value for name, value in state.items()}
+    kept = dict(given)
+    result: T = functional_call(whole, given, (function,), tie_weights=False)
+    _refuse_first(model, (name for name in state if given[f"model.{name}"] is not kept[f"model.{name}"]))
+    return result
+
+
+class _Around(nn.Module):
+    """Calls a function; its state is that of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
 
 
 def check_versions(model: nn.Module, state: dict[str, torch.Tensor], versions: dict[str, int]) -> None:

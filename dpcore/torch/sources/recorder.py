@@ -1,0 +1,26 @@
+"""A run of the model that is only watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from dpcore.torch.sources.losses import example_losses_inside
+from dpcore.torch.sources.places import Call, tensors
+
+
+class Recorder(TorchFunctionMode):
+    """Notes every operation of a run on so many examples."""
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self.examples = examples
+        self.calls: list[Call] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replaced = example_losses_inside(function, args, kwargs or {}, self.examples)
+        result = function(*args, **(kwargs or {})) if replaced is None else replaced
+        took = tuple(t.shape for t in tensors((args, kwargs)))
+        self.calls.append(Call(function, took, tuple(t.shape for t in tensors(result))))
+        return result

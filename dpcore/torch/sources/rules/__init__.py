@@ -1,0 +1,31 @@
+"""What each operation on a parameter makes of its inputs and of its output's gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied
+from dpcore.torch.sources.rules.embedding import embedding
+from dpcore.torch.sources.rules.general import general
+from dpcore.torch.sources.rules.linear import addmm, linear, matmul
+from dpcore.torch.sources.tracer import Rule
+
+# fmt: off
+RULES: dict[Any, Rule] = {
+    F.linear: linear,
+    torch.addmm: addmm,
+    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
+    F.embedding: embedding,
+    **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), expanded),
+    **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), added),
+    **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), multiplied),
+}
+# fmt: on
+
+
+def rule_of(function: Any) -> Rule:
+    """Return the rule of an operation: its own, or the one for all others."""
+    return RULES.get(function, general)

@@ -1,0 +1,75 @@
+"""Sums, products and copies along new dimensions: each example's gradient is a sum over what was broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.rules.general import general
+from dpcore.torch.sources.tracer import Derived, Operation
+
+
+def expanded(operation: Operation) -> Any:
+    """``parameter.expand(B, ...)``."""
+    derived, (given,) = operation.derived(operation.args[0]), operation.gave
+    if derived is None or given is None:
+        return general(operation)
+
+    def collect(gradient: torch.Tensor, _: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
+        yield derived, reduced(derived, operation.examples_first(gradient, given), given.dim)
+
+    return operation.tap(operation.run(), (), collect)
+
+
+def added(operation: Operation) -> Any:
+    """``x + parameter``, either way round."""
+    pair = _pair(operation)
+    if pair is None:
+        return general(operation)
+    derived, _, given = pair
+
+    def collect(gradient: torch.Tensor, _: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
+        yield derived, reduced(derived, operation.examples_first(gradient, given), given.dim)
+
+    return operation.tap(operation.run(), (), collect)
+
+
+def multiplied(operation: Operation) -> Any:
+    """``x * parameter``, either way round."""
+    pair = _pair(operation)
+    if pair is None:
+        return general(operation)
+    derived, other, given = pair
+
+    def collect(gradient: torch.Tensor, saved: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
+        yield derived, reduced(derived, operation.examples_first(gradient * saved[0], given), given.dim)
+
+    return operation.tap(operation.run(), (other,), collect)
+
+
+def _pair(operation: Operation) -> tuple[Derived, torch.Tensor, Any] | None:
+    """Return the derived operand, the other one, which holds the examples, and where the result does."""
+    if len(operation.args) != 2 or operation.kwargs or operation.gave[0] is None:
+        return None
+    for mine, other in (operation.args, operation.args[::-1]):
+        derived = operation.derived(mine)
+        if derived is not None and isinstance(other, torch.Tensor) and operation.layout(other) is not None:
+            return derived, other, operation.gave[0]
+    return None
+
+
+def reduced(derived: Derived, gradients: torch.Tensor, dim: int) -> Block:
+    """Sum the examples' gradients (B, T, ...) of an output over all that `derived` was broadcast along.
+
+    The examples lay along dimension `dim` of the output, which has T rows of each.
+    """
+    each = gradients.movedim(1, dim + 1)  # (B, *shape of one example's output)
+    shape = derived.tensor.shape
+    lead = each.dim() - 1 - len(shape)
+    if lead:
+        each = each.sum(tuple(range(1, lead + 1)))
+    wide = tuple(d + 1 for d, size in enumerate(shape) if size == 1 and each.shape[d + 1] != 1)
+    return derived.whole(each.sum(wide, keepdim=True) if wide else each)

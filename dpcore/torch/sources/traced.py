@@ -1,0 +1,105 @@
+"""Per-example gradients by one batched forward pass and one backward pass for activations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.functional import call_with, slots, within
+from dpcore.torch.sources.places import FEW, MORE, Layout, Site, UnknownLayout, layouts, sites
+from dpcore.torch.sources.recorder import Recorder
+from dpcore.torch.sources.losses import example_losses
+from dpcore.torch.sources.rules import rule_of
+from dpcore.torch.sources.tracer import Sites, Tracer
+
+ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
+"""The loss of one example: its output and its targets, each as a batch of one; a scalar."""
+
+
+class TracedGradient:
+    """Blocks of the gradients of a model's loss for its trained parameters, which have these `names`.
+
+    It must `learn` first. `one_by_one`: the losses are taken one after the other, where vmap cannot.
+    """
+
+    def __init__(self, model: nn.Module, loss: ExampleLoss, names: Sequence[str]) -> None:
+        self.model = model
+        self.loss = loss
+        self.names = tuple(names)
+        self.one_by_one = False
+        self.sites: Sites = {}
+        self.outputs: tuple[Layout | None, ...] = ()
+
+    def learn(self, made: Callable[[int], Tree], point: Sequence[torch.Tensor]) -> None:
+        """Find the examples in all that the model computes; ``made(n)`` is a made-up batch of n examples.
+
+        Raises
+        ------
+        UnknownLayout
+            If they cannot be found, or the operation on a parameter has no rule.
+        """
+        few, more = (self._recorded(point, made(count)) for count in (FEW, MORE))
+        self.sites = {}
+        self.outputs = layouts(few[1], more[1])
+        self(point, made(MORE), learning=sites(few[0], more[0]))
+
+    def _recorded(self, point: Sequence[torch.Tensor], batch: Tree) -> tuple[list[Any], tuple[torch.Size, ...]]:
+        inputs, _ = batches.normalize(batch)
+        recorder = Recorder(batches.size(batch))
+        leaves, state = self._state(point)
+        with torch.enable_grad(), recorder:
+            output = call_with(self.model, state, inputs)
+        return recorder.calls, tuple(t.shape for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+
+    def __call__(
+        self, point: Sequence[torch.Tensor], batch: Tree, learning: Sequence[Site | None] | None = None
+    ) -> list[Block]:
+        """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
+        inputs, targets = batches.normalize(batch)
+        leaves, state = self._state(point)
+        tracer = Tracer(leaves, batches.size(batch), self.sites, rule_of, learning)
+
+        def both() -> None:
+            output = batches.call(self.model, inputs)
+            losses = example_losses(self.loss, output, self.outputs, targets, self.one_by_one)
+            if losses.requires_grad:
+                _backward(losses.sum())
+
+        # Gradient checkpoints run parts of the model again in the backward pass: it needs the tracer and the state, too.
+        with torch.enable_grad(), _eager(), tracer:
+            within(self.model, state, both)
+        return tracer.blocks()
+
+    def _state(self, point: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return leaves with the point's values, and what stands in every place of the model."""
+        leaves = [value.detach().requires_grad_() for value in point]
+        named = dict(self.model.named_parameters())
+        trained = {id(named[name]): leaf for name, leaf in zip(self.names, leaves, strict=True)}
+        state = {}
+        for name, tensor in slots(self.model):
+            if id(tensor) in trained:
+                state[name] = trained[id(tensor)]
+            else:
+                state[name] = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
+        return leaves, state
+
+
+def _backward(total: torch.Tensor) -> None:
+    """Run the backward pass as ``total.backward()`` does, which would hide the modes that are active."""
+    engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    engine.run_backward((total,), (torch.ones_like(total),), False, False, (), True, True)
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Compiled modules run as they were written: a compiled one shows none of its operations."""
+    if not hasattr(torch.compiler, "set_stance"):
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
