@@ -6,6 +6,7 @@ from dpcore_numpy.arrays import from_numpy, to_numpy, zeros_like
 from dpcore_numpy.clip import clip_factors, row_norms, weighted_sum
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.noise import normal
+from dpcore_numpy.pairs import embedding_norms, embedding_sum, linear_norms, linear_sum, tied_norms
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
 from dpcore_numpy.update import update
@@ -16,12 +17,17 @@ arrays: Final = "numpy"
 __all__ = [
     "arrays",
     "clip_factors",
+    "embedding_norms",
+    "embedding_sum",
     "from_numpy",
+    "linear_norms",
+    "linear_sum",
     "name",
     "normal",
     "recurrence",
     "row_norms",
     "step",
+    "tied_norms",
     "to_numpy",
     "update",
     "weighted_sum",

@@ -1,0 +1,153 @@
+"""Blocks: the sources of the clip stage, one for each tensor.
+
+A block stands for one vector of each example. The clip stage asks for the vectors' norms and for their weighted sum,
+and never for the vectors. So clip rules, groups, adaptive norms, users, the audit and the mechanism do not know which
+kind a block is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpcore.spec.ops import Backend
+from dpcore.stages.clipping.pairs import Embedding, Linear, Tied
+from dpcore.stages.clipping.rows import Rows
+
+__all__ = ["Block", "Embedding", "Linear", "Rows", "Tied", "add_sums", "as_block", "group_norms", "joined", "scaled"]
+
+
+class Block(Protocol):
+    """One vector v_i for each example i: its gradient of one tensor.
+
+    Notes
+    -----
+    What is promised to the clip: `add_sum` adds ``w_i v~_i`` with v~_i a function of example i's own arrays, and
+    `norms` returns N_i with ``||v~_i|| <= N_i``, rounding included. A factor of at most C / N_i then bounds what the
+    example adds.
+    """
+
+    @property
+    def examples(self) -> int:
+        """Number B of examples."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example's vector, (d,) or (q, p) flattened row by row."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of the arrays' dtype."""
+
+    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
+        """Return N_i of the vectors times `scale` (d,), coordinate by coordinate: (B,) float64.
+
+        Not finite where the vector is not; at least the true norm otherwise.
+        """
+
+    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+        """Add ``sum_i weights[i] v_i`` times `scale` to `out` (d,) of float64, in place; a weight of 0 adds 0."""
+
+    def rows(self) -> Any:
+        """Return the vectors, (B, d): what remains where a kind has no formula."""
+
+    def weighted(self, weight: float) -> Block:
+        """Return the block of `weight` times the vectors."""
+
+    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Block:
+        """Return the sums of neighboring examples, `sizes` of them each: what is clipped where one user has several."""
+
+    def map(self, function: Callable[[Any], Any]) -> Block:
+        """Return the block with `function` applied to every array, those of indices too."""
+
+
+def as_block(values: Any) -> Block:
+    """Return a block as it is, and an array (B, d) as rows."""
+    block: Block = values if hasattr(values, "add_sum") else Rows(values)
+    return block
+
+
+def joined(blocks: Iterable[Block]) -> Block:
+    """Return the sum of blocks of one tensor: of its several uses, and of the points of a query.
+
+    Pairs are put side by side, so that their sum is formed before any square is taken, and cross terms are in it. Rows
+    are added from the first to the last; with rows among them, and with one tensor read in two shapes, all become rows.
+    """
+    return reduce(_sum, blocks)
+
+
+def _sum(first: Block, second: Block) -> Block:
+    paired = (Linear, Embedding, Tied)
+    if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
+        return Rows(first.rows() + second.rows())
+    tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
+    heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
+    table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
+    head = _side_by_side([block for block in heads if isinstance(block, Linear)])
+    if table is None or head is None:
+        return head if table is None else table
+    return Tied(table, head)
+
+
+def _side_by_side(blocks: list[Any]) -> Any:
+    return blocks[0].beside(blocks[1]) if len(blocks) == 2 else blocks[0] if blocks else None
+
+
+def scaled(blocks: Sequence[Block], scales: Sequence[Any]) -> tuple[list[Block], list[Any]]:
+    """Multiply by their scale the rows, which are formed anyway; return all blocks, and the scales that are left.
+
+    The sum of a table and a layer has no formula with a scale, and becomes rows.
+    """
+    formed = [isinstance(block, Rows | Tied) for block in blocks]
+    found = [
+        Rows(block.rows()).scaled(scale) if form else block
+        for block, scale, form in zip(blocks, scales, formed, strict=True)
+    ]
+    return found, [None if form else scale for scale, form in zip(scales, formed, strict=True)]
+
+
+def group_norms(backend: Backend[Any], blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> Any:
+    """Return N_i of the concatenation of some tensors' blocks, (B,) float64.
+
+    Parameters
+    ----------
+    backend : Backend
+    blocks : sequence of Block
+        One for each tensor.
+    members : sequence of int
+        Which of them belong to the group.
+    scales : sequence of (d_l,) arrays or None
+        One for each tensor: what its block is multiplied by.
+
+    Notes
+    -----
+    With N_l the norm of member l, s the computed sum of the L norms and u = 2^-53, the result is ``s sqrt(sum_l (N_l /
+    s)^2)``: relative to s no square overflows, and those that underflow are below 2^-1000 of the sum. Quotients,
+    squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised. The rows of a group
+    are one vector, whose norm `row_norms` takes at once.
+    """
+    rows = [i for i in members if isinstance(blocks[i], Rows) and scales[i] is None]
+    norms = [backend.row_norms([blocks[i].rows() for i in rows])] if rows else []
+    norms += [blocks[i].norms(backend, scales[i]) for i in members if i not in rows]
+    if len(norms) == 1:
+        return norms[0]
+    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+        total = sum(norms[1:], norms[0])
+        total = total + (total == 0)
+        squares = [(norm / total) ** 2 for norm in norms]
+        return total * sum(squares[1:], squares[0]) ** 0.5 * (1 + (len(norms) + 8) * 2.0**-53)
+
+
+def add_sums(
+    backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
+) -> None:
+    """Add each block's sum, weighted and times its scale, to the tensor's total: all rows by one operation."""
+    rows = [i for i, block in enumerate(blocks) if isinstance(block, Rows) and scales[i] is None]
+    if rows:
+        backend.weighted_sum([blocks[i].rows() for i in rows], [weights[i] for i in rows], [totals[i] for i in rows])
+    for i, block in enumerate(blocks):
+        if i not in rows:
+            block.add_sum(backend, weights[i], totals[i], scales[i])
