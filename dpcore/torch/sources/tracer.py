@@ -152,11 +152,13 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._number += 1
+        enabled = torch.is_grad_enabled()
         found = [self._derived[id(t)] for t in tensors((args, kwargs)) if id(t) in self._derived]
-        if not found or not torch.is_grad_enabled():
+        # Without gradients a checkpoint may run what it will run again with them: its operations are learned there.
+        site = self._site(function, args, kwargs, found) if found and (enabled or self._learning is not None) else None
+        if site is None or not enabled:
             replaced = example_losses_inside(function, args, kwargs, self.examples)
             return function(*args, **kwargs) if replaced is None else replaced
-        site = self._site(function, args, kwargs, found)
         if any(site.gave):
             return self._rules(function)(Operation(self, function, args, kwargs, site))
         result = function(*args, **kwargs)
@@ -165,7 +167,7 @@ class Tracer(TorchFunctionMode):
                 self._derived.setdefault(id(tensor), _made(function, args, kwargs, found, tensor))
         return result
 
-    def _site(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived]) -> Site:
+    def _site(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived]) -> Site | None:
         # Not by place in the pass: a model may leave out layers (stochastic depth), and checkpoints repeat some.
         key = (function, tuple(d.roots for d in found), tuple(t.dim() for t in tensors((args, kwargs))))
         if self._learning is not None and self._number <= len(self._learning):
@@ -173,7 +175,7 @@ class Tracer(TorchFunctionMode):
             if self.sites.setdefault(key, site) != site:
                 self.sites[key] = None
         known = self.sites.get(key)
-        if known is None:
+        if known is None and torch.is_grad_enabled():
             raise UnknownLayout(f"{getattr(function, '__name__', function)} on a parameter")
         return known
 
@@ -202,7 +204,7 @@ class Tracer(TorchFunctionMode):
         return [joined(leaf.blocks) if leaf.blocks else self._nothing(leaf.tensor) for leaf in self._leaves]
 
     def _carry_back(self, derived: Derived) -> None:
-        rows = joined(derived.blocks).rows(None)
+        rows = joined(derived.blocks).rows()
         leaves = [self._leaves[root] for root in derived.roots]
         gradients = torch.autograd.grad(
             derived.tensor,
@@ -233,8 +235,9 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        ctx.record(gradient, ctx.saved_tensors)
-        return (gradient, *[None] * (2 + len(ctx.saved_tensors)))
+        saved = ctx.saved_tensors  # once: a gradient checkpoint makes them anew
+        ctx.record(gradient, saved)
+        return (gradient, *[None] * (2 + len(saved)))
 
 
 _SAME = {
