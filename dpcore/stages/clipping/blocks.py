@@ -118,9 +118,8 @@ def _sum(first: Block, second: Block) -> Block:
     heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
     table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
     head = _side_by_side([block for block in heads if isinstance(block, Linear)])
-    if table is None or head is None:
-        return head if table is None else table
-    return Tied(table, head)
+    both: Block = Tied(table, head) if table and head else table or head
+    return both
 
 
 def _side_by_side(blocks: list[Any]) -> Any:
