@@ -50,8 +50,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "            self._caller_noise |=", "unit/mechanism/test_mechanism.py"),
         ("draw before the row is reserved", "            self.account.before_draw(self.step)\n", "            pass\n", "end_to_end/test_kill.py"),
         ("clip before the scale is applied", "            blocks, scales = scaled(blocks, self.vectors.scales)\n        norms = [group_norms(self.backend, blocks, members, scales)",
-         "            bare = blocks\n            blocks, scales = scaled(blocks, self.vectors.scales)\n        else:\n            bare = blocks\n"
-         "        norms = [group_norms(self.backend, bare, members, [None] * len(bare))", "papers/test_adaptive.py"),
+         "            bare = blocks; blocks, scales = scaled(blocks, self.vectors.scales)\n        else: bare = blocks\n        norms = [group_norms(self.backend, bare, members, [None] * len(bare))",
+         "papers/test_adaptive.py"),
         ("leave out the scale", "blocks, scales = scaled(blocks, self.vectors.scales)", "pass", "papers/test_adaptive.py"),
         ("draw both moments' noise from one stream", "NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT,",
          "NoiseRow(self.keys.noise, row, Stream.GRADIENT,",
