@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied
+from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied, repeated
 from dpcore.torch.sources.rules.embedding import embedding
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
@@ -20,6 +20,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
     F.embedding: embedding,
     **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), expanded),
+    torch.Tensor.repeat: repeated,
     **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), added),
     **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), multiplied),
 }
