@@ -33,3 +33,7 @@ class BudgetError(PrivacyError):
 
 class DeltaWarning(UserWarning):
     """A delta of at least 1/n: within it, one random example could be published in full."""
+
+
+class SpeedWarning(UserWarning):
+    """A run that takes a slower way than it could, with the reason."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.loop import Loop, Rows
+from dpcore.mechanism.loop import Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
+from dpcore.stages.clipping.blocks import add_sums
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
@@ -44,20 +45,19 @@ class Engine(Loop):
         self._check_parameters()
         self.working.refresh()
 
-        def rows_at(values: list[Any], _: Point) -> Rows:
+        def blocks_at(values: list[Any], _: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
             at = self._point(values)
 
             def rows(part: slice) -> list[Any]:
                 micro = batches.tree_map(lambda t: t[part], batch)
                 seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, part.start)
-                gradients = (g.to(self.working.dtype) for g in self.gradient(at, micro, seed))
-                return [self.working.to_array(g.reshape(g.shape[0], -1)) for g in gradients]
+                return [block.map(self._to_array) for block in self.gradient(at, micro, seed)]
 
             return rows
 
         asked = None if public is None else lambda: self._public_gradient(public)
-        self.sum_clipped(self.working.arrays(), rows_at, batches.size(batch), asked)
+        self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""
@@ -82,16 +82,24 @@ class Engine(Loop):
 
     def _public_gradient(self, public: Tree) -> list[Any]:
         """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
-        values = self._point(self.working.arrays())
+        values, backend = self._point(self.working.arrays()), self.mechanism.backend
         device, count = values[0].device, batches.size(public)
-        total = [torch.zeros_like(tensor) for tensor in self.working.tensors()]
+        totals = [backend.zeros_like(array.reshape(-1), "float64") for array in self.working.arrays()]
         for start in range(0, count, self.microbatch_size):
             micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size].to(device), public)  # noqa: B023
             # Masks of their own: those of the private batch's places stay unknown.
             seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
-            for sum_so_far, rows in zip(total, self.gradient(values, micro, seed, synthetic=True), strict=True):
-                sum_so_far.add_(rows.to(self.working.dtype).sum(0))
-        return [self.working.to_array(tensor.div_(count)) for tensor in total]
+            ones = self.working.to_array(torch.ones(batches.size(micro), dtype=self.working.dtype, device=device))
+            found = self.gradient(values, micro, seed, synthetic=True)
+            blocks = [block.map(self._to_array) for block in found]
+            add_sums(backend, blocks, [ones] * len(blocks), totals, [None] * len(blocks))
+        means = (self.working.to_tensor(total) / count for total in totals)
+        return [self.working.to_array(mean.to(self.working.dtype)) for mean in means]
+
+    def _to_array(self, tensor: torch.Tensor) -> Any:
+        """Return a block's tensor as the backend's array, indices as they are."""
+        tensor = tensor.detach()
+        return self.working.to_array(tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor)
 
     def check_not_swapped(self, call: str) -> None:
         """Refuse what needs the training values while `averaged` shows others."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore import accounting
-from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning
+from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler, is_sampler
@@ -27,8 +27,9 @@ from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.microbatch import DEFAULT_MAX_MEMORY, parse_memory, peak_bytes
 from dpcore.torch.model.microbatch import microbatch_size as fitting_microbatch_size
-from dpcore.torch.model.per_example import Loss, PerExampleGradient
-from dpcore.torch.model.trial import trial_batch, try_out
+from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
+from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, check_place
 from dpcore.torch.randomness import CAVEAT
@@ -52,7 +53,7 @@ def make_private(
     params: Any = None,
     max_memory: int | str = DEFAULT_MAX_MEMORY,
     microbatch_size: int | None = None,
-    vectorize: bool = True,
+    gradients: str = "auto",
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
     key: bytes | None = None,
@@ -98,8 +99,9 @@ def make_private(
     microbatch_size : int, optional
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.
-    vectorize : bool
-        False takes examples one by one, for modules that vmap cannot batch (torch's RNN, GRU and recurrent cells).
+    gradients : {"auto", "pairs", "vmap", "one-by-one"}
+        How each example's gradient is found: from one batched pass over the model, by torch.func, or example by
+        example, which every model bears. "auto" takes the first that agrees with autograd on made-up examples.
     collate_fn : callable, optional
         For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
         the others.
@@ -150,6 +152,7 @@ def make_private(
     if not isinstance(method, Method):
         raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.disk(...) returns")
     parse_memory(max_memory)
+    validate.choice(("auto", *WAYS), gradients=gradients)
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
@@ -157,7 +160,7 @@ def make_private(
     backend = load_backend()
     frozen = check_module(model)
     device = check_place(backend, model)
-    gradient = PerExampleGradient(model, loss, vectorize)
+    gradient = PerExampleGradient(model, loss)
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers)
@@ -179,7 +182,10 @@ def make_private(
 
     example = source.template()
     gradient.passed_over += [data, source]
-    try_out(gradient, example, frozen)
+    try_out(gradient, example, frozen, gradients)
+    if gradient.way != WAYS[0] and gradients == "auto":
+        told = gradient.reasons[WAYS[0]]
+        warnings.warn(f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2)
     if size is None:
         rows = layout.dimension * working.dtype.itemsize * min(_points(plan), 2)
         at, made = gradient.parameters(), [trial_batch(example, examples) for examples in (1, 2)]

@@ -7,17 +7,32 @@ kind a block is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
 
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.check import check_rows
 from dpcore.spec.ops import Backend
 from dpcore.stages.clipping.pairs import Embedding, Linear, Tied
 from dpcore.stages.clipping.rows import Rows
 
-__all__ = ["Block", "Embedding", "Linear", "Rows", "Tied", "add_sums", "as_block", "group_norms", "joined", "scaled"]
+__all__ = [
+    "Block",
+    "Embedding",
+    "Linear",
+    "Rows",
+    "Tied",
+    "add_sums",
+    "as_block",
+    "as_blocks",
+    "group_norms",
+    "joined",
+    "scaled",
+]
 
 
 class Block(Protocol):
@@ -70,6 +85,22 @@ def as_block(values: Any) -> Block:
     return block
 
 
+def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
+    """Return blocks of one B and one dtype, with `sizes` coordinates; refuse others before anything is summed."""
+    blocks = [as_block(each) for each in values]
+    rows = [block.values for block in blocks if isinstance(block, Rows)]
+    if rows:
+        check_rows(rows, None)
+    for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+        if math.prod(block.shape) != size:
+            raise ArgumentError(f"blocks[{i}].shape={tuple(block.shape)}: must have {size} coordinates, as the tensor")
+        if block.examples != blocks[0].examples:
+            raise ArgumentError(f"blocks[{i}].examples={block.examples}: must be {blocks[0].examples}, as of the first")
+        if block.dtype != blocks[0].dtype:
+            raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {blocks[0].dtype}, as of the first")
+    return blocks
+
+
 def joined(blocks: Iterable[Block]) -> Block:
     """Return the sum of blocks of one tensor: of its several uses, and of the points of a query.
 
@@ -87,9 +118,8 @@ def _sum(first: Block, second: Block) -> Block:
     heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
     table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
     head = _side_by_side([block for block in heads if isinstance(block, Linear)])
-    if table is None or head is None:
-        return head if table is None else table
-    return Tied(table, head)
+    both: Block = Tied(table, head) if table and head else table or head
+    return both
 
 
 def _side_by_side(blocks: list[Any]) -> Any:
@@ -97,16 +127,15 @@ def _side_by_side(blocks: list[Any]) -> Any:
 
 
 def scaled(blocks: Sequence[Block], scales: Sequence[Any]) -> tuple[list[Block], list[Any]]:
-    """Multiply by their scale the rows, which are formed anyway; return all blocks, and the scales that are left.
+    """Return the blocks, with the scale in those that are rows anyway, and the scales that the others still need.
 
-    The sum of a table and a layer has no formula with a scale, and becomes rows.
+    A matrix that is both a table and a layer's has no formula with a scale, and becomes rows.
     """
-    formed = [isinstance(block, Rows | Tied) for block in blocks]
-    found = [
-        Rows(block.rows()).scaled(scale) if form else block
-        for block, scale, form in zip(blocks, scales, formed, strict=True)
-    ]
-    return found, [None if form else scale for scale, form in zip(scales, formed, strict=True)]
+    found, left = list(blocks), list(scales)
+    for i, block in enumerate(blocks):
+        if isinstance(block, Rows | Tied):
+            found[i], left[i] = Rows(block.rows()).scaled(scales[i]), None
+    return found, left
 
 
 def group_norms(backend: Backend[Any], blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> Any:
@@ -129,9 +158,9 @@ def group_norms(backend: Backend[Any], blocks: Sequence[Block], members: Sequenc
     squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised. The rows of a group
     are one vector, whose norm `row_norms` takes at once.
     """
-    rows = [i for i in members if isinstance(blocks[i], Rows) and scales[i] is None]
+    rows, others = _apart(blocks, members, scales)
     norms = [backend.row_norms([blocks[i].rows() for i in rows])] if rows else []
-    norms += [blocks[i].norms(backend, scales[i]) for i in members if i not in rows]
+    norms += [blocks[i].norms(backend, scales[i]) for i in others]
     if len(norms) == 1:
         return norms[0]
     with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
@@ -145,9 +174,14 @@ def add_sums(
     backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
 ) -> None:
     """Add each block's sum, weighted and times its scale, to the tensor's total: all rows by one operation."""
-    rows = [i for i, block in enumerate(blocks) if isinstance(block, Rows) and scales[i] is None]
+    rows, others = _apart(blocks, range(len(blocks)), scales)
     if rows:
         backend.weighted_sum([blocks[i].rows() for i in rows], [weights[i] for i in rows], [totals[i] for i in rows])
-    for i, block in enumerate(blocks):
-        if i not in rows:
-            block.add_sum(backend, weights[i], totals[i], scales[i])
+    for i in others:
+        blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
+
+
+def _apart(blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Return which members are rows with nothing left to scale, which one operation takes together, and the others."""
+    rows = [i for i in members if isinstance(blocks[i], Rows) and scales[i] is None]
+    return rows, [i for i in members if i not in set(rows)]

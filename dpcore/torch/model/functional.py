@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +29,20 @@ def slots(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, tensor
+
+
+def places(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
+    """Return which of the parameters `names` stands in each place of the model, and copies of what stands elsewhere."""
+    named = dict(model.named_parameters())
+    trained = {id(named[name]): number for number, name in enumerate(names)}
+    of: dict[str, int] = {}
+    rest: dict[str, torch.Tensor] = {}
+    for name, tensor in slots(model):
+        if id(tensor) in trained:
+            of[name] = trained[id(tensor)]
+        else:
+            rest[name] = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
+    return of, rest
 
 
 def call_with(model: nn.Module, state: dict[str, torch.Tensor], inputs: Tree) -> Any:
@@ -69,6 +83,27 @@ def _refuse_first(model: nn.Module, names: Iterator[str]) -> None:
         fault = f"changes its {'parameter' if key in module._parameters else 'buffer'} {key!r} in forward"
         remedy = "keep statistics of private examples out of the model, or put the module in eval() and freeze it"
         raise ArgumentError(refusal(owner, module, fault, remedy))
+
+
+FOREIGN = (
+    "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in the model, "
+    "so that it is trained, or call its requires_grad_(False)"
+)
+
+
+def refuse_foreign(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
+    """Refuse a loss whose graph ends at a tensor that is none of `leaves`."""
+    known, seen = {id(leaf) for leaf in leaves}, set()
+    pending: list[Any] = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in known:
+            raise ArgumentError(FOREIGN)
+        pending += [following for following, _ in node.next_functions]
 
 
 def refusal(name: str, module: nn.Module, fault: str, remedy: str) -> str:

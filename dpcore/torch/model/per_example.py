@@ -1,13 +1,11 @@
-"""Per-example gradients by torch.func, at any number of parameter points.
+"""Per-example gradients of a model, at any number of parameter points, by one of three ways.
 
-For one example i and a point x the gradient is that of ``loss(model(inputs_i[None]), *targets_i[None])``: the model
-sees a batch of one, so no module can mix examples here, whatever it does to a batch. vmap then runs a micro-batch of
-such examples at once. Points are separate parameter values handed to ``functional_call``; the model's own parameters
-are never changed and nothing is stored on them (adding a displacement in place and subtracting it again drifts). Model
-and loss get copies of the buffers and of the batch: what they write there is gone after the call.
-
-Convolutions by unfold and bmm, and weight gradients of our own, were not reliably faster for cnn-5 on a CPU (torch
-2.13) than vmap's grouped convolution. What a step costs: ``make bench``, `asv_benchmarks/benchmarks`.
+"pairs": the model runs once on a whole micro-batch, and gives what each operation on a parameter saw
+(`dpcore.torch.sources`). "vmap" and "one-by-one": the model sees batches of one, and rows of every gradient are formed.
+For one example i and a point x all three give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``. Points
+are values handed over at the call; the model's own parameters are never changed and nothing is stored on them (adding a
+displacement in place and subtracting it again drifts). Model and loss get copies of the buffers and of the batch: what
+they write there is gone after the call.
 """
 
 from __future__ import annotations
@@ -17,57 +15,73 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.func import grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
+from dpcore.spec.validate import choice
+from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import FAILURES, call_with, check_versions, first_line, slots
+from dpcore.torch.model.functional import FAILURES, first_line
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
+from dpcore.torch.sources.explicit import ExplicitGradient
+from dpcore.torch.sources.places import UnknownLayout
+from dpcore.torch.sources.traced import TracedGradient
 
 Loss = Callable[..., torch.Tensor]
+
+WAYS = ("pairs", "vmap", "one-by-one")
+"""From the fastest to the one that every model bears."""
+
+
+class Unfit(ArgumentError):
+    """A model or loss that one of `WAYS` cannot take, and another one may."""
 
 
 class PerExampleGradient:
     """Gradients of one model's loss, example by example, for its parameters that require gradients.
 
     ``loss(output, *targets)`` is called with batches of one example, so a mean and a sum over the batch are the same.
-    With `vectorize` a micro-batch runs through vmap; without, the examples are taken one by one: slow, for modules that
-    vmap cannot batch (torch's RNN and GRU, and all recurrent cells).
+    `way` is one of `WAYS`; `dpcore.torch.model.trial` chooses it.
 
     `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
     random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
     `passed_over` are large objects that are not, such as the data.
     """
 
-    def __init__(self, model: torch.nn.Module, loss: Loss, vectorize: bool = True) -> None:
+    def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
         if not isinstance(model, torch.nn.Module):
             raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
         if not callable(loss):
             raise ArgumentTypeError(f"loss={loss!r}: must be a function of (output, *targets)")
         self.model = model
         self.loss = loss
-        self.vectorize = vectorize
+        self.way = choice(WAYS, gradients=way)
         self.draws = False
         self.roots = {"model": model, "loss": loss, **GLOBAL_HOOKS}
         self.passed_over: list[Any] = []
+        self.reasons: dict[str, str] = {}  # why faster ways were not taken
         self._calls = 0
+        self._synthetic = False
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         if not self.names:
             raise ArgumentError(
                 "model without a parameter that requires gradients: set requires_grad_(True) on the ones to train"
             )
+        self.traced = TracedGradient(model, self._loss_of, self.names)
+        self.explicit = {
+            way: ExplicitGradient(model, self._loss_of, self.names, way == "vmap") for way in WAYS if way != "pairs"
+        }
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the model's own parameters, detached and sharing memory, in the order of `names`."""
-        return [parameter.detach() for parameter in self._trained()]
+        named = dict(self.model.named_parameters())
+        return [named[name].detach() for name in self.names]
 
     def __call__(
         self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
-    ) -> list[torch.Tensor]:
-        """Return the gradients of every example of a micro-batch at one point: (b, *shape) for each of `names`.
+    ) -> list[Block]:
+        """Return the gradients of every example of a micro-batch at one point: a block for each of `names`.
 
         `point` has a value for each of `names`; it need not be the model's present parameters. The same `seed` gives
         the same dropout masks for the same batch at another point, as two-point queries need. A `synthetic` batch is
@@ -90,73 +104,59 @@ class PerExampleGradient:
                 raise ArgumentError(keeps(path))
         return result
 
+    def learn(self, made: Callable[[int], Tree]) -> None:
+        """Let the way "pairs" find the examples in the model, on batches of so many made-up ones."""
+        self.guarded(lambda: self.traced.learn(made, self.parameters()), TRIAL, synthetic=True)
+
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
 
-    def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[torch.Tensor]:
-        # Whatever model or loss write to the batch, another point and the caller see it as it was.
-        inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
-        point = tuple(value.detach() for value in point)
-        trained = {id(p): place for place, p in enumerate(self._trained())}
-        places, rest = {}, {}
-        for name, tensor in slots(self.model):
-            if id(tensor) in trained:
-                places[name] = trained[id(tensor)]
-            else:
-                rest[name] = tensor.detach() if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
-
-        def example_loss(values: tuple[torch.Tensor, ...], one: Tree, its_targets: tuple[Tree, ...]) -> torch.Tensor:
-            state = {**rest, **{name: values[place] for name, place in places.items()}}
-            arguments = batches.tree_map(lambda t: t.unsqueeze(0), (one, *its_targets))
-            return self._loss_of(call_with(self.model, state, arguments[0]), arguments[1:], synthetic)
-
-        gradient = grad(example_loss)
-        given = {**dict(zip(self.names, point, strict=True)), **rest}
-        versions = {name: tensor._version for name, tensor in given.items()}
-        others = synthetic or not self.vectorize
+    def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[Block]:
         try:
-            # Fused attention kernels have no batching rule; vmap would run them example by example.
-            with seeded(point[0].device, seed, others=others) as drew, sdpa_kernel(SDPBackend.MATH):
-                if self.vectorize:
-                    mapped = vmap(gradient, in_dims=(None, 0, 0), randomness="different")
-                    result = list(mapped(point, inputs, targets))
-                else:
-                    rows = [
-                        gradient(point, *batches.tree_map(lambda t: t[i], (inputs, targets)))  # noqa: B023
-                        for i in range(batches.size(batch))
-                    ]
-                    result = [torch.stack(column) for column in zip(*rows, strict=True)]
+            return self._by(self.way, point, batch, seed, synthetic)
+        except Unfit:
+            if synthetic or self.way != "pairs":
+                raise
+            # This batch led the model where no made-up one did: to an expert of a mixture, say.
+            return self._by("one-by-one", point, batch, seed, synthetic)
+
+    def _by(self, way: str, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[Block]:
+        # Whatever model or loss write to the batch, another point and the caller see it as it was.
+        given = batches.tree_map(torch.clone, batch)
+        values = [value.detach() for value in point]
+        function = self.traced if way == "pairs" else self.explicit[way]
+        return self.guarded(lambda: function(values, given), seed, synthetic)
+
+    def guarded(self, function: Callable[[], Any], seed: bytes, synthetic: bool) -> Any:
+        """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""
+        self._synthetic = synthetic
+        device = next(self.model.parameters()).device
+        others = synthetic or self.way == "one-by-one"
+        try:
+            with seeded(device, seed, others=others) as drew:
+                result = function()
                 if synthetic:
                     self._note(drew())
         except (torch.OutOfMemoryError, DpcoreError):
             raise
+        except UnknownLayout as cause:
+            raise Unfit(f"model={type(self.model).__name__}: {cause}") from cause
         except FAILURES as cause:
-            raise ArgumentError(self._failure(cause, synthetic)) from cause
-        check_versions(self.model, given, versions)
-        if any(row.requires_grad for row in result):
-            raise ArgumentError(
-                "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in "
-                "the model, so that it is trained, or call its requires_grad_(False)"
-            )
+            raise (Unfit if synthetic else ArgumentError)(self._failure(cause, synthetic)) from cause
         return result
 
-    def _trained(self) -> list[torch.nn.Parameter]:
-        named = dict(self.model.named_parameters())
-        return [named[name] for name in self.names]
-
-    def _loss_of(self, output: Any, targets: tuple[Tree, ...], synthetic: bool) -> torch.Tensor:
+    def _loss_of(self, output: Any, targets: tuple[Tree, ...]) -> torch.Tensor:
         try:
             value: Any = self.loss(output, *targets)
         except FAILURES as cause:
-            if not synthetic or isinstance(cause, (DpcoreError, torch.OutOfMemoryError)):
+            if not self._synthetic or isinstance(cause, (DpcoreError, torch.OutOfMemoryError)):
                 raise
             name = getattr(self.loss, "__name__", type(self.loss).__name__)
-            raise ArgumentError(
+            raise Unfit(
                 f"loss={name}{' (the default)' if self.loss is F.cross_entropy else ''}: failed on the model's output "
                 f"and {len(targets)} targets ({first_line(cause)}); give loss= a function of (output, *targets) that "
-                "fits the data and that torch.func can differentiate, or set vectorize=False to take the examples one "
-                "by one"
+                "fits the data"
             ) from cause
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -168,10 +168,10 @@ class PerExampleGradient:
 
     def _note(self, drawn: list[Any]) -> None:
         self.draws = self.draws or bool(drawn)
-        if self.vectorize and not all(isinstance(generator, torch.Generator) for generator in drawn):  # noqa: TID251
-            raise ArgumentError(
+        if self.way != "one-by-one" and not all(isinstance(g, torch.Generator) for g in drawn):  # noqa: TID251
+            raise Unfit(
                 "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch, whose members "
-                "depend on who else was drawn: draw by torch, or set vectorize=False to take the examples one by one"
+                "depend on who else was drawn: draw by torch, or set gradients='one-by-one'"
             )
 
     def _failure(self, cause: Exception, synthetic: bool) -> str:
@@ -181,8 +181,9 @@ class PerExampleGradient:
                 f"{where}: failed on a drawn batch, though not on synthetic inputs; check labels and inputs for values "
                 "out of range (the reason is this exception's __cause__, not quoted because it may show private values)"
             )
+        how = {"pairs": "on a batch", "vmap": "example by example with torch.func", "one-by-one": "on a batch of one"}
+        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one"
         return (
-            f"{where}: torch.func cannot differentiate it example by example ({first_line(cause)}); rewrite the "
-            "operation without .item(), data-dependent Python control flow or in-place changes, or set vectorize=False "
-            "to take the examples one by one (torch's RNN, GRU and recurrent cells need it)"
+            f"{where}: cannot be differentiated {how[self.way]} ({first_line(cause)}); rewrite the operation without "
+            f".item(), data-dependent Python control flow or in-place changes{remedy if self.way != WAYS[-1] else ''}"
         )

@@ -37,8 +37,8 @@ def probe(model: nn.Module, example: Tree) -> None:
     first = batches.synthetic(example, EXAMPLES, seed=0)
     _run(model, first)  # what is filled once is filled for all
     base = _run(model, first)
-    _compare(model, base, _replace_row(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
-    _compare(model, base, _replace_row(first, batches.tree_map(_poison, first)), is_poison=True)
+    _compare(model, base, replaced(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
+    _compare(model, base, replaced(first, poisoned(first)), is_poison=True)
 
 
 def _run(model: nn.Module, inputs: Tree) -> Calls:
@@ -108,21 +108,26 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return True
 
 
-def _replace_row(tree: Tree, source: Tree) -> Tree:
+def replaced(tree: Tree, source: Tree) -> Tree:
     """Return the tree with its second example taken from `source`."""
     donors = iter(batches.leaves(source))
 
-    def replaced(tensor: torch.Tensor) -> torch.Tensor:
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
         result = tensor.clone()
         result[1] = next(donors)[1]
         return result
 
-    return batches.tree_map(replaced, tree)
+    return batches.tree_map(changed, tree)
 
 
 def unlike(tensor: torch.Tensor) -> torch.Tensor:
     """Other values in every entry, of the same range: integers take the other of the two synthetic values."""
     return tensor + 1 if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
+
+
+def poisoned(tree: Tree) -> Tree:
+    """Return the batch full of what arithmetic carries along."""
+    return batches.tree_map(_poison, tree)
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:

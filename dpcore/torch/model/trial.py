@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,29 +14,52 @@ from torch.overrides import TorchFunctionMode
 from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.probe import probe, unlike
+from dpcore.torch.model.compare import learn_and_check
+from dpcore.torch.model.per_example import WAYS, PerExampleGradient, Unfit
+from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.probe import probe
 from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
 
-def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
-    """Refuse a model that mixes examples, and a model or loss that cannot be differentiated or that keeps anything.
+def try_out(
+    gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto"
+) -> None:
+    """Choose the fastest way to take gradients that this model bears, or refuse the model.
 
-    The model runs in training mode and in the mode it is in, but for `frozen` modules. Of the batch `example` only
-    shapes, dtypes and devices are read.
+    It must not mix examples, model and loss must keep nothing, and under "pairs" each example's gradient must be what
+    autograd gives for it alone. The model runs in training mode and in the mode it is in, but for `frozen` modules. Of
+    the batch `example` only shapes, dtypes and devices are read.
     """
     model, inputs = gradient.model, batches.normalize(example)[0]
     _check_registered(model)
     start = Snapshot(gradient.roots, gradient.passed_over)
+    modes = sorted({model.training, True})
+
+    def in_mode(training: bool, check: Callable[[], None]) -> None:
+        start.restore()
+        for module in model.modules():
+            if module not in frozen:
+                module.training = training  # not train(): a model may override it to keep parts frozen
+        check()
+
     try:
-        for training in sorted({model.training, True}):
-            for check in (partial(probe, model, inputs), partial(_try_gradient, gradient, example)):
-                start.restore()
-                for module in model.modules():
-                    if module not in frozen:
-                        module.training = training  # not train(): a model may override it to keep parts frozen
-                check()
+        for training in modes:
+            in_mode(training, partial(probe, model, inputs))
+        for candidate in WAYS if way == "auto" else (way,):
+            gradient.way = candidate
+            try:
+                if candidate == "pairs":
+                    # Last in the mode that the run begins in, whose operations are then known.
+                    for training in (False, *modes):
+                        in_mode(training, partial(learn_and_check, gradient, example))
+                for training in modes:
+                    in_mode(training, partial(_try_gradient, gradient, example))
+                break
+            except Unfit as refusal:
+                if candidate == (WAYS[-1] if way == "auto" else way):
+                    raise
+                gradient.reasons[candidate] = str(refusal)
     finally:
         start.restore()
 
@@ -49,18 +73,6 @@ def _check_registered(model: nn.Module) -> None:
                 "trained: hold modules in torch.nn.ModuleList or ModuleDict and tensors as torch.nn.Parameter, or call "
                 "requires_grad_(False)"
             )
-
-
-def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
-    """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
-
-    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike.
-    """
-    inputs, targets = batches.normalize(example)
-    made = batches.synthetic(inputs, examples)
-    made = batches.tree_map(unlike, made) if other else made
-    filled = batches.tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
-    return (made, *filled) if filled else made
 
 
 def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
@@ -85,7 +97,8 @@ def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
     if path is not None:
         raise ArgumentError(keeps(path))
     for name, now, once in zip(gradient.names, later, first, strict=True):
-        if not torch.allclose(now, once, rtol=1e-3, atol=1e-3 * once.abs().max().item(), equal_nan=True):
+        then, before = now.rows(), once.rows()
+        if not torch.allclose(then, before, rtol=1e-3, atol=1e-3 * before.abs().max().item(), equal_nan=True):
             told = "depends on whether others came before it; model and loss must not tell the first from later ones"
             raise ArgumentError(f"gradient of {name!r} of one example: {told}")
 

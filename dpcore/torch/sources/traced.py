@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import call_with, slots, within
+from dpcore.torch.model.functional import call_with, check_versions, places, refuse_foreign, within
 from dpcore.torch.sources.places import FEW, MORE, Layout, Site, UnknownLayout, layouts, sites
 from dpcore.torch.sources.recorder import Recorder
 from dpcore.torch.sources.losses import example_losses
@@ -35,6 +35,7 @@ class TracedGradient:
         self.loss = loss
         self.names = tuple(names)
         self.one_by_one = False
+        self.low_precision = False  # whether an operation on a parameter gave 16 bits
         self.sites: Sites = {}
         self.outputs: tuple[Layout | None, ...] = ()
 
@@ -71,25 +72,23 @@ class TracedGradient:
             output = batches.call(self.model, inputs)
             losses = example_losses(self.loss, output, self.outputs, targets, self.one_by_one)
             if losses.requires_grad:
+                if learning is not None:
+                    refuse_foreign(losses, [*leaves, tracer.dummy])
                 _backward(losses.sum())
 
         # Gradient checkpoints run parts of the model again in the backward pass: it needs the tracer and the state, too.
+        versions = {name: tensor._version for name, tensor in state.items()}
         with torch.enable_grad(), _eager(), tracer:
             within(self.model, state, both)
+        check_versions(self.model, state, versions)
+        self.low_precision = self.low_precision or tracer.low_precision
         return tracer.blocks()
 
     def _state(self, point: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Return leaves with the point's values, and what stands in every place of the model."""
         leaves = [value.detach().requires_grad_() for value in point]
-        named = dict(self.model.named_parameters())
-        trained = {id(named[name]): leaf for name, leaf in zip(self.names, leaves, strict=True)}
-        state = {}
-        for name, tensor in slots(self.model):
-            if id(tensor) in trained:
-                state[name] = trained[id(tensor)]
-            else:
-                state[name] = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
-        return leaves, state
+        trained, rest = places(self.model, self.names)
+        return leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
 
 
 def _backward(total: torch.Tensor) -> None:

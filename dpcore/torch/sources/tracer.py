@@ -150,11 +150,11 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self.examples = examples
         self.sites = sites
-        self.used: list[str] = []
         self._rules = rules
         self._learning = learning
+        self.low_precision = False
         self._number = 0
-        self._dummy = torch.zeros((), requires_grad=True, device=leaves[0].device)
+        self.dummy = torch.zeros((), requires_grad=True, device=leaves[0].device)
         self._leaves = [Derived(leaf, (place,), place) for place, leaf in enumerate(leaves)]
         self._derived = {id(derived.tensor): derived for derived in self._leaves}
 
@@ -197,13 +197,14 @@ class Tracer(TorchFunctionMode):
 
     def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
         """See `Operation.tap`."""
+        self.low_precision = self.low_precision or output.dtype.itemsize < 4
 
         def record(gradient: torch.Tensor, kept: Sequence[torch.Tensor]) -> None:
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 for derived, block in collect(gradient, kept):
                     derived.blocks.append(block)
 
-        result: torch.Tensor = _Tap.apply(output, self._dummy, record, *saved)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Tap.apply(output, self.dummy, record, *saved)  # type: ignore[no-untyped-call]
         return result
 
     def blocks(self) -> list[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
 from dpcore.torch.model.microbatch import microbatch_size, parse_memory, peak_bytes
 from dpcore.torch.model.models import build
-from dpcore.torch.model.per_example import PerExampleGradient
+from dpcore.torch.model.per_example import WAYS, PerExampleGradient
 from tests.unit.torch_runs import Tied
 
 
@@ -97,15 +98,29 @@ CASES = {
 # fmt: on
 
 
+def rows(gradient: PerExampleGradient, *call: Any, **options: Any) -> list[torch.Tensor]:
+    """The blocks as explicit gradients."""
+    shapes = [value.shape for value in gradient.parameters()]
+    blocks = gradient(*call, **options)
+    return [block.rows().reshape(-1, *shape) for block, shape in zip(blocks, shapes, strict=True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
-def test_equals_the_loop_over_examples(make: Callable) -> None:
+def test_equals_the_loop_over_examples(make: Callable, way: str) -> None:
     torch.manual_seed(0)
     model, loss, batch = make()
     if isinstance(model, nn.ModuleDict):
         model.forward = model["used"].forward  # type: ignore[method-assign]
-    gradient = PerExampleGradient(model, loss, vectorize=not isinstance(model, Recurrent))
+    gradient = PerExampleGradient(model, loss, way)
+    if way == "vmap" and isinstance(model, Recurrent):
+        with pytest.raises(ArgumentError, match="gradients='auto' or 'one-by-one'"):
+            gradient(gradient.parameters(), batch, synthetic=True)
+        return
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    got = gradient([value.clone() for value in gradient.parameters()], batch)
+    if way == "pairs":
+        gradient.learn(lambda count: batches.tree_map(lambda t: t[:count], batch))
+    got = rows(gradient, [value.clone() for value in gradient.parameters()], batch)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     want = loop(model, loss, batch)
     assert len(got) == len(want) == len(gradient.names)
@@ -118,23 +133,25 @@ def test_equals_the_loop_over_examples(make: Callable) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_same_seed_same_dropout_masks_and_examples_differ() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_same_seed_same_dropout_masks_and_examples_differ(way: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 200), nn.Dropout(0.5))
-    gradient = PerExampleGradient(model, lambda out: out.sum())
+    gradient = PerExampleGradient(model, lambda out: out.sum(), way)
+    gradient.learn(lambda count: torch.ones(count, 1))
     batch = torch.ones(3, 1)
     state = torch.get_rng_state()
     at = gradient.parameters()
-    first = gradient(at, batch, seed=bytes([1]))[1]
+    first = rows(gradient, at, batch, seed=bytes([1]))[1]
     same = gradient([p * 2 for p in at], batch, seed=bytes([1]))[1]
-    other = gradient(at, batch, seed=bytes([2]))[1]
+    other = rows(gradient, at, batch, seed=bytes([2]))[1]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     assert set(first.unique().tolist()) == {0.0, 2.0}
     assert not torch.equal(first[0], first[1])
     model.eval()
-    assert torch.equal(gradient(at, batch)[1], torch.ones(3, 200))
+    assert torch.equal(rows(gradient, at, batch)[1], torch.ones(3, 200))
 
 
 def test_data_dependent_control_flow_is_one_sentence() -> None:
@@ -142,22 +159,16 @@ def test_data_dependent_control_flow_is_one_sentence() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) if x.sum() > 0 else -x
 
-    gradient = PerExampleGradient(Branch(3, 3), lambda out: out.sum())
+    gradient = PerExampleGradient(Branch(3, 3), lambda out: out.sum(), "vmap")
     with pytest.raises(ArgumentError, match=r"Branch.*torch\.func") as caught:
         gradient(gradient.parameters(), torch.randn(2, 3), synthetic=True)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_what_vmap_cannot_batch_names_vectorize(kind: type[nn.Module]) -> None:
-    gradient = PerExampleGradient(Recurrent(kind), F.cross_entropy)
-    with pytest.raises(ArgumentError, match="vectorize=False"):
-        gradient(gradient.parameters(), (torch.randn(4, 5, 3), labels(4, 2)), synthetic=True)
-
-
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_an_error_on_private_data_quotes_nothing_of_it(vectorize: bool) -> None:
-    gradient = PerExampleGradient(nn.Linear(3, 2), F.cross_entropy, vectorize)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_on_private_data_quotes_nothing_of_it(way: str) -> None:
+    gradient = PerExampleGradient(nn.Linear(3, 2), F.cross_entropy, way)
+    gradient.learn(lambda count: (torch.randn(count, 3), torch.zeros(count, dtype=torch.int64)))
     with pytest.raises(ArgumentError, match=r"check labels.*__cause__") as caught:
         gradient(gradient.parameters(), (torch.randn(4, 3), torch.tensor([0, 1, 1, 73])))
     assert "73" not in str(caught.value)
@@ -165,7 +176,7 @@ def test_an_error_on_private_data_quotes_nothing_of_it(vectorize: bool) -> None:
 
 
 def test_loss_must_be_one_number() -> None:
-    gradient = PerExampleGradient(nn.Linear(3, 2), lambda out: out)
+    gradient = PerExampleGradient(nn.Linear(3, 2), lambda out: out, "vmap")
     with pytest.raises(ArgumentError, match="one number"):
         gradient(gradient.parameters(), torch.randn(2, 3))
 
@@ -205,8 +216,10 @@ class Language(nn.Module):
         return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
 
 
-def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples() -> None:
-    gradient = PerExampleGradient(Language(), F.cross_entropy)
+@pytest.mark.parametrize("way", ["pairs", "vmap"])
+def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples(way: str) -> None:
+    gradient = PerExampleGradient(Language(), F.cross_entropy, way)
+    gradient.learn(lambda count: tuple(torch.zeros(count, 64, dtype=torch.int64) for _ in range(2)))
 
     def peak(examples: int) -> int:
         batch = tuple(torch.randint(2000, (examples, 64)) for _ in range(2))

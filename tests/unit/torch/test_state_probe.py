@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore.errors import ArgumentError
+from dpcore.torch.model.per_example import WAYS
 from dpcore.torch.model.state_probe import Snapshot
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
@@ -187,18 +188,18 @@ CASES = {f"model: {name}": (Layer(keep), None, words) for name, (keep, words) in
 CASES |= {f"loss: {name}": (nn.Tanh(), make, words) for name, (make, words) in LOSSES.items()}
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_kept_is_refused_by_name_and_leaves_everything_as_it_was(case: str, vectorize: bool) -> None:
+def test_what_is_kept_is_refused_by_name_and_leaves_everything_as_it_was(case: str, way: str) -> None:
     layer, make, words = CASES[case]
     net = nn.Sequential(nn.Linear(5, 3), layer)
     loss = F.cross_entropy if make is None else make()
-    if "NumPy or Python" in words and not vectorize:
+    if "NumPy or Python" in words and way == WAYS[-1]:
         words = ""
     before = Snapshot({"model": net, "loss": loss, "numpy": np.random.mtrand._rand})
     state = torch.get_rng_state(), random.getstate()
     with suppress(ArgumentError) if not words else pytest.raises(ArgumentError) as caught:
-        start(net, loss=loss, vectorize=vectorize)
+        start(net, loss=loss, gradients=way)
     if words:
         assert words in str(caught.value), case
         assert "\n" not in str(caught.value)
@@ -225,7 +226,7 @@ class OnRareOnes(nn.Module):
 
 def test_what_only_real_examples_provoke_is_refused_before_anything_is_released() -> None:
     net = OnRareOnes()
-    run = start(net, data=(DATA[0] + 1000, DATA[1]), vectorize=False)
+    run = start(net, data=(DATA[0] + 1000, DATA[1]))
     before = values(net).clone()
     with pytest.raises(ArgumentError, match=r"^model\.log\[0\] changes while gradients are taken"):
         finish(run)
@@ -268,9 +269,9 @@ def writing_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["disk", "pmlf", "srg_memf"])
-def test_every_point_sees_the_batch_as_it_was(name: str, vectorize: bool) -> None:
+def test_every_point_sees_the_batch_as_it_was(name: str, way: str) -> None:
     class OutOfPlace(Harmless):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer((x * 2.0).relu() + torch.arange(5.0))
@@ -280,7 +281,7 @@ def test_every_point_sees_the_batch_as_it_was(name: str, vectorize: bool) -> Non
         torch.manual_seed(0)
         net = kind()
         data = (DATA[0] - 0.5, DATA[1].clone())
-        run = start(net, METHODS[name](8), data=data, loss=loss, vectorize=vectorize, sampling="fixed_order")
+        run = start(net, METHODS[name](8), data=data, loss=loss, gradients=way, sampling="fixed_order")
         batch = next(iter(run.loader))
         kept = [tensor.clone() for tensor in batch]
         run.step(batch)
@@ -294,7 +295,7 @@ def test_a_recurrent_model_trains_though_it_keeps_its_flat_weights() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             return super().forward(x)[0][:, -1]
 
-    run = start(Last(1, 3, batch_first=True), data=(DATA[0][..., None], DATA[1]), vectorize=False)
+    run = start(Last(1, 3, batch_first=True), data=(DATA[0][..., None], DATA[1]))
     finish(run)
     assert run.steps_taken == run.plan.steps
 

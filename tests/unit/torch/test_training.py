@@ -293,7 +293,7 @@ def masks_of(told: list[torch.Tensor], seed: int, key: bytes, steps: int, fork: 
         torch.manual_seed(seed)
         state = torch.get_rng_state()
         sampler = FixedBatches([[0]] * 4, dataset_size=4, batch_size=1)
-        run = start(model, data, method, sampling=sampler, epochs=None, steps=4, key=key, vectorize=False)
+        run = start(model, data, method, sampling=sampler, epochs=None, steps=4, key=key, gradients="one-by-one")
         assert torch.equal(torch.get_rng_state(), state)
         return run
 

@@ -1,0 +1,73 @@
+"""Holds the way "pairs" to one-by-one autograd, on made-up examples, before any real one is seen.
+
+A batched forward pass can mix examples where a batch of one cannot, and a rule can be wrong for a model that nobody
+thought of. So for three unlike examples each one's gradient must be what autograd gives for it alone, and must stay the
+same, up to rounding, when another example is replaced: by other values, and by NaN, which any arithmetic carries along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data import batches
+from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.per_example import PerExampleGradient, Unfit
+from dpcore.torch.model.probe import EXAMPLES, poisoned, replaced
+from dpcore.torch.randomness import TRIAL
+
+TOLERANCE = 1e-3
+"""Of the norm of one tensor's gradient; `LOW` where the model computes in 16 bits."""
+LOW = 5e-2
+
+
+def learn_and_check(gradient: PerExampleGradient, example: Tree) -> None:
+    """Let the way "pairs" learn the model in its present mode, and refuse it where it differs from autograd."""
+    gradient.learn(lambda count: trial_batch(example, count))
+    point, batch = gradient.parameters(), trial_batch(example, EXAMPLES)
+    draws, gradient.draws = gradient.draws, False
+    blocks = gradient(point, batch, synthetic=True)
+    random, gradient.draws = gradient.draws, gradient.draws or draws
+    tolerance = LOW if gradient.traced.low_precision else TOLERANCE
+    if not random:  # else a batch of one gets another mask than the same example in a batch
+        alone = gradient.guarded(lambda: list(gradient.explicit["one-by-one"].one_by_one(point, batch)), TRIAL, True)
+        for i, wanted in enumerate(alone):
+            _compare(gradient, _rows(blocks, i), wanted, tolerance, "differs from what autograd gives for it alone")
+    for other, is_poison in ((trial_batch(example, EXAMPLES, other=True), False), (poisoned(batch), True)):
+        try:
+            changed = gradient(point, _with_second(batch, other), synthetic=True)
+        except Unfit:
+            if is_poison:  # a model may check its inputs
+                continue
+            raise
+        for i in (0, EXAMPLES - 1):
+            _compare(gradient, _rows(changed, i), _rows(blocks, i), tolerance, "depends on another example")
+
+
+def _with_second(batch: Tree, other: Tree) -> Tree:
+    """Return the batch with the second example's inputs taken from another one; its targets stay."""
+    inputs, targets = batches.normalize(batch)
+    inputs = replaced(inputs, batches.normalize(other)[0])
+    return (inputs, *targets) if targets else inputs
+
+
+def _rows(blocks: Sequence[Block], example: int) -> list[torch.Tensor]:
+    return [block.map(lambda t: t[example : example + 1]).rows()[0] for block in blocks]
+
+
+def _compare(
+    gradient: PerExampleGradient,
+    found: Sequence[torch.Tensor],
+    wanted: Sequence[torch.Tensor],
+    tolerance: float,
+    told: str,
+) -> None:
+    whole = max((row.double().norm().item() for row in wanted), default=0.0)
+    for name, row, other in zip(gradient.names, found, wanted, strict=True):
+        apart = (row.double() - other.reshape(-1).double()).norm().item()
+        # What is tiny beside the whole gradient is rounding of what cancels.
+        if not apart <= tolerance * max(other.double().norm().item(), 1e-3 * whole):
+            raise Unfit(f"gradient of {name!r} of one example of a batch: {told}")

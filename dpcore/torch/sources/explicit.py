@@ -1,0 +1,81 @@
+"""Per-example gradients formed one by one or by vmap: for what the tracer cannot follow, and to check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dpcore.errors import ArgumentError
+from dpcore.stages.clipping.blocks import Block, Rows
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.functional import FOREIGN, call_with, check_versions, places, refuse_foreign, within
+from dpcore.torch.sources.traced import ExampleLoss
+
+
+class ExplicitGradient:
+    """Rows of the gradients of a model's loss for its trained parameters, which have these `names`.
+
+    With `vectorize` a batch runs through vmap, in which the model sees batches of one and can mix nothing; without, the
+    examples are taken one after the other, which every model bears, and which is slow.
+    """
+
+    def __init__(self, model: nn.Module, loss: ExampleLoss, names: Sequence[str], vectorize: bool) -> None:
+        self.model = model
+        self.loss = loss
+        self.names = tuple(names)
+        self.vectorize = vectorize
+
+    def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
+        """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
+        if not self.vectorize:
+            rows = [list(gradients) for gradients in self.one_by_one(point, batch)]
+            columns = zip(*rows, strict=True) if rows else ([] for _ in point)
+            shapes = ((len(rows), value.numel()) for value in point)
+            stacked = (torch.stack(c) if rows else v.new_zeros(0) for c, v in zip(columns, point, strict=True))
+            return [Rows(block.reshape(shape)) for block, shape in zip(stacked, shapes, strict=True)]
+        inputs, targets = batches.normalize(batch)
+        trained, rest = places(self.model, self.names)
+
+        def example_loss(values: tuple[torch.Tensor, ...], one: Tree, its_targets: tuple[Tree, ...]) -> torch.Tensor:
+            state = {**rest, **{name: values[place] for name, place in trained.items()}}
+            arguments = batches.tree_map(lambda t: t.unsqueeze(0), (one, *its_targets))
+            return self.loss(call_with(self.model, state, arguments[0]), arguments[1:])
+
+        given = {**dict(zip(self.names, point, strict=True)), **rest}
+        versions = {name: tensor._version for name, tensor in given.items()}
+        # Fused attention kernels have no batching rule; vmap would run them example by example.
+        with sdpa_kernel(SDPBackend.MATH):
+            mapped = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")
+            rows = list(mapped(tuple(point), inputs, targets))
+        check_versions(self.model, given, versions)
+        if any(row.requires_grad for row in rows):
+            raise ArgumentError(FOREIGN)
+        return [Rows(row.reshape(row.shape[0], -1)) for row in rows]
+
+    def one_by_one(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
+        """Yield the gradients of one example after the other, by autograd on a batch of one."""
+        for i in range(batches.size(batch)):
+            one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
+            yield self._one(point, *batches.normalize(one))
+
+    def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
+        trained, rest = places(self.model, self.names)
+        leaves = [value.detach().requires_grad_() for value in point]
+        given = {**dict(zip(self.names, leaves, strict=True)), **rest}
+        versions = {name: tensor._version for name, tensor in given.items()}
+
+        def both() -> None:
+            loss = self.loss(batches.call(self.model, inputs), targets)
+            if loss.requires_grad:
+                refuse_foreign(loss, leaves)
+                torch.autograd.backward(loss)
+
+        with torch.enable_grad():
+            within(self.model, {**rest, **{name: leaves[place] for name, place in trained.items()}}, both)
+        check_versions(self.model, given, versions)
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
