@@ -11,7 +11,10 @@ from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied, 
 from dpcore.torch.sources.rules.embedding import embedding
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
+from dpcore.torch.sources.rules.recurrent import cell, gru, lstm, plain, recurrent
 from dpcore.torch.sources.tracer import Rule
+
+_STEPS = {"lstm": lstm, "gru": gru, "rnn_tanh": plain(torch.tanh), "rnn_relu": plain(torch.relu)}
 
 # fmt: off
 RULES: dict[Any, Rule] = {
@@ -23,6 +26,8 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.repeat: repeated,
     **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), added),
     **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), multiplied),
+    **{getattr(torch._VF, name): recurrent(step) for name, step in _STEPS.items()},
+    **{getattr(torch._VF, f"{name}_cell"): cell(step) for name, step in _STEPS.items()},
 }
 # fmt: on
 
