@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dpcore.torch.sources.rules.convolution import convolution
 from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied, repeated
 from dpcore.torch.sources.rules.embedding import embedding
 from dpcore.torch.sources.rules.general import general
@@ -21,6 +22,8 @@ RULES: dict[Any, Rule] = {
     F.linear: linear,
     torch.addmm: addmm,
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution(transposed=False)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolution(transposed=True)),
     F.embedding: embedding,
     **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), expanded),
     torch.Tensor.repeat: repeated,
