@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpcore.torch.sources.losses import example_losses_inside
 from dpcore.torch.sources.places import Call, tensors
+from dpcore.torch.sources.written_out import WRITTEN_OUT
 
 
 class Recorder(TorchFunctionMode):
@@ -19,6 +20,9 @@ class Recorder(TorchFunctionMode):
         self.calls: list[Call] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in WRITTEN_OUT:
+            with self:
+                return WRITTEN_OUT[function](*args, **(kwargs or {}))
         replaced = example_losses_inside(function, args, kwargs or {}, self.examples)
         result = function(*args, **(kwargs or {})) if replaced is None else replaced
         took = tuple(t.shape for t in tensors((args, kwargs)))

@@ -7,21 +7,30 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied
+from dpcore.torch.sources.rules.convolution import convolution
+from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied, repeated
 from dpcore.torch.sources.rules.embedding import embedding
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
+from dpcore.torch.sources.rules.recurrent import cell, gru, lstm, plain, recurrent
 from dpcore.torch.sources.tracer import Rule
+
+_STEPS = {"lstm": lstm, "gru": gru, "rnn_tanh": plain(torch.tanh), "rnn_relu": plain(torch.relu)}
 
 # fmt: off
 RULES: dict[Any, Rule] = {
     F.linear: linear,
     torch.addmm: addmm,
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution(transposed=False)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolution(transposed=True)),
     F.embedding: embedding,
     **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), expanded),
+    torch.Tensor.repeat: repeated,
     **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), added),
     **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), multiplied),
+    **{getattr(torch._VF, name): recurrent(step) for name, step in _STEPS.items()},
+    **{getattr(torch._VF, f"{name}_cell"): cell(step) for name, step in _STEPS.items()},
 }
 # fmt: on
 

@@ -24,6 +24,22 @@ def expanded(operation: Operation) -> Any:
     return operation.tap(operation.run(), (), collect)
 
 
+def repeated(operation: Operation) -> Any:
+    """``parameter.repeat(..., B, ...)``."""
+    derived, (given,) = operation.derived(operation.args[0]), operation.gave
+    if derived is None or given is None:
+        return general(operation)
+
+    def collect(gradient: torch.Tensor, _: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
+        each = operation.examples_first(gradient, given).movedim(1, given.dim + 1)
+        shape = (1,) * (each.dim() - 1 - derived.tensor.dim()) + derived.tensor.shape
+        split = [n for long, size in zip(each.shape[1:], shape, strict=True) for n in (long // size, size)]
+        copies = each.reshape(operation.examples, *split)
+        yield derived, derived.whole(copies.sum(tuple(range(1, copies.dim(), 2))))
+
+    return operation.tap(operation.run(), (), collect)
+
+
 def added(operation: Operation) -> Any:
     """``x + parameter``, either way round."""
     pair = _pair(operation)

@@ -21,7 +21,7 @@ def embedding(operation: Operation) -> Any:
     indices, weight, padding = values["input"], values["weight"], values.get("padding_idx")
     matrix, (given,) = operation.derived(weight), operation.gave
     layout = operation.layout(indices)
-    if matrix is None or matrix.of is None or matrix.transposed or matrix.indices is not None:
+    if matrix is None or matrix.of is None or matrix.transposed or matrix.size:
         return general(operation)
     if layout is None or given is None:
         raise UnknownLayout("a lookup whose indices hold no examples")
