@@ -8,7 +8,7 @@ kind a block is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ __all__ = [
     "as_blocks",
     "group_norms",
     "joined",
+    "of_units",
     "scaled",
 ]
 
@@ -73,8 +74,8 @@ class Block(Protocol):
     def weighted(self, weight: float) -> Block:
         """Return the block of `weight` times the vectors."""
 
-    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Block:
-        """Return the sums of neighboring examples, `sizes` of them each: what is clipped where one user has several."""
+    def units(self, size: int) -> Block:
+        """Return the sums of each `size` neighboring examples, which belong to one unit."""
 
     def map(self, function: Callable[[Any], Any]) -> Block:
         """Return the block with `function` applied to every array, those of indices too."""
@@ -100,6 +101,22 @@ def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
         if block.dtype != blocks[0].dtype:
             raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {blocks[0].dtype}, as of the first")
     return blocks
+
+
+def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int]) -> Iterator[list[Block]]:
+    """Yield the sums of each unit's examples, which are clipped where a user has several: units of one size at a time.
+
+    No unit is padded to the size of another. The bounds of its norms, and so its factors, then depend on its own
+    examples only: one large user must not move what all others add, be it by a rounding each.
+    """
+    counts = np.asarray(sizes, dtype=np.int64)
+    unit_size = np.repeat(counts, counts)  # of each example
+    for size in sorted(set(sizes)):
+        same = blocks
+        if len(set(sizes)) > 1:
+            which = backend.from_numpy(np.flatnonzero(unit_size == size))
+            same = [block.map(lambda array: array[which]) for block in blocks]  # noqa: B023
+        yield [block.units(size) for block in same]
 
 
 def joined(blocks: Iterable[Block]) -> Block:

@@ -18,7 +18,7 @@ from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.stages.clipping import AdaptiveClip
-from dpcore.stages.clipping.blocks import Linear, Rows
+from dpcore.stages.clipping.blocks import Linear, Rows, of_units
 from tests.unit.pair_model import EXAMPLES, SHAPES, START, as_pairs, as_rows, gradients, uses
 
 KEY = bytes(range(32))
@@ -112,13 +112,14 @@ def test_in_float32_too(name: str) -> None:
     agree(METHODS[name], "pairs", np.float32, 1e-3)
 
 
-def alone(method: Any, blocks: list[Any], users: bool = False) -> np.ndarray:
+def alone(method: Any, *added: list[Any]) -> np.ndarray:
     """The sum of one batch at the first step."""
-    plan = Plan(method, sampler_of(method, users), STEPS, tuple(name for name, _ in SHAPES))
+    plan = Plan(method, sampler_of(method, False), STEPS, tuple(name for name, _ in SHAPES))
     keys = RunKeys.new(KEY, exact_key=True)
     x = [p.astype(np.float32) for p in START]
     mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
-    mechanism.add(blocks)
+    for blocks in added:
+        mechanism.add(blocks)
     return np.concatenate(mechanism.vectors.totals)
 
 
@@ -150,7 +151,7 @@ def test_an_example_that_is_not_finite_adds_nothing(name: str, value: float, whe
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_user_that_is_not_finite_adds_nothing_and_touches_no_other(value: float) -> None:
-    """Users are padded to the largest of them: padding must bring nothing of a neighbor."""
+    """Not by a bit, if the user left out is the largest: no bound depends on another user."""
     x = [p.astype(np.float32) for p in START]
     method, sizes = METHODS["standard, flat"], [1, 4, 2, 5]
     backend = load_backend("numpy")
@@ -161,9 +162,9 @@ def test_a_user_that_is_not_finite_adds_nothing_and_touches_no_other(value: floa
         spoilt[4].gradients[0][stop - 1] = value
         others = as_pairs(uses(x, np.delete(np.arange(EXAMPLES), np.s_[start:stop])))
         left = [size for u, size in enumerate(sizes) if u != user]
-        got = alone(method, [block.units(backend, sizes) for block in spoilt], True)
-        wanted = alone(method, [block.units(backend, left) for block in others], True)
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+        got = alone(method, *of_units(backend, spoilt, sizes))
+        wanted = alone(method, *of_units(backend, others, left))
+        np.testing.assert_array_equal(got, wanted)
 
 
 def test_empty_batches_add_nothing() -> None:
@@ -172,7 +173,7 @@ def test_empty_batches_add_nothing() -> None:
     backend = load_backend("numpy")
     for name in ("standard, flat", "standard, per_tensor"):
         assert not alone(METHODS[name], pairs).any()
-        assert not alone(METHODS[name], [block.units(backend, []) for block in pairs]).any()
+        assert not list(of_units(backend, pairs, []))
 
 
 def test_an_example_without_a_gradient_has_no_bit() -> None:
