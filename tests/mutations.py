@@ -439,9 +439,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("save a secret part for everybody", "0o600", "0o644", "unit/torch/test_checkpoint.py"),
     ],
     "dpcore/torch/model/per_example.py": [
-        ("let a model write to the batch", "inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))",
-         "inputs, targets = batches.normalize(batch)", "unit/torch/test_state_probe.py"),
+        ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",
+         "unit/torch/test_state_probe.py"),
+        ("take a batch that leads elsewhere by what was learned", 'if synthetic or self.way != "pairs":', "if True:", "unit/torch/test_per_example.py"),
         ("look for state on made-up examples only", "if synthetic or self._calls & (self._calls - 1):", "if True:", "unit/torch/test_state_probe.py"),
+    ],
+    "dpcore/torch/model/compare.py": [
+        ("believe the rules", "if not apart <= tolerance *", "if False and not apart <= tolerance *", "unit/torch/sources/test_checks.py"),
+        ("compare with other values only", "(poisoned(batch), True)", "", "unit/torch/sources/test_checks.py"),
+    ],
+    "dpcore/torch/sources/tracer.py": [
+        ("forget the use of a parameter that torch does not show", "if leaf.tensor.grad is not None:", "if False:", "unit/torch/sources/test_checks.py"),
     ],
     "dpcore/torch/model/functional.py": [
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",

@@ -81,6 +81,7 @@ class Mechanism(SavedMechanism):
             self.turns.check(self.step)
             self._drop_earlier_sum()
             self.turns.adding()
+            self._dirty = True
             self._add(checked)
 
     def _add(self, blocks: list[Block]) -> None:

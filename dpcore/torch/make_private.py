@@ -185,7 +185,9 @@ def make_private(
     try_out(gradient, example, frozen, gradients)
     if gradient.way != WAYS[0] and gradients == "auto":
         told = gradient.reasons[WAYS[0]]
-        warnings.warn(f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2)
+        warnings.warn(
+            f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2
+        )
     if size is None:
         rows = layout.dimension * working.dtype.itemsize * min(_points(plan), 2)
         at, made = gradient.parameters(), [trial_batch(example, examples) for examples in (1, 2)]

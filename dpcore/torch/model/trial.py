@@ -22,9 +22,7 @@ from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
 
-def try_out(
-    gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto"
-) -> None:
+def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Choose the fastest way to take gradients that this model bears, or refuse the model.
 
     It must not mix examples, model and loss must keep nothing, and under "pairs" each example's gradient must be what

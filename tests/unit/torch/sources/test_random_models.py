@@ -149,7 +149,9 @@ def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[
         wanted = sum(w * rows for w, rows in zip(weights, of_points, strict=True))
         terms = sum(abs(w) * rows.norm(dim=1, keepdim=True) for w, rows in zip(weights, of_points, strict=True))
         found = torch.from_numpy(np.array(block.rows())).double()
-        assert ((found - wanted).norm(dim=1, keepdim=True) <= 20 * unit * terms + 1e-6 * unit).all(), gradient.names[place]
+        assert ((found - wanted).norm(dim=1, keepdim=True) <= 20 * unit * terms + 1e-6 * unit).all(), gradient.names[
+            place
+        ]
 
     c = 0.1
     everything = list(range(len(blocks)))
