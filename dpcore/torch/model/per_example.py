@@ -39,7 +39,7 @@ class PerExampleGradient:
 
     `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
     random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
-    `passed_over` are large objects that are not, such as the data.
+    `passed_over` are large objects that are not, such as the data. `example` may be the caller's public examples.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, vectorize: bool = True) -> None:
@@ -53,6 +53,7 @@ class PerExampleGradient:
         self.draws = False
         self.roots = {"model": model, "loss": loss, **GLOBAL_HOOKS}
         self.passed_over: list[Any] = []
+        self.example: Tree = None
         self._calls = 0
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         if not self.names:
@@ -83,12 +84,18 @@ class PerExampleGradient:
         if before.changed(after) is not None:
             # What follows from the parameters and the shapes alone is left by made-up examples as well.
             before.restore()
-            self._gradients(point, batches.tree_map(torch.zeros_like, batch), seed, synthetic=True)
+            self._gradients(point, self._made_up(batch), seed, synthetic=True)
             path = after.changed(self.held())
             if path is not None:
                 before.restore()
                 raise ArgumentError(keeps(path))
         return result
+
+    def _made_up(self, batch: Tree) -> Tree:
+        """Return a batch of as many examples with none of its values."""
+        if isinstance(self.example, batches.Public):
+            return batches.synthetic(self.example, batches.size(batch))
+        return batches.tree_map(torch.zeros_like, batch)
 
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
@@ -96,7 +103,8 @@ class PerExampleGradient:
 
     def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[torch.Tensor]:
         # Whatever model or loss write to the batch, another point and the caller see it as it was.
-        inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
+        batch = batches.tree_map(torch.clone, batch)
+        tensors = list(batches.leaves(batch))
         point = tuple(value.detach() for value in point)
         trained = {id(p): place for place, p in enumerate(self._trained())}
         places, rest = {}, {}
@@ -106,10 +114,11 @@ class PerExampleGradient:
             else:
                 rest[name] = tensor.detach() if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
 
-        def example_loss(values: tuple[torch.Tensor, ...], one: Tree, its_targets: tuple[Tree, ...]) -> torch.Tensor:
+        def example_loss(values: tuple[torch.Tensor, ...], one: list[torch.Tensor]) -> torch.Tensor:
             state = {**rest, **{name: values[place] for name, place in places.items()}}
-            arguments = batches.tree_map(lambda t: t.unsqueeze(0), (one, *its_targets))
-            return self._loss_of(call_with(self.model, state, arguments[0]), arguments[1:], synthetic)
+            row = iter(one)  # vmap knows fewer containers than a batch may have
+            inputs, targets = batches.normalize(batches.tree_map(lambda _: next(row).unsqueeze(0), batch))
+            return self._loss_of(call_with(self.model, state, inputs), targets, synthetic)
 
         gradient = grad(example_loss)
         given = {**dict(zip(self.names, point, strict=True)), **rest}
@@ -119,11 +128,11 @@ class PerExampleGradient:
             # Fused attention kernels have no batching rule; vmap would run them example by example.
             with seeded(point[0].device, seed, others=others) as drew, sdpa_kernel(SDPBackend.MATH):
                 if self.vectorize:
-                    mapped = vmap(gradient, in_dims=(None, 0, 0), randomness="different")
-                    result = list(mapped(point, inputs, targets))
+                    mapped = vmap(gradient, in_dims=(None, 0), randomness="different")
+                    result = list(mapped(point, tensors))
                 else:
                     rows = [
-                        gradient(point, *batches.tree_map(lambda t: t[i], (inputs, targets)))  # noqa: B023
+                        gradient(point, [tensor[i] for tensor in tensors])
                         for i in range(batches.size(batch))
                     ]
                     result = [torch.stack(column) for column in zip(*rows, strict=True)]

@@ -32,13 +32,15 @@ Calls = list[tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]]
 def probe(model: nn.Module, example: Tree) -> None:
     """Refuse a model that mixes examples or changes its buffers or parameters in forward, naming the first module.
 
-    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read.
+    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read,
+    unless they are `dpcore.torch.data.batches.Public`.
     """
     first = batches.synthetic(example, EXAMPLES, seed=0)
     _run(model, first)  # what is filled once is filled for all
     base = _run(model, first)
     _compare(model, base, _replace_row(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
-    _compare(model, base, _replace_row(first, batches.tree_map(_poison, first)), is_poison=True)
+    poison = batches.tree_map(_poison, batches.another(example, EXAMPLES))
+    _compare(model, base, _replace_row(first, poison), is_poison=True)
 
 
 def _run(model: nn.Module, inputs: Tree) -> Calls:
@@ -120,11 +122,6 @@ def _replace_row(tree: Tree, source: Tree) -> Tree:
     return batches.tree_map(replaced, tree)
 
 
-def unlike(tensor: torch.Tensor) -> torch.Tensor:
-    """Other values in every entry, of the same range: integers take the other of the two synthetic values."""
-    return tensor + 1 if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
-
-
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN; integers, which have none, take the other of the two synthetic values."""
-    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
+    """NaN; integers, which have none, stay the other values that they are."""
+    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor

@@ -14,7 +14,7 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.probe import probe, unlike
+from dpcore.torch.model.probe import probe
 from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
@@ -23,7 +23,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     """Refuse a model that mixes examples, and a model or loss that cannot be differentiated or that keeps anything.
 
     The model runs in training mode and in the mode it is in, but for `frozen` modules. Of the batch `example` only
-    shapes, dtypes and devices are read.
+    shapes, dtypes and devices are read, unless it is `batches.Public`.
     """
     model, inputs = gradient.model, batches.normalize(example)[0]
     _check_registered(model)
@@ -54,11 +54,14 @@ def _check_registered(model: nn.Module) -> None:
 def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
     """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
 
-    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike.
+    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike. Of a `batches.Public` batch the
+    examples are taken as they are, in turn, or beginning with the next one.
     """
+    make = batches.another if other else batches.synthetic
+    if isinstance(example, batches.Public):
+        return make(example, examples)
     inputs, targets = batches.normalize(example)
-    made = batches.synthetic(inputs, examples)
-    made = batches.tree_map(unlike, made) if other else made
+    made = make(inputs, examples)
     filled = batches.tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
     return (made, *filled) if filled else made
 

@@ -204,12 +204,10 @@ ARGUMENTS_REFUSED = {
     "a mapping of names": (lambda: {"data": {"train": Rows()}}, r"data\['train'\]=Rows: must be a tensor or an array"),
     "a tuple of lists": (lambda: {"data": (DATA[0].tolist(), [0] * 30)}, r"data\[0\]\[0\]\[0\]=float: must be a"),
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
-    "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers in its examples"),
-    "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers in its examples"),
-    "token lists": (
-        lambda: {"data": [{"input_ids": [1, 2, 3], "labels": 0}] * 30},
-        "lists of numbers in its examples: must be tensors or arrays"),
-    "texts": (lambda: {"data": [{"text": "a", "labels": 0}] * 30}, "batch='str': a batch holds tensors"),
+    "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers as its examples"),
+    "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers as its examples"),
+    "texts": (
+        lambda: {"data": [{"text": "a", "labels": 0}] * 30}, r"data\[\.\.\.\]\['text'\]='str': text is no input"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
     "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
     "weighted": (lambda: {"sampling": WeightedRandomSampler([1.0] * 30, 30)}, "is not accounted"),
