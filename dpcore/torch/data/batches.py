@@ -124,7 +124,7 @@ def size(batch: Tree) -> int:
 def named(batch: Tree) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch by their names."""
     found: dict[str, torch.Tensor] = {}
-    named_map(lambda name, tensor: found.setdefault(name, tensor), batch)
+    named_map(found.setdefault, batch)
     return found
 
 

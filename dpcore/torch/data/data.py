@@ -186,4 +186,3 @@ def _tensors(data: Any, path: str) -> Tree:
             return torch.as_tensor(data)
         except TypeError as cause:
             raise ArgumentTypeError(f"{path} of dtype {data.dtype}: must be numbers ({cause})") from None
-

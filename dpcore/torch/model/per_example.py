@@ -131,10 +131,7 @@ class PerExampleGradient:
                     mapped = vmap(gradient, in_dims=(None, 0), randomness="different")
                     result = list(mapped(point, tensors))
                 else:
-                    rows = [
-                        gradient(point, [tensor[i] for tensor in tensors])
-                        for i in range(batches.size(batch))
-                    ]
+                    rows = [gradient(point, [tensor[i] for tensor in tensors]) for i in range(batches.size(batch))]
                     result = [torch.stack(column) for column in zip(*rows, strict=True)]
                 if synthetic:
                     self._note(drew())
