@@ -170,10 +170,10 @@ def _arrays(data: Any) -> Tree | None:
 
 
 def _tensors(data: Any, path: str) -> Tree:
-    if isinstance(data, Mapping):
-        return {key: _tensors(value, f"{path}[{key!r}]") for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        return tuple(_tensors(value, f"{path}[{place}]") for place, value in enumerate(data))
+    found = batches.parts(data)
+    if found is not None:
+        pairs = zip(found.names, found.values, strict=True)
+        return found.build([None if value is None else _tensors(value, path + name) for name, value in pairs])
     if not isinstance(data, (torch.Tensor, np.ndarray)):
         raise ArgumentTypeError(
             f"{path}={type(data).__name__}: must be a tensor or an array with a row for each example; examples one by "
