@@ -136,8 +136,9 @@ class Data:
                 told = f"example_batch{name.removeprefix('batch')} with {has} for an example"
                 raise ArgumentError(f"{told}: must have the form of the data's batches, {must}")
         count, inputs = batches.size(made), batches.normalize(made)[0]
-        moved = [(tensor != tensor.roll(1, 0)).reshape(count, -1).any(1) for tensor in batches.leaves(inputs)]
-        if count < 2 or not torch.stack(moved).any(0).all():
+        before = list(batches.leaves(batches.tree_map(lambda tensor: tensor.roll(1, 0), inputs)))
+        pairs = list(zip(batches.leaves(inputs), before, strict=True))
+        if count < 2 or any(all(torch.equal(a[i], b[i]) for a, b in pairs) for i in range(count)):
             raise ArgumentError(
                 "example_batch: must have two examples or more, and no two neighbors with the same inputs (the last "
                 "and the first are neighbors): by one in the place of another it shows whether the model mixes them"
