@@ -69,7 +69,10 @@ def test_nothing_but_the_examples_is_tried(capsys: pytest.CaptureFixture[str]) -
     class Telling(Ranged):
         def forward(self, ids: torch.Tensor, time: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
             if not torch._C._functorch.is_functorch_wrapped_tensor(ids):
-                print(*(f"{row} {at:.2f}" for row, at in zip(ids.tolist(), time.tolist(), strict=True)), sep="\n")
+                print(  # noqa: T201
+                    *(f"{row} {at:.2f}" for row, at in zip(ids.tolist(), time.tolist(), strict=True)),
+                    sep="\n",
+                )
             return super().forward(ids, time, seen)
 
     start(Telling(), data=DATA, example_batch=EXAMPLES, vectorize=False, microbatch_size=1)
