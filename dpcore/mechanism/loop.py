@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from dpcore.mechanism.composed_step import Normals, Observer
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.recorder import Recorder
-from dpcore.sampling.users import portions, unit_sums
+from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
+from dpcore.stages.clipping.blocks import Block, as_block, joined, of_units
 from dpcore.stages.queries import Point
 
 PRIVATE_DIAGNOSTICS = (
@@ -23,14 +24,14 @@ PRIVATE_DIAGNOSTICS = (
     "guarantee."
 )
 
-Rows = Callable[[slice], list[Any]]
-"""Per-example gradients of a part of the batch at one point: arrays (b, d_l) of the backend, one for each tensor."""
+Blocks = Callable[[slice], Sequence[Any]]
+"""Per-example gradients of a part of the batch at one point: a `Block` or array (b, d_l) of the backend a tensor."""
 
-RowsAt = Callable[[list[Any], Point], Rows]
-"""Makes the `Rows` of a point, given the parameters there; called once a point and step."""
+BlocksAt = Callable[[list[Any], Point], Blocks]
+"""Makes the `Blocks` of a point, given the parameters there; called once a point and step."""
 
-Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], Sequence[NDArray[Any]]]
-"""``gradient(parameters, indices, point)``: the examples' gradients, (B, d_l) NumPy arrays, one for each tensor."""
+Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], Sequence[Any]]
+"""``gradient(parameters, indices, point)``: the examples' gradients, one (B, d_l) NumPy array or `Block` a tensor."""
 
 
 class Loop:
@@ -47,7 +48,11 @@ class Loop:
         self._public: Sequence[Any] | None = None
 
     def sum_clipped(
-        self, parameters: Sequence[Any], rows_at: RowsAt, count: int, public: Callable[[], Sequence[Any]] | None = None
+        self,
+        parameters: Sequence[Any],
+        blocks_at: BlocksAt,
+        count: int,
+        public: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         """Clip the vectors of a batch and add them to the mechanism's sum; nothing leaves it yet.
 
@@ -59,19 +64,18 @@ class Loop:
         # An attempt that failed midway left a part of its sum; on top of it an example would count twice.
         mechanism.discard()
         points = mechanism.points()
-        rows = [rows_at(mechanism.at(parameters, point), point) for point in points]
+        gradients = [blocks_at(mechanism.at(parameters, point), point) for point in points]
         weights = [float(point.weight) for point in points]
-        begun: list[Any] | None = None  # the sum so far of a user larger than a micro-batch
+        begun: list[Block] | None = None  # the sum so far of a user larger than a micro-batch
         for part, sizes, more in self._parts(count):
-            blocks = combined(weights, (at(part) for at in rows))
-            with np.errstate(all="ignore"):  # a warning of an overflow would tell of one user
-                if sizes is not None:
-                    blocks = [unit_sums(block, sizes) for block in blocks]
+            blocks = combined(weights, (at(part) for at in gradients))
+            for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
                 if begun is not None:
-                    blocks = [block + earlier for block, earlier in zip(blocks, begun, strict=True)]
-            begun = blocks if more else None
-            if not more:
-                mechanism.add(blocks)
+                    units = [joined(both) for both in zip(units, begun, strict=True)]
+                # As rows: the pairs of all parts together may not fit into memory, their one vector does.
+                begun = [as_block(block.rows()) for block in units] if more else None
+                if not more:
+                    mechanism.add(units)
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
         """Yield each micro-batch; for users how many rows each has, and whether its user goes on in the next one."""
@@ -118,23 +122,22 @@ class Loop:
         """Draw a batch and take one whole step on it."""
         indices, backend = self.mechanism.draw(), self.mechanism.backend
 
-        def rows_at(values: list[Any], point: Point) -> Rows:
-            return lambda part: [backend.from_numpy(block) for block in gradient(values, indices[part], point)]
+        def blocks_at(values: list[Any], point: Point) -> Blocks:
+            return lambda part: [as_block(g).map(backend.from_numpy) for g in gradient(values, indices[part], point)]
 
-        self.sum_clipped(parameters, rows_at, len(indices), public)
+        self.sum_clipped(parameters, blocks_at, len(indices), public)
         self.release_sum(parameters, normals=normals, observe=observe)
 
 
-def combined(weights: Sequence[float], points: Iterable[Sequence[Any]]) -> list[Any]:
+def combined(weights: Sequence[float], points: Iterable[Sequence[Any]]) -> list[Block]:
     """Return the weighted sum of the points' gradients, tensor by tensor.
 
     It is formed before it is clipped: its sensitivity is then one clip norm, whatever the weights.
     """
-    total: list[Any] = []
+    total: list[Block] = []
     for weight, blocks in zip(weights, points, strict=True):
-        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-            weighted = list(blocks) if weight == 1 else [weight * block for block in blocks]
-            total = [a + b for a, b in zip(total, weighted, strict=True)] if total else weighted
+        weighted = [as_block(block).weighted(weight) for block in blocks]
+        total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted
     return total
 
 

@@ -19,9 +19,9 @@ from dpcore.mechanism.composed_step import Composition, Normals, Observer
 from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
 from dpcore.mechanism.saving import SavedMechanism
 from dpcore.spec.backends import load_backend
-from dpcore.spec.check import dtype_name
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
+from dpcore.stages.clipping.blocks import Block, add_sums, as_blocks, group_norms, scaled
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.build import state
@@ -74,37 +74,37 @@ class Mechanism(SavedMechanism):
         """Return a point's parameters, not to be written to: the present, kept earlier, or displaced copies."""
         return self.vectors.at(parameters, point, self.step)
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, blocks: Sequence[Any]) -> None:
         """Scale the examples' vectors where the query does, clip them, and add them to the step's sum.
 
         Parameters
         ----------
-        rows : sequence of (B, d_l) arrays
-            One block for each tensor, of its dtype; B is the same for all and may be 0.
+        blocks : sequence of `Block` or (B, d_l) arrays
+            One for each tensor, of its dtype; B is the same for all and may be 0.
         """
-        if len(rows) != len(self.vectors.totals):
-            raise ArgumentError(f"len(rows)={len(rows)}: must be {len(self.vectors.totals)}, one block for each tensor")
+        if len(blocks) != len(self.vectors.totals):
+            count = len(self.vectors.totals)
+            raise ArgumentError(f"len(blocks)={len(blocks)}: must be {count}, one block for each tensor")
+        checked = as_blocks(blocks, [entry.size for entry in self.layout.entries])
         with self.turns.alone("add"):
             self.turns.check(self.step)
             self._drop_earlier_sum()
             self.turns.adding()
-            self._add(rows)
+            self._add(checked)
 
-    def _add(self, rows: Sequence[Any]) -> None:
+    def _add(self, blocks: list[Block]) -> None:
         now = self.step, self.clip_norm
         clip, grouping = self.plan.clip_at(*now), self.plan.grouping_at(*now)
+        scales: list[Any] = [None] * len(blocks)
         if self.vectors.scales is not None and self.plan.scaled(self.step):
-            # The scaled vector itself is formed, so that what is clipped is what is summed, rounding included. Without
-            # NumPy's warning of an overflow, which would tell of one example.
-            with np.errstate(all="ignore"):
-                rows = [block * scale for block, scale in zip(rows, self.vectors.scales, strict=True)]
-        norms = [self.backend.row_norms([rows[i] for i in members]) for members in grouping.members]
-        factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, dtype_name(rows[0]))
-        weights: list[Any] = [None] * len(rows)
+            blocks, scales = scaled(blocks, self.vectors.scales)
+        norms = [group_norms(self.backend, blocks, members, scales) for members in grouping.members]
+        factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, blocks[0].dtype)
+        weights: list[Any] = [None] * len(blocks)
         for members, factor in zip(grouping.members, factors, strict=True):
             for i in members:
                 weights[i] = factor
-        self.backend.weighted_sum(rows, weights, self.vectors.totals)
+        add_sums(self.backend, blocks, weights, self.vectors.totals, scales)
         if self._running is not None:
             self._running.add(norms[0])
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -241,27 +240,6 @@ def _chosen(keys: draw.SortKeys, examples: Indices, counts: npt.NDArray[np.int64
         return None
     rank = np.arange(user.size) - np.repeat(np.cumsum(counts) - counts, counts)
     return examples[np.sort(by_key[rank < most])]
-
-
-def unit_sums(rows: Any, units: Sequence[int]) -> Any:
-    """Return the sum of each unit's rows, (len(units), d): what is clipped where one unit has several examples.
-
-    Parameters
-    ----------
-    rows : (B, d) array of a backend
-        Unit by unit.
-    units : sequence of k int
-        Rows of each unit, 1 or more; they add up to B.
-    """
-    if len(units) == rows.shape[0]:
-        return rows
-    first = np.cumsum([0, *units])
-    if isinstance(rows, np.ndarray):
-        return np.add.reduceat(rows, first[:-1], axis=0, dtype=rows.dtype)
-    sums = rows[: len(units)].clone()
-    for unit, (start, stop) in enumerate(itertools.pairwise(first.tolist())):
-        sums[unit] = rows[start:stop].sum(0)
-    return sums
 
 
 def portions(units: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int, list[int], bool]]:

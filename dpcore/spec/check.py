@@ -35,7 +35,8 @@ def is_contiguous(array: Any) -> bool:
     return bool(array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous())
 
 
-def _float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
+def check_float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse what is no floating-point array, or not of `dtype` or `shape`."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArgumentTypeError(f"{name} of type {type(array).__name__}: must be an array of the active backend")
     if dtype_name(array) not in FLOATS:
@@ -46,12 +47,14 @@ def _float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ..
         raise ArgumentError(f"{name}.shape={tuple(array.shape)}: must be {shape}")
 
 
-def _count(name: str, values: Sequence[Any], count: int, words: str) -> None:
+def check_count(name: str, values: Sequence[Any], count: int, words: str) -> None:
+    """Refuse a sequence that does not have `count` members."""
     if len(values) != count:
         raise ArgumentError(f"len({name})={len(values)}: must be {count}, {words}")
 
 
-def _in_place(name: str, array: Any) -> None:
+def check_in_place(name: str, array: Any) -> None:
+    """Refuse an array with gaps, which no operation can change in place."""
     if not is_contiguous(array):
         raise ArgumentTypeError(
             f"{name} is not contiguous: it is changed in place and must be, call .contiguous() first"
@@ -63,14 +66,14 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
     if not rows:
         raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
     for index, block in enumerate(rows):
-        _float(f"rows[{index}]", block)
+        check_float(f"rows[{index}]", block)
         if len(block.shape) != 2:
             raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
-        _float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
+        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
     if scale is not None:
-        _count("scale", scale, len(rows), "one for each block of rows")
+        check_count("scale", scale, len(rows), "one for each block of rows")
         for index, vector in enumerate(scale):
-            _float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
+            check_float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
 
 
 def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
@@ -80,12 +83,12 @@ def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], size
     if not norms:
         raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
     for index, array in enumerate(norms):
-        _float(f"norms[{index}]", array, "float64")
+        check_float(f"norms[{index}]", array, "float64")
         if len(array.shape) != 1:
             raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
-        _float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
-    _count("bounds", bounds, len(norms), "one for each group")
-    _count("sizes", sizes, len(norms), "one for each group")
+        check_float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
+    check_count("bounds", bounds, len(norms), "one for each group")
+    check_count("sizes", sizes, len(norms), "one for each group")
     for bound in bounds:
         positive(max_grad_norm=bound)
     for size in sizes:
@@ -95,12 +98,12 @@ def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], size
 def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> None:
     """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
     check_rows(rows, None)
-    _count("weights", weights, len(rows), "one for each block of rows")
-    _count("out", out, len(rows), "one for each block of rows")
+    check_count("weights", weights, len(rows), "one for each block of rows")
+    check_count("out", out, len(rows), "one for each block of rows")
     for index, block in enumerate(rows):
-        _float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
-        _float(f"out[{index}]", out[index], "float64", (block.shape[1],))
-        _in_place(f"out[{index}]", out[index])
+        check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
+        check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
+        check_in_place(f"out[{index}]", out[index])
 
 
 def check_dtype(backend: Any, dtype: str, name: str) -> None:
@@ -118,12 +121,12 @@ def order_of(coefficients: FilterCoefficients) -> int:
 
 def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficients) -> None:
     """Refuse a state that is too short for the filter or does not fit `x`."""
-    _float("x", x)
+    check_float("x", x)
     order = order_of(coefficients)
     if not coefficients.b or len(state) < order:
         raise ArgumentError(f"len(state)={len(state)}: must be at least {order}, the order of b={coefficients.b}, ...")
     for index, vector in enumerate(state):
-        _float(f"state[{index}]", vector, dtype_name(x), tuple(x.shape))
+        check_float(f"state[{index}]", vector, dtype_name(x), tuple(x.shape))
 
 
 def check_update(
@@ -132,7 +135,7 @@ def check_update(
     """Refuse a direction, square or moments that do not fit the parameter, or too few moments for the rule."""
     choice(UPDATE_RULES, rule=rule)
     integer(1, step_number=step_number)
-    _float("parameter", parameter)
+    check_float("parameter", parameter)
     if len(moments) != UPDATE_RULES[rule]:
         raise ArgumentError(f"len(moments)={len(moments)}: must be {UPDATE_RULES[rule]} for rule={rule!r}")
     others = [("direction", direction), *((f"moments[{i}]", m) for i, m in enumerate(moments))]
@@ -141,7 +144,7 @@ def check_update(
             raise ArgumentError(f"square: must be None for rule={rule!r}, which has no second moment")
         others.append(("square", square))
     for name, array in others:
-        _float(name, array, dtype_name(parameter), tuple(parameter.shape))
+        check_float(name, array, dtype_name(parameter), tuple(parameter.shape))
 
 
 def check_step(
@@ -170,10 +173,10 @@ def check_step(
             raise ArgumentError(f"square_noise: must be None for square={square!r}; only 'separate' adds it")
         if square_noise[:3] == noise[:3]:
             raise ArgumentError("square_noise: must be of another row or stream than noise, or both share their draws")
-    _count("settings", settings, len(slots), "one for each slot")
+    check_count("settings", settings, len(slots), "one for each slot")
     order = sum(map(order_of, filters))
     for index, slot in enumerate(slots):
-        _count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
+        check_count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
         done = 0
         for coefficients in filters:
             check_recurrence(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
@@ -183,7 +186,7 @@ def check_step(
         if square == "given" and slot.square is None:
             raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")
         check_update(rule, slot.parameter, slot.parameter, slot.moments, step_number, slot.square)
-        _float(f"slots[{index}].total", slot.total, "float64", tuple(slot.parameter.shape))
+        check_float(f"slots[{index}].total", slot.total, "float64", tuple(slot.parameter.shape))
         vectors = [("parameter", slot.parameter), ("total", slot.total)]
         for name in ("filter_state", "noise_state", "moments"):
             vectors += [(f"{name}[{i}]", vector) for i, vector in enumerate(getattr(slot, name))]
@@ -191,6 +194,6 @@ def check_step(
             vector = getattr(slot, name)
             if vector is not None:
                 vectors.append((name, vector))
-                _float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter), tuple(slot.parameter.shape))
+                check_float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter), tuple(slot.parameter.shape))
         for name, vector in vectors:
-            _in_place(f"slots[{index}].{name}", vector)
+            check_in_place(f"slots[{index}].{name}", vector)

@@ -15,6 +15,8 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from dpcore.spec.pair_ops import PairOperations
+
 A = TypeVar("A")
 
 CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized")
@@ -88,7 +90,7 @@ class Slot(Generic[A]):
     square: A | None = None  #: read only: what enters the second moment under "given"
 
 
-class Backend(Protocol[A]):
+class Backend(PairOperations[A], Protocol[A]):
     """The port. See the module's docstring."""
 
     @property

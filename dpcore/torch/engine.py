@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.loop import Loop, Rows
+from dpcore.mechanism.loop import Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
 from dpcore.stages.queries import Point
@@ -44,7 +44,7 @@ class Engine(Loop):
         self._check_parameters()
         self.working.refresh()
 
-        def rows_at(values: list[Any], _: Point) -> Rows:
+        def blocks_at(values: list[Any], _: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
             at = self._point(values)
 
@@ -57,7 +57,7 @@ class Engine(Loop):
             return rows
 
         asked = None if public is None else lambda: self._public_gradient(public)
-        self.sum_clipped(self.working.arrays(), rows_at, batches.size(batch), asked)
+        self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""

@@ -1,0 +1,158 @@
+"""One side of the pairs, activations or output gradients: its parts joined along time, in the range a product needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.spec.rounding import CANCELLATION
+
+Floats = NDArray[Any]
+Wide = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Unit roundoffs; and what a float32 operation loses to underflow at most, also where denormals are flushed to zero.
+U32, U64, TINY = 2.0**-24, 2.0**-53, 2.0**-126
+# Rows are taken as they are where their Frobenius norm is within 2^-12 .. 2^12.
+RANGE = 12
+_COLUMNS = 4096
+
+
+def gamma(terms: int, u: float) -> float:
+    """Return the relative rounding of a sum of so many products, in any order, doubled for n u > 1/2."""
+    return terms * u / (1 - terms * u) if terms * u < 0.5 else math.inf
+
+
+class Side:
+    """J parts (B, T_j, n) with weights, joined along time to rows r_i (T, n) = ``unit 2^exponents[i]`` times `narrow`.
+
+    Attributes
+    ----------
+    unit : float
+        The largest of the weights in size, with its sign, so that a single part is never multiplied.
+    """
+
+    def __init__(self, parts: Sequence[Floats], weights: Sequence[float] | None = None) -> None:
+        self.parts = parts
+        given = np.ones(len(parts)) if weights is None else np.array([float(weight) for weight in weights])
+        self.unit = float(given[np.abs(given).argmax()])
+        self.ratios: list[float] = (given / (self.unit or 1.0)).tolist()
+        self.examples, _, self.width = parts[0].shape
+        self.time = sum(part.shape[1] for part in parts)
+        self.double = parts[0].dtype == np.float64
+
+    @cached_property
+    def measured(self) -> tuple[NDArray[np.int64], Wide]:
+        """Return the exponents (B,), and upper bounds on the squared norms of the rows (B, T) divided by their power.
+
+        Divided so, an example's rows have a Frobenius norm within 2^-12 .. 2^12, unless they are 0 or not finite.
+
+        Notes
+        -----
+        A float32 inner product of n <= 4096 entries with themselves is off by gamma_n < 2^-12 of itself and by n 2^-126
+        where squares underflow. Where the sum of all is beyond 2^-60 .. 2^60, the example is measured in float64,
+        relative to its largest entry.
+        """
+        squares = np.zeros((self.examples, self.time))
+        for first in range(0, 0 if self.double else self.width, _COLUMNS):
+            start = 0
+            for part, ratio in zip(self.parts, self.ratios, strict=True):
+                piece = part[:, :, first : first + _COLUMNS]
+                squares[:, start : start + part.shape[1]] += ratio**2 * np.vecdot(piece, piece).astype(np.float64)
+                start += part.shape[1]
+        total = squares.sum(axis=1)
+        known = (total > 2.0**-60) & (total < 2.0**60)
+        exponents = np.where(known, np.frexp(np.sqrt(total))[1], 0).astype(np.int64)
+        if len(self.parts) == 1:
+            exponents[np.abs(exponents) <= RANGE] = 0
+        squares = np.ldexp(squares * (1 + 2.0**-11) + self.width * TINY, -2 * exponents[:, None])
+        for i in np.flatnonzero(~known):
+            rows = self.wide(slice(i, i + 1), normalized=False)[0]
+            largest = float(np.abs(rows).max(initial=0.0))
+            exponents[i] = math.frexp(largest)[1] if math.isfinite(largest) else 0
+            rows = np.ldexp(rows, -exponents[i])
+            squares[i] = np.vecdot(rows, rows) * (1 + 2.0**-11)
+        return exponents, squares
+
+    def wide(
+        self,
+        chosen: slice | Indices,
+        columns: slice = slice(None),
+        *,
+        normalized: bool = True,
+        factors: Wide | None = None,
+    ) -> Wide:
+        """Return rows of some examples in float64, (n, T, columns), divided by their power or times their factors.
+
+        The latter without `unit`.
+        """
+        if normalized:
+            factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
+        blocks = [part[chosen, :, columns] for part in self.parts]
+        out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))
+        start = 0
+        for block, ratio in zip(blocks, self.ratios, strict=True):
+            piece = out[:, start : start + block.shape[1]]
+            factor = np.float64(ratio) if factors is None else (ratio * factors)[:, None, None]
+            if np.all(factor == 1):
+                np.copyto(piece, block)
+            else:
+                np.multiply(block, factor, out=piece, dtype=np.float64)
+            start += block.shape[1]
+        return out
+
+    def narrow(self, i: int, columns: slice = slice(None)) -> Floats:
+        """Return an example's rows in float32, (T, columns), divided by their power.
+
+        Where an entry is not the given one itself, it is at most 1 in size, rounded at most twice (if weights differ),
+        and off by 2^-126 where it underflows.
+        """
+        exponent = int(self.measured[0][i])
+        if exponent == 0 and len(self.parts) == 1:
+            given: Floats = self.parts[0][i, :, columns]
+            return given
+        blocks = [part[i, :, columns] for part in self.parts]
+        out = np.empty((self.time, blocks[0].shape[1]), np.float32)
+        start = 0
+        for block, ratio in zip(blocks, self.ratios, strict=True):
+            factor = math.ldexp(ratio, -exponent)
+            exact = np.float32(factor) if 2.0**-100 < abs(factor) < 2.0**100 else np.float64(factor)
+            np.multiply(block, exact, out=out[start : start + len(block)], casting="same_kind")
+            start += len(block)
+        return out
+
+
+class Bound(NamedTuple):
+    """For each example (B,): a bound on the norm of the true sum, on its rounding, and the sum of its terms' norms."""
+
+    norms: Wide
+    rounding: Wide
+    terms: Wide
+
+
+def bounded(norms: Wide, terms: Wide) -> Wide:
+    """Return the norms, or the least share of the sum of their terms' norms that `dpcore.spec.rounding` asks for."""
+    return np.maximum(norms, CANCELLATION * terms)
+
+
+def terms_of(a: Side, e: Side) -> Wide:
+    """Return S, not scaled."""
+    return np.vecdot(np.sqrt(a.measured[1]), np.sqrt(e.measured[1])) * (1 + gamma(a.time + 8, U64))
+
+
+def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool) -> Wide:
+    """Return how far a product over T rows may be off.
+
+    In float32 underflow adds at most 2^-126 for each product, each addition and, times the other side's largest, each
+    entry: ``4 T 2^-126 2^13`` a coordinate.
+    """
+    if wide:
+        return gamma(a.time + 8, U64) * terms
+    underflow = 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
+    largest = 1.0 if scale is None else float(np.abs(scale).max(initial=0.0))
+    return gamma(a.time + 3, U32) * terms + underflow * largest

@@ -1,0 +1,61 @@
+"""Checks that every backend makes of its operations on pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.check import check_count, check_float, check_in_place, dtype_name
+from dpcore.spec.validate import number
+
+
+def check_linear(
+    inputs: Sequence[Any], gradients: Sequence[Any], point_weights: Sequence[float], scale: Any = None
+) -> None:
+    """Refuse parts that are not (B, T_j, p) and (B, T_j, q) of one dtype, and a scale that is not (q p,)."""
+    _parts("inputs", inputs, point_weights)
+    check_count("gradients", gradients, len(inputs), "one for each part")
+    _parts("gradients", gradients, point_weights)
+    for index, (rows, others) in enumerate(zip(inputs, gradients, strict=True)):
+        check_float(f"gradients[{index}]", others, dtype_name(inputs[0]), (*rows.shape[:2], others.shape[2]))
+    if scale is not None:
+        check_float("scale", scale, None, (gradients[0].shape[2] * inputs[0].shape[2],))
+
+
+def check_embedding(
+    indices: Sequence[Any], gradients: Sequence[Any], point_weights: Sequence[float], size: int, scale: Any = None
+) -> None:
+    """Refuse parts that are not (B, T_j) of int64 and (B, T_j, q), and rows beyond the table."""
+    _parts("gradients", gradients, point_weights)
+    check_count("indices", indices, len(gradients), "one for each part")
+    for index, (rows, others) in enumerate(zip(indices, gradients, strict=True)):
+        name = f"indices[{index}]"
+        if not hasattr(rows, "dtype") or dtype_name(rows) != "int64":
+            raise ArgumentTypeError(f"{name}: must be an int64 array of the active backend")
+        if tuple(rows.shape) != tuple(others.shape[:2]):
+            raise ArgumentError(f"{name}.shape={tuple(rows.shape)}: must be {tuple(others.shape[:2])}")
+        if 0 not in tuple(rows.shape) and int(rows.max()) >= size:
+            raise ArgumentError(f"{name}: must be below size={size}, the number of rows of the table")
+    if scale is not None:
+        check_float("scale", scale, None, (size * gradients[0].shape[2],))
+
+
+def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:
+    """Refuse weights that are not (B,) and an output that is not a contiguous (d,) of float64."""
+    check_float("weights", weights, None, (examples,))
+    check_float("out", out, "float64", (coordinates,))
+    check_in_place("out", out)
+
+
+def _parts(name: str, parts: Sequence[Any], weights: Sequence[float]) -> None:
+    """Refuse parts that are not J >= 1 arrays (B, T_j, n) of one dtype, B and n, or weights that are not J numbers."""
+    if not parts:
+        raise ArgumentError(f"{name}=[]: must hold at least one part")
+    check_count("point_weights", weights, len(parts), "one for each part")
+    for index, part in enumerate(parts):
+        check_float(f"{name}[{index}]", part, dtype_name(parts[0]) if index else None)
+        if len(part.shape) != 3:
+            raise ArgumentError(f"{name}[{index}].shape={tuple(part.shape)}: must have three axes, example, time, unit")
+        check_float(f"{name}[{index}]", part, None, (parts[0].shape[0], part.shape[1], parts[0].shape[2]))
+        number(point_weight=weights[index])

@@ -1,0 +1,157 @@
+"""The port's operations on pairs: per-example gradients as activations and output gradients, never formed.
+
+A linear map ``y = W a`` with W (q, p) has the gradient ``sum_t e_t a_t^T`` for the example with inputs a_t and output
+gradients e_t, t = 1..T. Its norm and the clipped sum need the pairs only.
+
+A tensor may be used several times in a model, and at several points of a query (DiSK, DP-PMLF, DP-SRG). So each
+operation takes sequences of J *parts*, each with a real weight: part j has T_j rows of every example, and all parts
+count as concatenated along time. T is the sum of T_j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+A = TypeVar("A")
+
+
+class PairOperations(Protocol[A]):
+    """The part of `dpcore.spec.ops.Backend` that works on pairs.
+
+    Guarantees
+    ----------
+    *Certified*: let v~_i be what a sum adds for example i at weight 1, rounding included. v~_i depends on that
+    example's own arrays only, and the norm N_i of the same arguments obeys ``||v~_i|| <= N_i``, the true L2 norm. So a
+    weight of at most C / N_i bounds the contribution by C, and `dpcore.spec.rounding` bounds what remains: the float64
+    additions. For it, N_i is also at least `dpcore.spec.rounding.CANCELLATION` times the sum of the norms of the
+    example's terms.
+
+    An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite. Otherwise nothing
+    overflows, and where squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
+
+    A weight of 0 adds exactly 0, even where the example's arrays hold NaN or infinities.
+    """
+
+    def linear_norms(
+        self,
+        inputs: Sequence[A],
+        gradients: Sequence[A],
+        point_weights: Sequence[float],
+        *,
+        scale: A | None = None,
+        gram: bool = False,
+        exact: bool = False,
+    ) -> A:
+        """Return an upper bound on the L2 norm of each example's weight gradient: (B,) float64.
+
+        Parameters
+        ----------
+        inputs : sequence of J arrays (B, T_j, p)
+            Float32 or float64, as all others.
+        gradients : sequence of J arrays (B, T_j, q)
+            ``v_i = sum_j point_weights[j] sum_t gradients[j][i, t] inputs[j][i, t]^T``, (q, p) in row-major order.
+        point_weights : sequence of J floats
+        scale : (q p,) array, optional
+            v_i is multiplied by it, coordinate by coordinate.
+        gram : bool
+            By inner products of rows, ``|v|^2 = sum_{s,t} (a_s . a_t)(e_s . e_t)``, T^2 (p + q) multiplications instead
+            of the T p q of the matrix itself. Without effect where `scale` is given, or T is small.
+        exact : bool
+            In float64 throughout: for combinations that cancel.
+
+        Guarantees
+        ----------
+        Certified, for what `linear_sum` adds with the same arguments.
+        """
+
+    def linear_sum(
+        self,
+        inputs: Sequence[A],
+        gradients: Sequence[A],
+        point_weights: Sequence[float],
+        weights: A,
+        out: A,
+        *,
+        scale: A | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Add ``sum_i weights[i] * v_i`` to `out`, in place; v_i is that of `linear_norms`.
+
+        Parameters
+        ----------
+        inputs, gradients, point_weights, scale, exact
+            See `linear_norms`.
+        weights : (B,) array, float32 or float64
+        out : (q p,) float64 array, in place
+            Contiguous.
+
+        Guarantees
+        ----------
+        A float32 product never runs over several examples: it is one of a single example's T rows, whose rounding is
+        in the norm, and is added in float64; or the product is float64.
+        """
+
+    def embedding_norms(
+        self,
+        indices: Sequence[A],
+        gradients: Sequence[A],
+        point_weights: Sequence[float],
+        size: int,
+        *,
+        scale: A | None = None,
+    ) -> A:
+        """Return an upper bound on the L2 norm of each example's gradient of an embedding: (B,) float64.
+
+        Parameters
+        ----------
+        indices : sequence of J arrays (B, T_j) of int64
+            Rows of the table, below `size`. A negative one adds nothing (a padding token).
+        gradients : sequence of J arrays (B, T_j, q)
+            Row r of v_i, (size, q), is the sum of ``point_weights[j] * gradients[j][i, t]`` over all j and t with
+            ``indices[j][i, t] = r``.
+        point_weights : sequence of J floats
+        size : int
+        scale : (size q,) array, optional
+            v_i is multiplied by it, coordinate by coordinate.
+
+        Guarantees
+        ----------
+        Certified, for what `embedding_sum` adds with the same arguments. No memory of the table's size.
+        """
+
+    def embedding_sum(
+        self,
+        indices: Sequence[A],
+        gradients: Sequence[A],
+        point_weights: Sequence[float],
+        weights: A,
+        out: A,
+        *,
+        scale: A | None = None,
+    ) -> None:
+        """Add ``sum_i weights[i] * v_i`` to `out`, (size q,) float64, in place; v_i is that of `embedding_norms`."""
+
+    def tied_norms(
+        self,
+        indices: Sequence[A],
+        token_gradients: Sequence[A],
+        token_weights: Sequence[float],
+        inputs: Sequence[A],
+        gradients: Sequence[A],
+        point_weights: Sequence[float],
+        size: int,
+        *,
+        exact: bool = False,
+    ) -> A:
+        """Return an upper bound on the L2 norm of a matrix that is an embedding and a linear map: (B,) float64.
+
+        The matrix is (V, p) with V = `size`, `indices`, `token_gradients` (B, T_j, p) and `token_weights` are those of
+        `embedding_norms`; `inputs` (B, T_j, p), `gradients` (B, T_j, V) and `point_weights` those of `linear_norms`.
+        With E and H the two parts, ``|E + H|^2 = |E|^2 + |H|^2 + 2 <E, H>`` and ``<E, H> = sum_{s,t} e_t[index_s]
+        (g_s . a_t)``.
+
+        Guarantees
+        ----------
+        Certified, for what `embedding_sum` and `linear_sum` together add with these arguments.
+        """

@@ -1,0 +1,206 @@
+"""Blocks: the sources of the clip stage, one for each tensor.
+
+A block stands for one vector of each example. The clip stage asks for the vectors' norms and for their weighted sum,
+and never for the vectors. So clip rules, groups, adaptive norms, users, the audit and the mechanism do not know which
+kind a block is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.check import check_rows
+from dpcore.spec.ops import Backend
+from dpcore.stages.clipping.pairs import Embedding, Linear
+from dpcore.stages.clipping.rows import Rows
+from dpcore.stages.clipping.tied import Tied
+
+__all__ = [
+    "Block",
+    "Embedding",
+    "Linear",
+    "Rows",
+    "Tied",
+    "add_sums",
+    "as_block",
+    "as_blocks",
+    "group_norms",
+    "joined",
+    "of_units",
+    "scaled",
+]
+
+
+class Block(Protocol):
+    """One vector v_i for each example i: its gradient of one tensor.
+
+    Notes
+    -----
+    What is promised to the clip: `add_sum` adds ``w_i v~_i`` with v~_i a function of example i's own arrays, and
+    `norms` returns N_i with ``||v~_i|| <= N_i``, rounding included. A factor of at most C / N_i then bounds what the
+    example adds.
+    """
+
+    @property
+    def examples(self) -> int:
+        """Number B of examples."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example's vector, (d,) or (q, p) flattened row by row."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of the arrays' dtype."""
+
+    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
+        """Return N_i of the vectors times `scale` (d,), coordinate by coordinate: (B,) float64.
+
+        Not finite where the vector is not; at least the true norm otherwise.
+        """
+
+    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+        """Add ``sum_i weights[i] v_i`` times `scale` to `out` (d,) of float64, in place; a weight of 0 adds 0."""
+
+    def rows(self) -> Any:
+        """Return the vectors, (B, d): what remains where a kind has no formula."""
+
+    def weighted(self, weight: float) -> Block:
+        """Return the block of `weight` times the vectors."""
+
+    def units(self, size: int) -> Block:
+        """Return the sums of each `size` neighboring examples, which belong to one unit."""
+
+    def map(self, function: Callable[[Any], Any]) -> Block:
+        """Return the block with `function` applied to every array, those of indices too."""
+
+
+def as_block(values: Any) -> Block:
+    """Return a block as it is, and an array (B, d) as rows."""
+    block: Block = values if hasattr(values, "add_sum") else Rows(values)
+    return block
+
+
+def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
+    """Return blocks of one B and one dtype, with `sizes` coordinates; refuse others before anything is summed."""
+    blocks = [as_block(each) for each in values]
+    rows = [block.values for block in blocks if isinstance(block, Rows)]
+    if rows:
+        check_rows(rows, None)
+    for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+        if math.prod(block.shape) != size:
+            raise ArgumentError(f"blocks[{i}].shape={tuple(block.shape)}: must have {size} coordinates, as the tensor")
+        if block.examples != blocks[0].examples:
+            raise ArgumentError(f"blocks[{i}].examples={block.examples}: must be {blocks[0].examples}, as of the first")
+        if block.dtype != blocks[0].dtype:
+            raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {blocks[0].dtype}, as of the first")
+    return blocks
+
+
+def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int]) -> Iterator[list[Block]]:
+    """Yield the sums of each unit's examples, which are clipped where a user has several: units of one size at a time.
+
+    No unit is padded to the size of another. The bounds of its norms, and so its factors, then depend on its own
+    examples only: one large user must not move what all others add, be it by a rounding each.
+    """
+    counts = np.asarray(sizes, dtype=np.int64)
+    unit_size = np.repeat(counts, counts)  # of each example
+    for size in sorted(set(sizes)):
+        same = blocks
+        if len(set(sizes)) > 1:
+            which = backend.from_numpy(np.flatnonzero(unit_size == size))
+            same = [block.map(lambda array: array[which]) for block in blocks]  # noqa: B023
+        yield [block.units(size) for block in same]
+
+
+def joined(blocks: Iterable[Block]) -> Block:
+    """Return the sum of blocks of one tensor: of its several uses, and of the points of a query.
+
+    Pairs are put side by side, so that their sum is formed before any square is taken, and cross terms are in it. Rows
+    are added from the first to the last; with rows among them, and with one tensor read in two shapes, all become rows.
+    """
+    return reduce(_sum, blocks)
+
+
+def _sum(first: Block, second: Block) -> Block:
+    paired = (Linear, Embedding, Tied)
+    if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
+        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+            return Rows(first.rows() + second.rows())
+    tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
+    heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
+    table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
+    head = _side_by_side([block for block in heads if isinstance(block, Linear)])
+    both: Block = Tied(table, head) if table and head else table or head
+    return both
+
+
+def _side_by_side(blocks: list[Any]) -> Any:
+    return blocks[0].beside(blocks[1]) if len(blocks) == 2 else blocks[0] if blocks else None
+
+
+def scaled(blocks: Sequence[Block], scales: Sequence[Any]) -> tuple[list[Block], list[Any]]:
+    """Return the blocks, with the scale in those that are rows anyway, and the scales that the others still need.
+
+    A matrix that is both a table and a layer's has no formula with a scale, and becomes rows.
+    """
+    found, left = list(blocks), list(scales)
+    for i, block in enumerate(blocks):
+        if isinstance(block, Rows | Tied):
+            found[i], left[i] = Rows(block.rows()).scaled(scales[i]), None
+    return found, left
+
+
+def group_norms(backend: Backend[Any], blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> Any:
+    """Return N_i of the concatenation of some tensors' blocks, (B,) float64.
+
+    Parameters
+    ----------
+    backend : Backend
+    blocks : sequence of Block
+        One for each tensor.
+    members : sequence of int
+        Which of them belong to the group.
+    scales : sequence of (d_l,) arrays or None
+        One for each tensor: what its block is multiplied by.
+
+    Notes
+    -----
+    With N_l the norm of member l, s the computed sum of the L norms and u = 2^-53, the result is ``s sqrt(sum_l (N_l /
+    s)^2)``: relative to s no square overflows, and those that underflow are below 2^-1000 of the sum. Quotients,
+    squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised. The rows of a group
+    are one vector, whose norm `row_norms` takes at once.
+    """
+    rows, others = _apart(blocks, members, scales)
+    norms = [backend.row_norms([blocks[i].rows() for i in rows])] if rows else []
+    norms += [blocks[i].norms(backend, scales[i]) for i in others]
+    if len(norms) == 1:
+        return norms[0]
+    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+        total = sum(norms[1:], norms[0])
+        total = total + (total == 0)
+        squares = [(norm / total) ** 2 for norm in norms]
+        return total * sum(squares[1:], squares[0]) ** 0.5 * (1 + (len(norms) + 8) * 2.0**-53)
+
+
+def add_sums(
+    backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
+) -> None:
+    """Add each block's sum, weighted and times its scale, to the tensor's total: all rows by one operation."""
+    rows, others = _apart(blocks, range(len(blocks)), scales)
+    if rows:
+        backend.weighted_sum([blocks[i].rows() for i in rows], [weights[i] for i in rows], [totals[i] for i in rows])
+    for i in others:
+        blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
+
+
+def _apart(blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Return which members are rows with nothing left to scale, which one operation takes together, and the others."""
+    rows = [i for i in members if isinstance(blocks[i], Rows) and scales[i] is None]
+    return rows, [i for i in members if i not in set(rows)]

@@ -1,0 +1,70 @@
+"""Rows: blocks that hold each example's vector itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpcore.spec.check import dtype_name
+from dpcore.spec.ops import Backend
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Each example's vector itself.
+
+    Attributes
+    ----------
+    values : (B, d) array
+    """
+
+    values: Any
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return int(self.values.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(d,)."""
+        return tuple(self.values.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        """Name of the arrays' dtype."""
+        return dtype_name(self.values)
+
+    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
+        """See `Block.norms`."""
+        return backend.row_norms([self.scaled(scale).values])
+
+    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+        """See `Block.add_sum`."""
+        backend.weighted_sum([self.scaled(scale).values], [weights], [out])
+
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    def scaled(self, scale: Any) -> Rows:
+        """Return the rows times a scale (d,) or None: formed, so that what is clipped is what is summed."""
+        return self if scale is None else Rows(self.values * scale)
+
+    def rows(self) -> Any:
+        """See `Block.rows`."""
+        return self.values
+
+    @np.errstate(all="ignore")
+    def weighted(self, weight: float) -> Rows:
+        """See `Block.weighted`."""
+        return self if weight == 1 else Rows(weight * self.values)
+
+    @np.errstate(all="ignore")
+    def units(self, size: int) -> Rows:
+        """See `Block.units`."""
+        return self if size == 1 else Rows(self.values.reshape(self.examples // size, size, *self.shape).sum(1))
+
+    def map(self, function: Callable[[Any], Any]) -> Rows:
+        """See `Block.map`."""
+        return Rows(function(self.values))
