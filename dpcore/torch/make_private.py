@@ -183,6 +183,7 @@ def make_private(
     mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)
     loader = PrivateLoader(source, mechanism)
     engine = Engine(gradient, mechanism, working, size or 1)
+    engine.views = source.views
     engine.diagnostics = [] if private_diagnostics else None
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
     if ledger is not None:
