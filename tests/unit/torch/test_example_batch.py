@@ -188,3 +188,13 @@ def test_attention_has_something_to_attend_to_in_every_trial(kind: str) -> None:
     for batch in (trial_batch(example, 3), trial_batch(example, 3, other=True)):
         assert batches.call(net, batch[0]).isfinite().all()
     assert finish(run).isfinite().all()
+
+
+def test_the_examples_are_taken_in_turn_and_another_batch_has_the_next_one_in_each_place() -> None:
+    public = batches.Public(EXAMPLES)
+    rows = [made[1].tolist() for made in (batches.synthetic(public, 4), batches.another(public, 4))]
+    assert rows == [[2, 1, 0, 2], [1, 0, 2, 1]]
+    assert [trial_batch(public, 2, other, label=7)[1].tolist() for other in (False, True)] == [[2, 1], [1, 0]]
+    inputs, targets = batches.normalize(public)
+    assert torch.equal(batches.synthetic(inputs, 2)["ids"], EXAMPLES[0]["ids"][:2])
+    assert torch.equal(batches.synthetic(targets[0], 2), EXAMPLES[1][:2])
