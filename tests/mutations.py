@@ -129,7 +129,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_sources.py"),
         ("do not raise the norm of a group by its rounding", "* (1 + (len(norms) + 8) * 2.0**-53)", "* 1.0", "unit/stages/test_blocks.py"),
         ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
-         "unit/mechanism/test_sources.py"),
+         "unit/stages/test_blocks.py unit/mechanism/test_sources.py"),
         ("square the norms of a group as they are", "total = total + (total == 0)", "total = total * 0 + 1", "unit/stages/test_blocks.py"),
     ],
     "dpcore/stages/clipping/pairs.py": [

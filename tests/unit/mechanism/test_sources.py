@@ -45,15 +45,15 @@ METHODS = {
         clipping_groups="per_tensor",
     ),
 }  # fmt: skip
-# Of 6, 1, 3 and 2 examples; the batch of users is no batch of neighbors.
-USERS = [0, 1, 0, 2, 0, 2, 3, 0, 2, 0, 3, 0]
+# Of 5, 1, 3 and 3 examples; the batch of users is no batch of neighbors.
+USERS = [0, 1, 0, 2, 0, 2, 3, 0, 2, 3, 0, 3]
 
 
 def sampler_of(method: Any, users: bool) -> Any:
     count = 4 if users else EXAMPLES
     kind = PoissonSampler if method.noise.strategy is None else FixedOrderSampler
-    sampler = kind(dataset_size=count, batch_size=count / 2 if kind is PoissonSampler else count // 2)
-    return UserSampler(sampler, USERS, 6) if users else sampler
+    sampler = kind(dataset_size=count, batch_size=count * 3 // 4)
+    return UserSampler(sampler, USERS, 5) if users else sampler
 
 
 def run(
@@ -103,7 +103,7 @@ def test_pairs_take_the_steps_of_rows(name: str, kind: str) -> None:
 def test_users_and_splits_change_nothing_but_the_order_of_sums(
     name: str, kind: str, most: int | None, users: bool
 ) -> None:
-    """A user of six examples goes on over several micro-batches."""
+    """A user of five examples goes on over several micro-batches."""
     agree(METHODS[name], kind, np.float64, 1e-6, most=most, users=users)
 
 
