@@ -160,5 +160,7 @@ def _serve(reader: Reader, connection: Any, others: Any, parent: int) -> None:
             return
         try:
             connection.send(batches.named(reader.read(places, seed)))
+        except OSError:  # nobody is there any more
+            return
         except Exception as cause:  # noqa: BLE001 - whatever a data set raises; its words may show private values
             connection.send(type(cause).__name__)
