@@ -90,16 +90,18 @@ def as_block(values: Any) -> Block:
 def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
     """Return blocks of one B and one dtype, with `sizes` coordinates; refuse others before anything is summed."""
     blocks = [as_block(each) for each in values]
-    rows = [block.values for block in blocks if isinstance(block, Rows)]
-    if rows:
-        check_rows(rows, None)
+    for block in blocks:
+        if isinstance(block, Rows) and len(getattr(block.values, "shape", ())) != 2:
+            check_rows([block.values], None)
+    examples, dtype = blocks[0].examples, blocks[0].dtype
     for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+        # The sum of rows checks their dtype, before it or any other block's adds something.
         if math.prod(block.shape) != size:
             raise ArgumentError(f"blocks[{i}].shape={tuple(block.shape)}: must have {size} coordinates, as the tensor")
-        if block.examples != blocks[0].examples:
-            raise ArgumentError(f"blocks[{i}].examples={block.examples}: must be {blocks[0].examples}, as of the first")
-        if block.dtype != blocks[0].dtype:
-            raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {blocks[0].dtype}, as of the first")
+        if block.examples != examples:
+            raise ArgumentError(f"blocks[{i}].examples={block.examples}: must be {examples}, as of the first")
+        if not isinstance(block, Rows) and block.dtype != dtype:
+            raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {dtype}, as of the first")
     return blocks
 
 
@@ -202,5 +204,7 @@ def add_sums(
 
 def _apart(blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> tuple[list[int], list[int]]:
     """Return which members are rows with nothing left to scale, which one operation takes together, and the others."""
-    rows = [i for i in members if isinstance(blocks[i], Rows) and scales[i] is None]
-    return rows, [i for i in members if i not in set(rows)]
+    rows, others = list[int](), list[int]()
+    for i in members:
+        (rows if isinstance(blocks[i], Rows) and scales[i] is None else others).append(i)
+    return rows, others

@@ -205,6 +205,7 @@ def test_refuses_blocks_that_do_not_fit() -> None:
         (2, pairs[2].map(lambda array: array[:2]), ArgumentError, r"^blocks\[2\]\.examples=2: must be 3, as of"),
         (4, double, ArgumentTypeError, r"^blocks\[4\]\.dtype=float64: must be float32, as of the first$"),
         (3, rows[3][:2], ArgumentError, r"^blocks\[3\]\.examples=2: must be 3, as of the first$"),
+        (3, rows[3].astype(np.float64), ArgumentTypeError, r"dtype=float32: must be float64 beside the other arrays$"),
         (3, Rows(rows[3][0]), ArgumentError, r"must be \(B, d\), one row for each example$"),
         (3, rows[3].tolist(), ArgumentTypeError, r"of type list: must be an array of the active backend$"),
     ]
