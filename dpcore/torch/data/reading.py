@@ -24,8 +24,9 @@ _SEARCHED = 1000
 class Reader:
     """Reads examples of a map-style dataset in `threads` threads (0: in the caller's) and joins them by `collate_fn`.
 
-    What a batch holds follows from the places and the seed alone, in whichever process it is read. `device` is the one
-    whose default generator is seeded beside the CPU's.
+    What a batch holds follows from the places and the seed alone, in whichever process it is read; with threads, which
+    of its draws an example gets is left to their timing. `device` is the one whose default generator is seeded beside
+    the CPU's.
     """
 
     def __init__(
