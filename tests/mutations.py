@@ -41,6 +41,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let adaptive bits be free", "return sigma / math.sqrt(1 - (sigma / (2 * bit_noise)) ** 2)", "return sigma", "unit/sampling/test_exact.py"),
     ],
     "dpcore/mechanism/mechanism.py": [
+        ("read ahead what nobody has paid for", "return None if unpaid or", "return None if", "unit/torch/test_ahead.py"),
         ("drop the clip", "weights[i] = factor", "weights[i] = 0 * factor + 1", "papers/test_methods.py"),
         ("divide by one example less", "                plan.batch_size,\n", "                plan.batch_size - 1,\n",
          "papers/test_methods.py::test_the_average_divides_by_the_expected_batch_size"),
@@ -114,6 +115,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("multiply a NaN row by zero", "if not used[rows_].all():", "if False:", "unit/stages/test_clip.py"),
     ],
     "dpcore/mechanism/loop.py": [
+        ("clip each view by itself", "units * self.views, most", "np.repeat(units, self.views), most", "unit/torch/test_augmentations.py"),
+        ("add up the views of an example", "float(point.weight) / self.views", "float(point.weight)", "unit/torch/test_augmentations.py"),
         ("clip the points of a query one by one", "total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted",
          "total = total or weighted", "papers/test_disk.py"),
         ("clip the examples of a user one by one", "for units in [blocks] if sizes is None else", "for units in [blocks] if sizes is None or not more else",
@@ -446,7 +449,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/model/compare.py": [
         ("believe the rules", "if not apart <= tolerance *", "if False and not apart <= tolerance *", "unit/torch/sources/test_checks.py"),
-        ("compare with other values only", "(poisoned(batch), True)", "", "unit/torch/sources/test_checks.py"),
+        ("compare with other values only", "(poisoned(unlike), True)", "", "unit/torch/sources/test_checks.py"),
     ],
     "dpcore/torch/sources/tracer.py": [
         ("forget the use of a parameter that torch does not show", "if leaf.tensor.grad is not None:", "if False:", "unit/torch/sources/test_checks.py"),
@@ -455,8 +458,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
-    "dpcore/torch/data/data.py": [
-        ("leave the generators of a data set alone", "with seeded(self.device, seed, self._generators):", "with seeded(self.device, seed):",
+    "dpcore/torch/data/ahead.py": [
+        ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
+        ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
+    ],
+    "dpcore/torch/data/batches.py": [
+        ("try the same public example twice", "return synthetic(batch, examples, seed=1)", "return synthetic(batch, examples)",
+         "unit/torch/test_example_batch.py"),
+        ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
+    ],
+    "dpcore/torch/data/reading.py": [
+        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
     ],
     "dpcore/cli/train/resume.py": [

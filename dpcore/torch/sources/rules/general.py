@@ -23,8 +23,8 @@ def general(operation: Operation) -> Any:
     output = operation.run()
     if (
         not isinstance(output, torch.Tensor)
-        or name.endswith("_")
-        and not name.endswith("__")
+        or (name.endswith("_")
+        and not name.endswith("__"))
         or "out" in operation.kwargs
     ):
         raise UnknownLayout(f"{name} with a parameter changes a tensor in place, or has several results")
