@@ -1,4 +1,4 @@
-"""Gradients of embeddings, and of matrices tied to one: certified norms, weighted sums."""
+"""Gradients of embeddings, as pairs of indices and output gradients: certified norms, weighted sums."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
-from dpcore.spec.check_pairs import check_embedding, check_linear, check_sum
-from dpcore_triton.gram import gram_of, inner_products, lengths_of, signed_roundings
+from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore_triton.launch import COLUMNS, common_device, float32_only, jit, kernel, launch
-from dpcore_triton.pairs import DEPTH, SIDE, Parts, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
+from dpcore_triton.pairs import Parts, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
 
@@ -34,7 +33,7 @@ def embedding_norms(
     float32_only(gradients=gradients, scale=scales)
     device = common_device(indices=indices, gradients=gradients, scale=scales)
     parts = parts_of(None, gradients, point_weights, device, exponent_of(point_weights))
-    squares, sizes = _tokens_of(parts, joined(indices), gradients[0].shape[2], size, scale)
+    squares, sizes = tokens_of(parts, joined(indices), gradients[0].shape[2], size, scale)
     chosen = bound(parts.total, squares=parts.total + COLUMNS + squares.shape[1])
     return norms_of(parts, chosen, squares, sizes=sizes)
 
@@ -69,46 +68,12 @@ def embedding_sum(
     )  # fmt: skip
 
 
-def tied_norms(
-    indices: Sequence[Tensor],
-    token_gradients: Sequence[Tensor],
-    token_weights: Sequence[float],
-    inputs: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    point_weights: Sequence[float],
-    size: int,
-    *,
-    exact: bool = False,  # noqa: ARG001
-) -> Tensor:
-    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`; everything is float64, and `exact` changes nothing."""
-    check_embedding(indices, token_gradients, token_weights, size)
-    check_linear(inputs, gradients, point_weights)
-    arrays = {"token_gradients": token_gradients, "inputs": inputs, "gradients": gradients}
-    float32_only(**arrays)
-    device = common_device(indices=indices, **arrays)
-    exponent, p = exponent_of([*token_weights, *point_weights]), inputs[0].shape[2]
-    tokens = parts_of(None, token_gradients, token_weights, device, exponent)
-    parts = parts_of(inputs, gradients, point_weights, device, exponent)
-    index = joined(indices)
-    embedding, sizes = _tokens_of(tokens, index, p, size, None)
-    blocks = -(-tokens.total // SIDE)
-    crossed = torch.empty((parts.examples, blocks), dtype=torch.float64, device=device)
-    launch(
-        _cross_kernel, (crossed.numel(),), device, tokens.rows, tokens.row_of, index, parts.rows, parts.row_of,
-        crossed, p, tokens.total, parts.total, size, SIDE=SIDE, DEPTH=DEPTH,
-    )  # fmt: skip
-    squares = torch.cat([embedding, gram_of(parts, p, size), crossed], dim=1)
-    signed = signed_roundings(parts, p, size) + tokens.total + COLUMNS + squares.shape[1]
-    chosen = bound(tokens.total + parts.total, signed=signed)
-    return norms_of(parts, chosen, squares, lengths_of(parts, p, size), sizes)
-
-
 def joined(indices: Sequence[Tensor]) -> Tensor:
     """Return the tokens of all positions: (B, T)."""
     return torch.cat([part.detach() for part in indices], dim=1)
 
 
-def _tokens_of(parts: Parts, index: Tensor, width: int, size: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def tokens_of(parts: Parts, index: Tensor, width: int, size: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return sums of squares of v, and of the sizes of its terms: (B, blocks of columns) each."""
     tokens, order = torch.sort(index, dim=1, stable=True)
     squares = torch.empty((parts.examples, -(-width // COLUMNS)), dtype=torch.float64, device=parts.device)
@@ -183,26 +148,3 @@ def _sum_kernel(
                 sums += weight * v
                 v = tl.zeros((COLUMNS,), tl.float64)
         tl.store(out + at, tl.load(out + at, mask=inside, other=0.0) + sums, mask=inside)
-
-
-@kernel("p", "token_total", "total", "size")
-def _cross_kernel(
-    token_rows, token_row_of, index, rows, row_of, crossed, p, token_total, total, size,
-    SIDE: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    blocks = (token_total + SIDE - 1) // SIDE
-    example, first = tl.program_id(0) // blocks, tl.program_id(0) % blocks * SIDE + tl.arange(0, SIDE)
-    token = tl.load(index + example.to(tl.int64) * token_total + first, mask=first < token_total, other=-1)
-    mask, start = (token >= 0) & (token < size), 0
-    g, weight = rows_at(token_rows, token_row_of, example, first, mask, 4), tl.full((SIDE,), 1.0, tl.float64)
-    factor = weights_at(token_rows, token_row_of, first, mask)
-    sums = tl.zeros((SIDE, SIDE), tl.float64)
-    while start < total:
-        second = start + tl.arange(0, SIDE)
-        used = second < total
-        a, e = rows_at(rows, row_of, example, second, used, 1), rows_at(rows, row_of, example, second, used, 4)
-        products = inner_products(g, factor, mask, a, weight, used, p, SIDE, DEPTH)
-        entries = tl.load(e[None, :] + token[:, None], mask=mask[:, None] & used[None, :], other=0.0).to(tl.float64)
-        sums += products * (entries * weights_at(rows, row_of, second, used)[None, :])
-        start += SIDE
-    tl.store(crossed + tl.program_id(0), 2 * tl.sum(tl.sum(sums, axis=1), axis=0))

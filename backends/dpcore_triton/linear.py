@@ -47,8 +47,9 @@ def linear_norms(
     cancel. An example's numbers meet no other's. No atomics: the result is the same every time.
     """
     check_linear(inputs, gradients, point_weights, scale)
-    float32_only(inputs=inputs, gradients=gradients, scale=() if scale is None else [scale])
-    device = common_device(inputs=inputs, gradients=gradients, scale=() if scale is None else [scale])
+    arrays = {"inputs": inputs, "gradients": gradients, "scale": () if scale is None else [scale]}
+    float32_only(**arrays)
+    device = common_device(**arrays)
     parts = parts_of(inputs, gradients, point_weights, device, exponent_of(point_weights))
     p, q = inputs[0].shape[2], gradients[0].shape[2]
     if scale is not None:
@@ -87,8 +88,9 @@ def linear_sum(
     p, q = inputs[0].shape[2], gradients[0].shape[2]
     examples = inputs[0].shape[0]
     check_sum(examples, p * q, weights, out)
-    float32_only(inputs=inputs, gradients=gradients, scale=() if scale is None else [scale])
-    device = common_device(inputs=inputs, gradients=gradients, weights=[weights], out=[out])
+    arrays = {"inputs": inputs, "gradients": gradients, "scale": () if scale is None else [scale]}
+    float32_only(**arrays)
+    device = common_device(**arrays, weights=[weights], out=[out])
     parts = parts_of(inputs, gradients, point_weights, device)
     scales = None if scale is None else scale.detach().contiguous()
     launch(
@@ -122,7 +124,8 @@ def _tiles_kernel(
     SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
-    example, row, column = tl.program_id(0) // tiles, *places(tl.program_id(0) % tiles, p, SIDE)
+    example = tl.program_id(0) // tiles
+    row, column = places(tl.program_id(0) % tiles, p, SIDE)
     v = gradient_of(rows, row_of, example, row, column, p, q, total, False, SIDE, DEPTH)
     if SCALED:
         inside = (row < q)[:, None] & (column < p)[None, :]

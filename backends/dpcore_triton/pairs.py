@@ -16,8 +16,10 @@ from dpcore_triton.launch import COLUMNS, ROWS, jit, kernel, launch, table
 
 Tensor = torch.Tensor
 
-# Rows and columns of a tile of a product, and what one `tl.dot` adds up.
-SIDE, DEPTH = 32, 16
+# Rows and columns of a tile of a gradient, positions of a block of inner products, and what one `tl.dot` adds up.
+SIDE, POSITIONS, DEPTH = 32, 16, 16
+# Numbers of a row, of `ROWS`, that are added up at a time.
+WIDTH = COLUMNS // 4
 UNIT = 2.0**-53
 UNDERFLOW = tl.constexpr(2.0**-300)
 LEAST_SHARE = tl.constexpr(CANCELLATION)
@@ -116,7 +118,7 @@ def norms_of(
     grid = (-(-parts.examples // ROWS),)
     launch(
         _bounds_kernel, grid, parts.device, numbers, *arrays, norms, parts.examples, *widths,
-        ROWS=ROWS, COLUMNS=COLUMNS,
+        ROWS=ROWS, COLUMNS=WIDTH,
     )  # fmt: skip
     return norms
 
