@@ -24,8 +24,8 @@ from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients
 ROOT = Path(__file__).resolve().parents[3]
 # Registers that leave room for six warps a scheduler, to hide the latency of memory behind the cipher's arithmetic.
 MOST_REGISTERS = 80
-# A product of matrices keeps a tile in registers, and its arithmetic in flight: four warps a scheduler.
-MOST_OF_PRODUCTS = 128
+# A product of matrices keeps a tile in registers, and its arithmetic hides latency: three warps a scheduler.
+MOST_OF_PRODUCTS = 160
 # Of the step's many variants a change compiles these, which take long enough; the nightly job compiles all.
 FEW_STEPS = {
     "step sgd", "step adamw, order 3, displacement", "step accelerated, noise of order 2", "step adam, given square",
