@@ -7,8 +7,14 @@ from typing import Final
 ROUNDING_COUNTED: Final = 1e-3
 """Beyond this share of the clip norm the rounding of sums is part of the sensitivity."""
 
+SUM_ROWS: Final = 512
+"""A float64 product of pairs runs over at most so many rows of whole examples, or over one example."""
+
 CANCELLATION: Final = 2.0**-14
 """Least share of a certified norm in the sum of the norms of the terms that it is the sum of (operations on pairs)."""
+
+TIED: Final = 0.25
+"""Least share of a tied matrix's certified norm in the sum of its two parts' norms."""
 
 
 def rounding(terms: int) -> float:
