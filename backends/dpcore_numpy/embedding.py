@@ -74,7 +74,7 @@ def _sums(keys: Indices, factors: Wide, rows: Wide) -> tuple[Indices, Wide]:
     ordered = flat[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     table = (factors.reshape(-1)[order], order, np.append(starts, len(order)))
-    sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(-1, width)
+    sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(len(flat), width)
     return ordered[starts], sums
 
 

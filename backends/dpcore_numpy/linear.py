@@ -242,8 +242,8 @@ def _add_wide(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale
     scratch = np.empty(_WIDE_ROWS * _WIDE_COLUMNS)
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
-        x = a.wide(chosen, normalized=False).reshape(-1, a.width)
-        y = e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit).reshape(-1, e.width)
+        x = a.wide(chosen, normalized=False).reshape(len(chosen) * a.time, a.width)
+        y = e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit).reshape(len(x), e.width)
         for rows, columns in _blocks(a, e, _WIDE_ROWS, _WIDE_COLUMNS):
             shape = (rows.stop - rows.start, columns.stop - columns.start)
             piece = np.matmul(y[:, rows].T, x[:, columns], out=scratch[: shape[0] * shape[1]].reshape(shape))

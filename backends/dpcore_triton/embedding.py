@@ -53,7 +53,7 @@ def embedding_sum(
     position adds up the whole token, example by example; the others have nothing to do.
     """
     width = gradients[0].shape[2]
-    size = max(1, out.shape[0] // max(1, width))
+    size = out.shape[0] // max(1, width)
     check_embedding(indices, gradients, point_weights, size, scale)
     check_sum(indices[0].shape[0], size * width, weights, out)
     scales = () if scale is None else (scale,)

@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.rounding import TIED
 from dpcore_triton.embedding import joined, tokens_of
 from dpcore_triton.gram import gram_of, inner_products, lengths_of, signed_roundings
 from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
@@ -28,7 +29,11 @@ def tied_norms(
     *,
     exact: bool = False,  # noqa: ARG001
 ) -> Tensor:
-    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`; everything is float64, and `exact` changes nothing."""
+    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`.
+
+    Everything is float64, and `exact` changes nothing. The linear part is measured by inner products: a vocabulary
+    is larger than a text.
+    """
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
     arrays = {"token_gradients": token_gradients, "inputs": inputs, "gradients": gradients}
@@ -45,10 +50,14 @@ def tied_norms(
         _cross_kernel, (crossed.numel(),), device, tokens.rows, tokens.row_of, index, parts.rows, parts.row_of,
         crossed, p, tokens.total, parts.total, size, POSITIONS=POSITIONS, DEPTH=DEPTH,
     )  # fmt: skip
-    squares = torch.cat([embedding, gram_of(parts, p, size), crossed], dim=1)
-    signed = signed_roundings(parts, p, size) + tokens.total + COLUMNS + squares.shape[1]
-    chosen = bound(tokens.total + parts.total, signed=signed)
-    return norms_of(parts, chosen, squares, lengths_of(parts, p, size), sizes)
+    linear, lengths = gram_of(parts, p, size), lengths_of(parts, p, size)
+    adding = tokens.total + COLUMNS + embedding.shape[1]
+    signed = signed_roundings(parts, p, size) + adding + blocks
+    whole = bound(tokens.total + parts.total, signed=signed)
+    norms = norms_of(parts, whole, torch.cat([embedding, linear, crossed], dim=1), lengths, sizes)
+    first = norms_of(tokens, bound(tokens.total, squares=adding), embedding, sizes=sizes)
+    second = norms_of(parts, bound(parts.total, signed=signed), linear, lengths)
+    return torch.maximum(norms, TIED * (first + second))
 
 
 @kernel("p", "token_total", "total", "size")
