@@ -138,3 +138,21 @@ class Bound(NamedTuple):
 def bounded(norms: Wide, terms: Wide) -> Wide:
     """Return the norms, or the least share of the sum of their terms' norms that `dpcore.spec.rounding` asks for."""
     return np.maximum(norms, CANCELLATION * terms)
+
+
+def terms_of(a: Side, e: Side) -> Wide:
+    """Return S, not scaled."""
+    return np.vecdot(np.sqrt(a.measured[1]), np.sqrt(e.measured[1])) * (1 + gamma(a.time + 8, U64))
+
+
+def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool) -> Wide:
+    """Return how far a product over T rows may be off.
+
+    In float32 underflow adds at most 2^-126 for each product, each addition and, times the other side's largest, each
+    entry: ``4 T 2^-126 2^13`` a coordinate.
+    """
+    if wide:
+        return gamma(a.time + 8, U64) * terms
+    underflow = 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
+    largest = 1.0 if scale is None else float(np.abs(scale).max(initial=0.0))
+    return gamma(a.time + 3, U32) * terms + underflow * largest
