@@ -9,8 +9,8 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
-from dpcore_triton.launch import COLUMNS, common_device, float32_only, jit, kernel, launch
-from dpcore_triton.pairs import Parts, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
+from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch
+from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
 
@@ -33,9 +33,8 @@ def embedding_norms(
     float32_only(gradients=gradients, scale=scales)
     device = common_device(indices=indices, gradients=gradients, scale=scales)
     parts = parts_of(None, gradients, point_weights, device, exponent_of(point_weights))
-    squares, sizes = tokens_of(parts, joined(indices), gradients[0].shape[2], size, scale)
-    chosen = bound(parts.total, squares=parts.total + COLUMNS + squares.shape[1])
-    return norms_of(parts, chosen, squares, sizes=sizes)
+    squares, lengths = tokens_of(parts, joined(indices), gradients[0].shape[2], size, scale)
+    return norms_of(parts, bound(parts.total, squares=parts.total + COLUMNS + squares.shape[1]), squares, lengths)
 
 
 def embedding_sum(
@@ -74,45 +73,65 @@ def joined(indices: Sequence[Tensor]) -> Tensor:
 
 
 def tokens_of(parts: Parts, index: Tensor, width: int, size: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return sums of squares of v, and of the sizes of its terms: (B, blocks of columns) each."""
+    """Return sums of squares of v (B, blocks of columns), and the norms of its terms (B, T)."""
     tokens, order = torch.sort(index, dim=1, stable=True)
-    squares = torch.empty((parts.examples, -(-width // COLUMNS)), dtype=torch.float64, device=parts.device)
-    sizes = torch.empty_like(squares)
+    squares, lengths = parts.empty(-(-width // COLUMNS)), parts.empty(parts.total)
+    scales = squares if scale is None else scale.detach().contiguous()
+    scaled, count = scale is not None, lengths.numel()
     launch(
-        _tokens_kernel, (squares.numel(),), parts.device, parts.rows, parts.row_of, tokens, order,
-        squares if scale is None else scale.detach().contiguous(), squares, sizes, width, parts.total, size,
-        SCALED=scale is not None, COLUMNS=COLUMNS,
+        _tokens_kernel, (squares.numel(),), parts.device, parts.rows, parts.row_of, tokens, order, scales, squares,
+        width, parts.total, size, SCALED=scaled, COLUMNS=COLUMNS,
     )  # fmt: skip
-    return squares, sizes
+    launch(
+        _lengths_kernel, (-(-count // ROWS),), parts.device, parts.rows, parts.row_of, index, scales, lengths, count,
+        width, parts.total, size, SCALED=scaled, ROWS=ROWS, COLUMNS=WIDTH,
+    )  # fmt: skip
+    return squares, lengths
 
 
 @kernel("width", "total", "size")
 def _tokens_kernel(
-    rows, row_of, tokens, order, scale, squares, sizes, width, total, size, SCALED: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, tokens, order, scale, squares, width, total, size, SCALED: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     chunks = (width + COLUMNS - 1) // COLUMNS
     example, column = tl.program_id(0) // chunks, tl.program_id(0) % chunks * COLUMNS + tl.arange(0, COLUMNS)
     first, position = example.to(tl.int64) * total, 0
-    v, terms = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
-    square, other = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
+    v, square = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
     while position < total:
         token, spot = tl.load(tokens + first + position), tl.load(order + first + position)
         # No columns of a token that is none. (The interpreter cannot mask by a vector and a scalar.)
         used = column < tl.where((token >= 0) & (token < size), width, 0)
-        value = gradient_at(rows, row_of, example, spot, column, used)
-        v += value
-        terms += tl.abs(value)
+        v += gradient_at(rows, row_of, example, spot, column, used)
         position += 1
         if tl.load(tokens + first + position, mask=position < total, other=-1) != token:
             if SCALED:
-                factor = tl.load(scale + (token * width + column), mask=used, other=0.0).to(tl.float64)
-                v *= factor
-                terms *= factor
+                v *= tl.load(scale + (token * width + column), mask=used, other=0.0).to(tl.float64)
             square += v * v
-            other += terms * terms
-            v, terms = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
+            v = tl.zeros((COLUMNS,), tl.float64)
     tl.store(squares + tl.program_id(0), tl.sum(square, axis=0))
-    tl.store(sizes + tl.program_id(0), tl.sum(other, axis=0))
+
+
+@kernel("count", "width", "total", "size")
+def _lengths_kernel(
+    rows, row_of, index, scale, lengths, count, width, total, size,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    term = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mask, position = term < count, term % total
+    token = tl.load(index + term, mask=mask, other=-1)
+    used, at = (token >= 0) & (token < size), rows_at(rows, row_of, term // total, position, mask, 4)
+    sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
+    while start < width:
+        column = start + tl.arange(0, COLUMNS)
+        inside = used[:, None] & (column < width)[None, :]
+        value = tl.load(at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float64)
+        if SCALED:
+            to = scale + (token[:, None] * width + column[None, :])
+            value *= tl.load(to, mask=inside, other=0.0).to(tl.float64)
+        sums += value * value
+        start += COLUMNS
+    length = tl.abs(weights_at(rows, row_of, position, mask)) * tl.sqrt(tl.sum(sums, axis=1))
+    tl.store(lengths + term, length, mask=mask)
 
 
 @jit

@@ -12,7 +12,7 @@ from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, Parts, dot, rows_at, we
 
 def lengths_of(parts: Parts, p: int, q: int) -> torch.Tensor:
     """Return the norm of each term of each example, |weight| |e_t| |a_t|: (B, T)."""
-    lengths = torch.empty((parts.examples, parts.total), dtype=torch.float64, device=parts.device)
+    lengths = parts.empty(parts.total)
     count = lengths.numel()
     launch(
         _lengths_kernel, (-(-count // ROWS),), parts.device, parts.rows, parts.row_of, lengths, count, p, q,
@@ -24,7 +24,7 @@ def lengths_of(parts: Parts, p: int, q: int) -> torch.Tensor:
 def gram_of(parts: Parts, p: int, q: int) -> torch.Tensor:
     """Return sums of ``(a_s . a_t)(e_s . e_t)`` that add up to each example's |v|^2: (B, blocks of positions)."""
     blocks = -(-parts.total // POSITIONS)
-    squares = torch.empty((parts.examples, blocks), dtype=torch.float64, device=parts.device)
+    squares = parts.empty(blocks)
     launch(
         _gram_kernel, (parts.examples * blocks,), parts.device, parts.rows, parts.row_of, squares, p, q, parts.total,
         POSITIONS=POSITIONS, DEPTH=DEPTH,

@@ -13,6 +13,7 @@ from dpcore_triton.gram import gram_of, lengths_of, signed_roundings
 from dpcore_triton.launch import common_device, float32_only, jit, kernel, launch
 from dpcore_triton.pairs import (
     DEPTH,
+    POSITIONS,
     SIDE,
     UNIT,
     Bound,
@@ -52,19 +53,15 @@ def linear_norms(
     device = common_device(**arrays)
     parts = parts_of(inputs, gradients, point_weights, device, exponent_of(point_weights))
     p, q = inputs[0].shape[2], gradients[0].shape[2]
-    if scale is not None:
-        squares, sizes = _tiles(parts, p, q, scale.detach().contiguous())
-        chosen = bound(parts.total, squares=SIDE * SIDE + squares.shape[1])
-        return norms_of(parts, chosen, squares, sizes=sizes)
-    lengths = lengths_of(parts, p, q)
-    if parts.total == 1:
+    scales = None if scale is None else scale.detach().contiguous()
+    lengths = lengths_of(parts, p, q) if scales is None else _scaled_lengths(parts, p, q, scales)
+    if parts.total == 1 and scales is None:
         # |v| = S, rounded p + q + 16 times at most; the product with a weight included.
-        alone = Bound(0.0, 1 + 2 * (p + q + 16) * UNIT, 0.0, 0.0)
-        return norms_of(parts, alone, lengths[:, :0], lengths)
-    if gram or (parts.total <= FEW_POSITIONS and not exact):
+        return norms_of(parts, Bound(0.0, 1 + 2 * (p + q + 16) * UNIT, 0.0), lengths[:, :0], lengths)
+    if scales is None and (gram or (parts.total <= FEW_POSITIONS and not exact)):
         squares = gram_of(parts, p, q)
         return norms_of(parts, bound(parts.total, signed=signed_roundings(parts, p, q)), squares, lengths)
-    squares, _ = _tiles(parts, p, q, None)
+    squares = _tiles(parts, p, q, scales)
     return norms_of(parts, bound(parts.total, squares=SIDE * SIDE + squares.shape[1]), squares, lengths)
 
 
@@ -105,34 +102,65 @@ def tiles_of(p: int, q: int) -> int:
     return -(-p // SIDE) * -(-q // SIDE)
 
 
-def _tiles(parts: Parts, p: int, q: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sum of squares of each tile of v, and with a scale that of its terms' sizes: (B, tiles)."""
-    shape = (parts.examples, tiles_of(p, q))
-    squares = torch.empty(shape, dtype=torch.float64, device=parts.device)
-    sizes = squares if scale is None else torch.empty_like(squares)
+def _scaled_lengths(parts: Parts, p: int, q: int, scale: Tensor) -> Tensor:
+    """Return the norm of each scaled term, by ``sum_{r,c} (e_r s_rc a_c)^2``: (B, T)."""
+    lengths = parts.empty(parts.total)
+    launch(
+        _scaled_lengths_kernel, (parts.examples * -(-parts.total // POSITIONS),), parts.device, parts.rows,
+        parts.row_of, scale, lengths, p, q, parts.total, POSITIONS=POSITIONS, SIDE=SIDE, DEPTH=DEPTH,
+    )  # fmt: skip
+    return lengths
+
+
+def _tiles(parts: Parts, p: int, q: int, scale: Tensor | None) -> Tensor:
+    """Return the sum of squares of each tile of v: (B, tiles)."""
+    squares = parts.empty(tiles_of(p, q))
     launch(
         _tiles_kernel, (squares.numel(),), parts.device, parts.rows, parts.row_of,
-        squares if scale is None else scale, squares, sizes, p, q, parts.total,
+        squares if scale is None else scale, squares, p, q, parts.total,
         SCALED=scale is not None, SIDE=SIDE, DEPTH=DEPTH,
     )  # fmt: skip
-    return squares, sizes
+    return squares
+
+
+@kernel("p", "q", "total")
+def _scaled_lengths_kernel(
+    rows, row_of, scale, lengths, p, q, total, POSITIONS: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    blocks = (total + POSITIONS - 1) // POSITIONS
+    example, position = tl.program_id(0) // blocks, tl.program_id(0) % blocks * POSITIONS + tl.arange(0, POSITIONS)
+    mask, left = position < total, 0
+    a, e = rows_at(rows, row_of, example, position, mask, 1), rows_at(rows, row_of, example, position, mask, 4)
+    squares = tl.zeros((POSITIONS,), tl.float64)
+    while left < p:
+        column, top = left + tl.arange(0, SIDE), 0
+        inside, sums = column < p, tl.zeros((POSITIONS, SIDE), tl.float64)
+        while top < q:
+            row = (top + tl.arange(0, DEPTH)).to(tl.int64)
+            used = row < q
+            y = tl.load(e[:, None] + row[None, :], mask=mask[:, None] & used[None, :], other=0.0).to(tl.float64)
+            at = scale + (row[:, None] * p + column[None, :])
+            s = tl.load(at, mask=used[:, None] & inside[None, :], other=0.0).to(tl.float64)
+            sums = dot(y * y, s * s, sums)
+            top += DEPTH
+        x = tl.load(a[:, None] + column[None, :], mask=mask[:, None] & inside[None, :], other=0.0).to(tl.float64)
+        squares += tl.sum(sums * (x * x), axis=1)
+        left += SIDE
+    length = tl.abs(weights_at(rows, row_of, position, mask)) * tl.sqrt(squares)
+    tl.store(lengths + (example.to(tl.int64) * total + position), length, mask=mask)
 
 
 @kernel("p", "q", "total")
 def _tiles_kernel(
-    rows, row_of, scale, squares, sizes, p, q, total,
-    SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
+    rows, row_of, scale, squares, p, q, total, SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
     tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
     example = tl.program_id(0) // tiles
     row, column = places(tl.program_id(0) % tiles, p, SIDE)
-    v = gradient_of(rows, row_of, example, row, column, p, q, total, False, SIDE, DEPTH)
+    v = gradient_of(rows, row_of, example, row, column, p, q, total, SIDE, DEPTH)
     if SCALED:
         inside = (row < q)[:, None] & (column < p)[None, :]
-        factor = tl.load(scale + (row[:, None] * p + column[None, :]), mask=inside, other=0.0).to(tl.float64)
-        v *= factor
-        terms = gradient_of(rows, row_of, example, row, column, p, q, total, True, SIDE, DEPTH) * factor
-        tl.store(sizes + tl.program_id(0), tl.sum(tl.sum(terms * terms, axis=1), axis=0))
+        v *= tl.load(scale + (row[:, None] * p + column[None, :]), mask=inside, other=0.0).to(tl.float64)
     tl.store(squares + tl.program_id(0), tl.sum(tl.sum(v * v, axis=1), axis=0))
 
 
@@ -145,18 +173,12 @@ def places(tile, p, SIDE: tl.constexpr):
 
 
 @jit
-def gradient_of(
-    rows, row_of, example, row, column, p, q, total,
-    SIZES: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Return a tile of an example's gradient, or of the sum of the sizes of its terms."""
+def gradient_of(rows, row_of, example, row, column, p, q, total, SIDE: tl.constexpr, DEPTH: tl.constexpr):
+    """Return a tile of an example's gradient."""
     sums, start = tl.zeros((SIDE, SIDE), tl.float64), 0
     while start < total:
         position = start + tl.arange(0, DEPTH)
-        mask = position < total
-        e, a = factors_of(rows, row_of, example, position, mask, row, column, p, q)
-        if SIZES:
-            e, a = tl.abs(e), tl.abs(a)
+        e, a = factors_of(rows, row_of, example, position, position < total, row, column, p, q)
         sums = dot(e, a, sums)
         start += DEPTH
     return sums
@@ -193,7 +215,7 @@ def _sum_kernel(
         while start < examples:
             weight = tl.load(weights + start).to(tl.float64)
             if weight != 0:
-                v = gradient_of(rows, row_of, start, row, column, p, q, total, False, SIDE, DEPTH)
+                v = gradient_of(rows, row_of, start, row, column, p, q, total, SIDE, DEPTH)
                 if SCALED:
                     v *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float64)
                 sums += weight * v

@@ -37,6 +37,10 @@ class Parts(NamedTuple):
     exponent: int  #: the weights in `rows` are the point weights times ``2 ** -exponent``
     kept: Sequence[Tensor]  #: what the addresses point into
 
+    def empty(self, width: int) -> Tensor:
+        """Return float64 memory for so many numbers of each example."""
+        return torch.empty((self.examples, width), dtype=torch.float64, device=self.device)
+
 
 def dense(arrays: Sequence[Tensor]) -> list[Tensor]:
     """Return arrays whose last axis has no gaps; the other axes may have any strides."""
@@ -80,10 +84,10 @@ class Bound(NamedTuple):
 
     Notes
     -----
-    Let v be an example's vector, Q the computed ``|v|^2``, and S a bound on the sum of the norms of the terms of v.
-    With u = 2^-53, a coordinate of v~, what a sum adds for v, is the sum of T products in float64, in any order, times
-    scale and factor: at most T + 4 roundings of numbers whose absolute values add up to at most that of S. So ``||v~ -
-    v|| <= (T + 4) u S``. `tiles` squares a v computed like v~, which is as far from v. Hence `outer`: twice that.
+    Let v be an example's vector, the sum of T terms; S the sum of their norms, Q the computed ``|v|^2``, u = 2^-53. A
+    coordinate of v~, what a sum adds for v, is the sum of T products in float64, in any order, times scale and factor:
+    at most T + 4 roundings of numbers that are the sizes of the terms' coordinates. So ``||v~ - v|| <= (T + 4) u S``.
+    Where Q adds squares it is that of a v computed like v~, which is as far from v. Hence `outer`: twice that.
 
     `inner` is the rounding of a Q whose terms have both signs (the additions of an inner product and of a Q, any
     order), by Cauchy's inequality relative to ``S^2``; `raising` that of a Q that adds squares, and of N itself. All
@@ -98,45 +102,36 @@ class Bound(NamedTuple):
     inner: float
     outer: float
     raising: float
-    root: float  #: S is the sum of an example's lengths, and `root` times the root of the sum of its sizes
 
 
 def bound(total: int, *, signed: int = 0, squares: int = 0) -> Bound:
     """Return the constants for T = `total`, and so many roundings of a `signed` Q or of a Q of `squares`."""
-    raising = 1 + 2 * (squares + 16) * UNIT
-    return Bound(2 * signed * UNIT, 4 * (total + 4) * UNIT, raising, math.sqrt(total) * raising)
+    return Bound(2 * signed * UNIT, 4 * (total + 4) * UNIT, 1 + 2 * (squares + 16) * UNIT)
 
 
-def norms_of(
-    parts: Parts, chosen: Bound, squares: Tensor, lengths: Tensor | None = None, sizes: Tensor | None = None
-) -> Tensor:
-    """Return N of each example from arrays (B, any number) that are added up: terms of Q, terms of S, squares for S."""
+def norms_of(parts: Parts, chosen: Bound, squares: Tensor, lengths: Tensor) -> Tensor:
+    """Return N of each example from what adds up to Q (B, any number) and to S (B, any number)."""
     norms = torch.empty(parts.examples, dtype=torch.float64, device=parts.device)
     numbers, *_ = table([tuple(map(bits, (*chosen, 2.0**parts.exponent)))], [1], parts.device)
-    widths = [0 if array is None else array.shape[1] for array in (squares, lengths, sizes)]
-    arrays = [norms if array is None else array for array in (squares, lengths, sizes)]
-    grid = (-(-parts.examples // ROWS),)
     launch(
-        _bounds_kernel, grid, parts.device, numbers, *arrays, norms, parts.examples, *widths,
-        ROWS=ROWS, COLUMNS=WIDTH,
+        _bounds_kernel, (-(-parts.examples // ROWS),), parts.device, numbers, squares, lengths, norms, parts.examples,
+        squares.shape[1], lengths.shape[1], ROWS=ROWS, COLUMNS=WIDTH,
     )  # fmt: skip
     return norms
 
 
-@kernel("examples", "squares_width", "lengths_width", "sizes_width")
+@kernel("examples", "squares_width", "lengths_width")
 def _bounds_kernel(
-    numbers, squares, lengths, sizes, norms, examples, squares_width, lengths_width, sizes_width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    numbers, squares, lengths, norms, examples, squares_width, lengths_width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     example = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inner, outer, raising = number(numbers, 1), number(numbers, 2), number(numbers, 3)
     terms = added(lengths, example, examples, lengths_width, ROWS, COLUMNS)
-    terms += number(numbers, 4) * tl.sqrt(added(sizes, example, examples, sizes_width, ROWS, COLUMNS))
     square = tl.maximum(added(squares, example, examples, squares_width, ROWS, COLUMNS), 0.0)
-    # A maximum may drop a NaN; S, which every product's factors enter, brings it back.
-    bound_ = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
-    bound_ = tl.where(terms < float("inf"), tl.maximum(bound_, LEAST_SHARE * terms), float("inf"))
-    tl.store(norms + example, bound_ * number(numbers, 5), mask=example < examples)
+    # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
+    norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
+    norm = tl.where(terms < float("inf"), tl.maximum(norm, LEAST_SHARE * terms), float("inf"))
+    tl.store(norms + example, norm * number(numbers, 4), mask=example < examples)
 
 
 @jit

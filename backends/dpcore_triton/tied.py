@@ -43,19 +43,18 @@ def tied_norms(
     tokens = parts_of(None, token_gradients, token_weights, device, exponent)
     parts = parts_of(inputs, gradients, point_weights, device, exponent)
     index = joined(indices)
-    embedding, sizes = tokens_of(tokens, index, p, size, None)
-    blocks = -(-tokens.total // POSITIONS)
-    crossed = torch.empty((parts.examples, blocks), dtype=torch.float64, device=device)
+    embedding, token_lengths = tokens_of(tokens, index, p, size, None)
+    crossed = tokens.empty(-(-tokens.total // POSITIONS))
     launch(
         _cross_kernel, (crossed.numel(),), device, tokens.rows, tokens.row_of, index, parts.rows, parts.row_of,
         crossed, p, tokens.total, parts.total, size, POSITIONS=POSITIONS, DEPTH=DEPTH,
     )  # fmt: skip
     linear, lengths = gram_of(parts, p, size), lengths_of(parts, p, size)
     adding = tokens.total + COLUMNS + embedding.shape[1]
-    signed = signed_roundings(parts, p, size) + adding + blocks
-    whole = bound(tokens.total + parts.total, signed=signed)
-    norms = norms_of(parts, whole, torch.cat([embedding, linear, crossed], dim=1), lengths, sizes)
-    first = norms_of(tokens, bound(tokens.total, squares=adding), embedding, sizes=sizes)
+    signed = signed_roundings(parts, p, size) + adding + crossed.shape[1]
+    whole = [torch.cat([embedding, linear, crossed], dim=1), torch.cat([token_lengths, lengths], dim=1)]
+    norms = norms_of(parts, bound(tokens.total + parts.total, signed=signed), *whole)
+    first = norms_of(tokens, bound(tokens.total, squares=adding), embedding, token_lengths)
     second = norms_of(parts, bound(parts.total, signed=signed), linear, lengths)
     return torch.maximum(norms, TIED * (first + second))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +18,9 @@ from dpcore.errors import ArgumentTypeError
 from dpcore.spec.backends import load_backend
 
 pytest.importorskip("triton")
+
+import torch
+
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 Arrays = Sequence[np.ndarray]
@@ -27,6 +30,7 @@ examples = st.sampled_from([0, 1, 3, 17])
 times = st.lists(st.sampled_from([0, 1, 2, 15, 18]), min_size=1, max_size=2)
 widths = st.sampled_from([0, 1, 3, 16, 33])
 point_weights = st.sampled_from([1.0, -1.0, 0.3, 1000.0, 0.0, 1e-30])
+pairs_of_weights = st.sampled_from([[1.0, -1.0], [1000.0, -999.0], [1e-200, -1e-200], [1.0, 1e-30], [1e150, 2.0]])
 sizes = st.sampled_from([1, 5, 40])
 
 
@@ -92,7 +96,7 @@ def factors(rng: np.random.Generator, arrays: Arrays) -> np.ndarray:
 @few
 @given(seeds, examples, times, widths, widths, st.data())
 def test_linear_maps_agree(seed: int, count: int, lengths: list[int], p: int, q: int, data: st.DataObject) -> None:
-    rng, special = np.random.default_rng(seed), data.draw(st.booleans())
+    rng, special = np.random.default_rng(seed), data.draw(st.booleans()) and p * q > 0
     inputs = [floats(rng, count, length, p, special=special) for length in lengths]
     gradients = [floats(rng, count, length, q) for length in lengths]
     points = [data.draw(point_weights) for _ in lengths]
@@ -135,3 +139,99 @@ def test_norms_of_tied_matrices_agree(
     assert_norms_agree(
         "tied_norms", indices, token_gradients, points[0], inputs, gradients, points[1], size, exact=True
     )
+
+
+def assert_certified(norms: torch.Tensor, add: Callable[[torch.Tensor, torch.Tensor], None], coordinates: int) -> None:
+    """Hold each norm to be one of what is added for that example alone, in rational arithmetic."""
+    backend = load_backend("triton")
+    for i, norm in enumerate(norms.tolist()):
+        weights, out = np.zeros(len(norms), np.float32), sent(np.zeros(coordinates))
+        weights[i] = 1
+        add(sent(weights), out)
+        exact = sum(Fraction(value) ** 2 for value in backend.to_numpy(out).tolist())
+        assert exact <= Fraction(norm) ** 2, (i, norm, math.sqrt(exact))
+
+
+def nearly_the_same(rng: np.random.Generator, *shape: int) -> list[np.ndarray]:
+    """Rows at two points, at relative distances of 1e-2, 1e-4 and 1e-6 in three examples; of any size in a fourth."""
+    first = rng.standard_normal((4, *shape))
+    second = first * (1 + rng.standard_normal(first.shape) * np.array([1e-2, 1e-4, 1e-6, 0])[:, None, None])
+    extreme = np.isfinite(SPECIAL)
+    first[3], second[3] = (rng.choice(SPECIAL[extreme], shape) for _ in range(2))
+    return [first.astype(np.float32), second.astype(np.float32)]
+
+
+@fewer
+@given(seeds, st.sampled_from([1, 5, 17]), st.sampled_from(["tiles", "gram", "exact", "scale"]), pairs_of_weights)
+def test_what_a_linear_map_adds_is_within_its_norm(seed: int, time: int, by: str, points: list[float]) -> None:
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    parts = (sent(nearly_the_same(rng, time, 3)), sent(nearly_the_same(rng, time, 2)), points)
+    scale = {"scale": sent(rng.choice(SPECIAL[:5], 6)) if by == "scale" else None}
+    norms = backend.linear_norms(*parts, **scale, gram=by == "gram", exact=by == "exact")
+    assert_certified(norms, lambda weights, out: backend.linear_sum(*parts, weights, out, **scale), 6)
+
+
+@fewer
+@given(seeds, st.sampled_from([1, 5, 17]), st.booleans(), pairs_of_weights)
+def test_what_a_tied_matrix_adds_is_within_its_norm(seed: int, time: int, alone: bool, points: list[float]) -> None:
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    index = rng.integers(-1, 3, (4, time))
+    tokens = (sent([index, index]), sent(nearly_the_same(rng, time, 2)), points)
+    linear = (sent(nearly_the_same(rng, time, 2)), sent(nearly_the_same(rng, time, 3)), points)
+
+    def add(weights: torch.Tensor, out: torch.Tensor) -> None:
+        backend.embedding_sum(*tokens, weights, out)
+        if not alone:
+            backend.linear_sum(*linear, weights, out)
+
+    norms = backend.embedding_norms(*tokens, 3) if alone else backend.tied_norms(*tokens, *linear, 3)
+    assert_certified(norms, add, 6)
+
+
+def test_examples_of_weight_zero_add_nothing() -> None:
+    backend = load_backend("triton")
+    for time in (1, 2):
+        rows = np.full((3, time, 2), np.nan, np.float32)
+        rows[1] = 1
+        weights, out = sent(np.array([0, 2, -0.0])), sent(np.array([1, 1, -0.0, 0]))
+        backend.linear_sum([sent(rows)], [sent(rows)], [1.0], weights, out)
+        np.testing.assert_array_equal(backend.to_numpy(out), 2 * time + np.array([1, 1, 0, 0]))
+        index, out = np.array([[0] * time, [1] * time, [0] * time]), sent(np.array([1, 1, -0.0, 0]))
+        backend.embedding_sum([sent(index)], [sent(rows)], [1.0], weights, out)
+        np.testing.assert_array_equal(backend.to_numpy(out), [1, 1, 2 * time, 2 * time])
+
+
+def test_arrays_may_be_views() -> None:
+    """Activations with time first, a cut, one row for all examples, columns with gaps."""
+    backend, rng = load_backend("triton"), np.random.default_rng(0)
+    rows = floats(rng, 5, 4, 6)
+    whole = sent(rows)
+    first = sent(np.ascontiguousarray(rows.transpose(1, 0, 2))).transpose(0, 1)
+    views = [first, whole[:, 1:3], whole[:, :1].expand(5, 3, 6), sent(np.repeat(rows, 2, axis=2))[:, :, ::2]]
+    plain = [rows, rows[:, 1:3], np.repeat(rows[:, :1], 3, axis=1), rows]
+    gradients = [floats(rng, *part.shape[:2], 3) for part in plain]
+    out, weights, expected = sent(np.zeros(18)), sent(np.ones(5, np.float32)), np.zeros(18)
+    points = [1.0, -2.0, 0.5, 1.0]
+    backend.linear_sum(views, sent(gradients), points, weights, out)
+    for point, part, gradient in zip(points, plain, gradients, strict=True):
+        expected += point * np.einsum("bte,bta->ea", wide(gradient), wide(part)).ravel()
+    np.testing.assert_allclose(backend.to_numpy(out), expected, rtol=1e-9, atol=1e-6)
+    for gram in (False, True):
+        got = backend.linear_norms(views, sent(gradients), points, gram=gram)
+        np.testing.assert_allclose(
+            backend.to_numpy(got), reference.linear_norms(wide(plain), wide(gradients), points), rtol=1e-9
+        )
+
+
+def test_float64_is_refused_with_the_remedy() -> None:
+    backend, rows = load_backend("triton"), [sent(np.ones((2, 1, 3)))]
+    index = [sent(np.zeros((2, 1), np.int64))]
+    for run in (
+        lambda: backend.linear_norms(rows, rows, [1.0]),
+        lambda: backend.linear_sum(rows, rows, [1.0], sent(np.ones(2)), sent(np.ones(9))),
+        lambda: backend.embedding_norms(index, rows, [1.0], 1),
+        lambda: backend.embedding_sum(index, rows, [1.0], sent(np.ones(2)), sent(np.ones(3))),
+        lambda: backend.tied_norms(index, rows, [1.0], rows, rows, [1.0], 3),
+    ):
+        with pytest.raises(ArgumentTypeError, match=r"\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):
+            run()
