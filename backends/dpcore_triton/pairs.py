@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
-from dpcore.spec.rounding import CANCELLATION
 from dpcore_triton.launch import COLUMNS, ROWS, jit, kernel, launch, table
 
 Tensor = torch.Tensor
@@ -22,7 +21,6 @@ SIDE, POSITIONS, DEPTH = 32, 16, 16
 WIDTH = COLUMNS // 4
 UNIT = 2.0**-53
 UNDERFLOW = tl.constexpr(2.0**-300)
-LEAST_SHARE = tl.constexpr(CANCELLATION)
 FIELDS = tl.constexpr(8)
 
 
@@ -130,7 +128,7 @@ def _bounds_kernel(
     square = tl.maximum(added(squares, example, examples, squares_width, ROWS, COLUMNS), 0.0)
     # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
     norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
-    norm = tl.where(terms < float("inf"), tl.maximum(norm, LEAST_SHARE * terms), float("inf"))
+    norm = tl.where(terms < float("inf"), norm, float("inf"))
     tl.store(norms + example, norm * number(numbers, 4), mask=example < examples)
 
 
