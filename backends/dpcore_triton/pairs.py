@@ -128,7 +128,6 @@ def _bounds_kernel(
     square = tl.maximum(added(squares, example, examples, squares_width, ROWS, COLUMNS), 0.0)
     # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
     norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
-    norm = tl.where(terms < float("inf"), norm, float("inf"))
     tl.store(norms + example, norm * number(numbers, 4), mask=example < examples)
 
 
