@@ -1,9 +1,9 @@
 """A trial of the model on synthetic examples that shows whether they mix.
 
 The model runs on a batch of three synthetic examples and again with the second one replaced, once by other values and
-once by NaN (which any arithmetic carries along, however small its weight). Example 0's output must stay the same. All
+once by NaN (which any arithmetic carries along, however small its weight). The others' outputs must stay the same. All
 runs start from the same generator state, so dropout draws the same masks; the user's generators are put back. Forward
-hooks, removed afterwards, name the first module that takes an unchanged example 0 and returns a changed one: inner
+hooks, removed afterwards, name the first module that takes unchanged other examples and returns changed ones: inner
 modules return before the ones that contain them.
 """
 
@@ -91,7 +91,7 @@ def _compare(model: nn.Module, base: Calls, changed: Tree, is_poison: bool) -> N
 
 
 def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    """Whether example 0 is the same in all tensors whose first dimension is the examples."""
+    """Whether the first and the last example are the same in all tensors whose first dimension is the examples."""
     if len(left) != len(right):
         return False
     for a, b in zip(left, right, strict=True):
@@ -100,7 +100,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
         if a.dim() == 0 or a.shape[0] % EXAMPLES or not a.numel():
             continue
         rows = a.shape[0] // EXAMPLES  # a layer may fold further dimensions into the first one
-        x, y = a[:rows], b[:rows]
+        x, y = (torch.cat([t[:rows], t[-rows:]]) for t in (a, b))
         if not x.is_floating_point():
             if not torch.equal(x, y):
                 return False
