@@ -56,7 +56,9 @@ class Derived:
         if self.indices is not None:
             return self.whole(rows.mT @ columns)
         first, second = (columns, rows) if self.transposed else (rows, columns)
-        return Linear(inputs=(second,), gradients=(self._placed(first, -1),), point_weights=(1.0,))
+        first = self._placed(first, -1)
+        times, q, p = first.shape[1], first.shape[2], second.shape[2]
+        return Linear((second,), (first,), (1.0,), gram=times * (p + q) < p * q)
 
     def whole(self, gradients: torch.Tensor) -> Block:
         """Return the block of explicit gradients (B, *shape)."""
@@ -177,6 +179,8 @@ class Tracer(TorchFunctionMode):
             return function(*args, **kwargs) if replaced is None else replaced
         if any(site.gave):
             return self._rules(function)(Operation(self, function, args, kwargs, site))
+        if in_place(function):
+            raise UnknownLayout(f"{function.__name__} on what is made of parameters")
         result = function(*args, **kwargs)
         for tensor in tensors(result):
             if tensor.requires_grad:
@@ -269,6 +273,12 @@ _TRANSPOSED = {
     torch.Tensor.t, torch.t, torch.Tensor.T.__get__, torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
     torch.transpose, torch.Tensor.transpose,
 }  # fmt: skip
+
+
+def in_place(function: Any) -> bool:
+    """Whether an operation writes to a tensor that it takes."""
+    name = getattr(function, "__name__", "")
+    return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
 
 
 def _made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor: torch.Tensor) -> Derived:
