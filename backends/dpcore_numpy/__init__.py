@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dpcore_numpy.arrays import from_numpy, to_numpy, zeros_like
 from dpcore_numpy.clip import clip_factors, row_norms, weighted_sum
+from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
+from dpcore_numpy.linear import linear_norms, linear_sum
 from dpcore_numpy.noise import normal
-from dpcore_numpy.pairs import embedding_norms, embedding_sum, linear_norms, linear_sum, tied_norms
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
+from dpcore_numpy.tied import tied_norms
 from dpcore_numpy.update import update
 
 name: Final = "numpy"

@@ -1,141 +1,151 @@
-"""Per-example gradients as pairs of activations and output gradients: certified norms, and weighted sums."""
+"""One side of the pairs, activations or output gradients: its parts joined along time, in the range a product needs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.check_pairs import check_embedding, check_linear, check_sum
-from dpcore.spec.rounding import CANCELLATION
-
 Floats = NDArray[Any]
+Wide = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-
-def linear_norms(
-    inputs: Sequence[Floats],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
-    *,
-    scale: Floats | None = None,
-    gram: bool = False,
-    exact: bool = False,
-) -> NDArray[np.float64]:
-    """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
-    check_linear(inputs, gradients, point_weights, scale)
-    a, e = _joined(inputs), _joined(gradients, point_weights)
-    norms = np.zeros(len(a))
-    for i in range(len(a)):
-        norms[i] = _bound(*_linear(a[i], e[i], scale))
-    return norms
+# Unit roundoffs; and what a float32 operation loses to underflow at most, also where denormals are flushed to zero.
+U32, U64, TINY = 2.0**-24, 2.0**-53, 2.0**-126
+# Rows are taken as they are where their Frobenius norm is within 2^-12 .. 2^12.
+RANGE = 12
+_COLUMNS = 4096
 
 
-def linear_sum(
-    inputs: Sequence[Floats],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
-    weights: Floats,
-    out: Floats,
-    *,
-    scale: Floats | None = None,
-    exact: bool = False,
-) -> None:
-    """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
-    check_linear(inputs, gradients, point_weights, scale)
-    check_sum(len(inputs[0]), inputs[0].shape[2] * gradients[0].shape[2], weights, out)
-    a, e = _joined(inputs), _joined(gradients, point_weights)
-    for i in np.flatnonzero(weights):
-        out += float(weights[i]) * _linear(a[i], e[i], scale)[0]
+def gamma(terms: int, u: float) -> float:
+    """Return the relative rounding of a sum of so many products, in any order, doubled for n u > 1/2."""
+    return terms * u / (1 - terms * u) if terms * u < 0.5 else math.inf
 
 
-def embedding_norms(
-    indices: Sequence[Indices],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
-    size: int,
-    *,
-    scale: Floats | None = None,
-) -> NDArray[np.float64]:
-    """See `dpcore.spec.pair_ops.PairOperations.embedding_norms`."""
-    check_embedding(indices, gradients, point_weights, size, scale)
-    index, e = np.concatenate(indices, axis=1), _joined(gradients, point_weights)
-    norms = np.zeros(len(index))
-    for i in range(len(index)):
-        norms[i] = _bound(*_embedding(index[i], e[i], size, scale))
-    return norms
+class Side:
+    """J parts (B, T_j, n) with weights, joined along time to rows r_i (T, n) = ``unit 2^exponents[i]`` times `narrow`.
+
+    Attributes
+    ----------
+    unit : float
+        The largest of the weights in size, with its sign, so that a single part is never multiplied.
+    """
+
+    def __init__(self, parts: Sequence[Floats], weights: Sequence[float] | None = None) -> None:
+        self.parts = parts
+        given = np.ones(len(parts)) if weights is None else np.array([float(weight) for weight in weights])
+        self.unit = float(given[np.abs(given).argmax()])
+        self.ratios: list[float] = (given / (self.unit or 1.0)).tolist()
+        self.examples, _, self.width = parts[0].shape
+        self.time = sum(part.shape[1] for part in parts)
+        self.double = parts[0].dtype == np.float64
+
+    @cached_property
+    def measured(self) -> tuple[NDArray[np.int64], Wide]:
+        """Return the exponents (B,), and upper bounds on the squared norms of the rows (B, T) divided by their power.
+
+        Divided so, an example's rows have a Frobenius norm within 2^-12 .. 2^12, unless they are 0 or not finite.
+
+        Notes
+        -----
+        A float32 inner product of n <= 4096 entries with themselves is off by gamma_n < 2^-12 of itself and by n 2^-126
+        where squares underflow. Where the sum of all is beyond 2^-60 .. 2^60, the example is measured in float64,
+        relative to its largest entry.
+        """
+        squares = np.zeros((self.examples, self.time))
+        for first in range(0, 0 if self.double else self.width, _COLUMNS):
+            start = 0
+            for part, ratio in zip(self.parts, self.ratios, strict=True):
+                piece = part[:, :, first : first + _COLUMNS]
+                squares[:, start : start + part.shape[1]] += ratio**2 * np.vecdot(piece, piece).astype(np.float64)
+                start += part.shape[1]
+        total = squares.sum(axis=1)
+        known = (total > 2.0**-60) & (total < 2.0**60)
+        exponents = np.where(known, np.frexp(np.sqrt(total))[1], 0).astype(np.int64)
+        if len(self.parts) == 1:
+            exponents[np.abs(exponents) <= RANGE] = 0
+        squares = np.ldexp(squares * (1 + 2.0**-11) + self.width * TINY, -2 * exponents[:, None])
+        for i in np.flatnonzero(~known):
+            rows = self.wide(slice(i, i + 1), normalized=False)[0]
+            largest = float(np.abs(rows).max(initial=0.0))
+            exponents[i] = math.frexp(largest)[1] if math.isfinite(largest) else 0
+            rows = np.ldexp(rows, -exponents[i])
+            squares[i] = np.vecdot(rows, rows) * (1 + 2.0**-11)
+        return exponents, squares
+
+    def wide(
+        self,
+        chosen: slice | Indices,
+        columns: slice = slice(None),
+        *,
+        normalized: bool = True,
+        factors: Wide | None = None,
+    ) -> Wide:
+        """Return rows of some examples in float64, (n, T, columns), divided by their power or times their factors.
+
+        The latter without `unit`.
+        """
+        if normalized:
+            factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
+        blocks = [part[chosen, :, columns] for part in self.parts]
+        out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))
+        start = 0
+        for block, ratio in zip(blocks, self.ratios, strict=True):
+            piece = out[:, start : start + block.shape[1]]
+            factor = np.float64(ratio) if factors is None else (ratio * factors)[:, None, None]
+            if np.all(factor == 1):
+                np.copyto(piece, block)
+            else:
+                np.multiply(block, factor, out=piece, dtype=np.float64)
+            start += block.shape[1]
+        return out
+
+    def narrow(self, i: int, columns: slice = slice(None)) -> Floats:
+        """Return an example's rows in float32, (T, columns), divided by their power.
+
+        Where an entry is not the given one itself, it is at most 1 in size, rounded at most twice (if weights differ),
+        and off by 2^-126 where it underflows.
+        """
+        exponent = int(self.measured[0][i])
+        if exponent == 0 and len(self.parts) == 1:
+            given: Floats = self.parts[0][i, :, columns]
+            return given
+        blocks = [part[i, :, columns] for part in self.parts]
+        out = np.empty((self.time, blocks[0].shape[1]), np.float32)
+        start = 0
+        for block, ratio in zip(blocks, self.ratios, strict=True):
+            factor = math.ldexp(ratio, -exponent)
+            exact = np.float32(factor) if 2.0**-100 < abs(factor) < 2.0**100 else np.float64(factor)
+            np.multiply(block, exact, out=out[start : start + len(block)], casting="same_kind")
+            start += len(block)
+        return out
 
 
-def embedding_sum(
-    indices: Sequence[Indices],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
-    weights: Floats,
-    out: Floats,
-    *,
-    scale: Floats | None = None,
-) -> None:
-    """See `dpcore.spec.pair_ops.PairOperations.embedding_sum`."""
-    size = max(1, len(out) // max(1, gradients[0].shape[2]))
-    check_embedding(indices, gradients, point_weights, size, scale)
-    check_sum(len(indices[0]), size * gradients[0].shape[2], weights, out)
-    index, e = np.concatenate(indices, axis=1), _joined(gradients, point_weights)
-    for i in np.flatnonzero(weights):
-        out += float(weights[i]) * _embedding(index[i], e[i], size, scale)[0]
+class Bound(NamedTuple):
+    """For each example (B,): a bound on the norm of the true sum, on its rounding, and the sum of its terms' norms."""
+
+    norms: Wide
+    rounding: Wide
+    terms: Wide
 
 
-def tied_norms(
-    indices: Sequence[Indices],
-    token_gradients: Sequence[Floats],
-    token_weights: Sequence[float],
-    inputs: Sequence[Floats],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
-    size: int,
-    *,
-    exact: bool = False,
-) -> NDArray[np.float64]:
-    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`."""
-    check_embedding(indices, token_gradients, token_weights, size)
-    check_linear(inputs, gradients, point_weights)
-    index, g = np.concatenate(indices, axis=1), _joined(token_gradients, token_weights)
-    a, e = _joined(inputs), _joined(gradients, point_weights)
-    norms = np.zeros(len(index))
-    for i in range(len(index)):
-        one, first = _embedding(index[i], g[i], size, None)
-        two, second = _linear(a[i], e[i], None)
-        norms[i] = _bound(one + two, first + second)
-    return norms
+def terms_of(a: Side, e: Side) -> Wide:
+    """Return S, not scaled."""
+    return np.vecdot(np.sqrt(a.measured[1]), np.sqrt(e.measured[1])) * (1 + gamma(a.time + 8, U64))
 
 
-def _joined(parts: Sequence[Floats], weights: Sequence[float] | None = None) -> NDArray[np.float64]:
-    """Return the parts one after the other in time, each times its weight, in float64."""
-    factors = [1.0] * len(parts) if weights is None else weights
-    joined: NDArray[np.float64] = np.concatenate(
-        [part.astype(np.float64) * float(factor) for part, factor in zip(parts, factors, strict=True)], axis=1
-    )
-    return joined
+def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool) -> Wide:
+    """Return how far a product over T rows may be off.
 
-
-def _linear(a: Floats, e: Floats, scale: Floats | None) -> tuple[Floats, Floats]:
-    """Return one example's gradient, and the sum of the sizes of its terms."""
-    gradient, size = (e.T @ a).ravel(), (np.abs(e).T @ np.abs(a)).ravel()
-    return (gradient, size) if scale is None else (gradient * scale, size * np.abs(scale))
-
-
-def _embedding(index: Indices, e: Floats, size: int, scale: Floats | None) -> tuple[Floats, Floats]:
-    """Return one example's gradient, and the sum of the sizes of its terms."""
-    used = index >= 0
-    gradient, terms = np.zeros((size, e.shape[1])), np.zeros((size, e.shape[1]))
-    np.add.at(gradient, index[used], e[used])
-    np.add.at(terms, index[used], np.abs(e[used]))
-    one, two = gradient.ravel(), terms.ravel()
-    return (one, two) if scale is None else (one * scale, two * np.abs(scale))
-
-
-def _bound(gradient: Floats, terms: Floats) -> float:
-    """Return the norm, raised by the rounding of what the gradient is the sum of, float64."""
-    size = float(np.linalg.norm(terms))
-    return max(float(np.linalg.norm(gradient)) * (1 + 1e-9) + 1e-12 * size + 1e-290, CANCELLATION * size)
+    In float32 underflow adds at most 2^-126 for each product, each addition and, times the other side's largest, each
+    entry: ``4 T 2^-126 2^13`` a coordinate.
+    """
+    if wide:
+        return gamma(a.time + 8, U64) * terms
+    underflow = 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
+    largest = 1.0 if scale is None else float(np.abs(scale).max(initial=0.0))
+    return gamma(a.time + 3, U32) * terms + underflow * largest

@@ -69,13 +69,12 @@ class Loop:
         begun: list[Block] | None = None  # the sum so far of a user larger than a micro-batch
         for part, sizes, more in self._parts(count):
             blocks = combined(weights, (at(part) for at in gradients))
-            with np.errstate(all="ignore"):  # a warning of an overflow would tell of one user
-                if sizes is not None:
-                    blocks = [block.units(mechanism.backend, sizes) for block in blocks]
-                if begun is not None:
-                    blocks = [joined(both) for both in zip(blocks, begun, strict=True)]
-                # As rows: the pairs of all parts together may not fit into memory, their one vector does.
-                begun = [as_block(block.rows()) for block in blocks] if more else None
+            if sizes is not None:
+                blocks = [block.units(mechanism.backend, sizes) for block in blocks]
+            if begun is not None:
+                blocks = [joined(both) for both in zip(blocks, begun, strict=True)]
+            # As rows: the pairs of all parts together may not fit into memory, their one vector does.
+            begun = [as_block(block.rows()) for block in blocks] if more else None
             if not more:
                 mechanism.add(blocks)
 
@@ -138,9 +137,8 @@ def combined(weights: Sequence[float], points: Iterable[Sequence[Any]]) -> list[
     """
     total: list[Block] = []
     for weight, blocks in zip(weights, points, strict=True):
-        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-            weighted = [as_block(block).weighted(weight) for block in blocks]
-            total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted
+        weighted = [as_block(block).weighted(weight) for block in blocks]
+        total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted
     return total
 
 

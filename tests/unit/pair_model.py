@@ -29,7 +29,7 @@ START = [_rng.normal(size=shape) / 2 for _, shape in SHAPES]
 
 
 def uses(parameters: Sequence[np.ndarray], indices: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-    """Forward and backward of ``sum_t |logits_t - target_t|^2 / 2``, by hand: what each tensor met, and its gradient."""
+    """Return what each tensor met and its gradient, for the loss ``sum_t |logits_t - target_t|^2 / 2``, by hand."""
     dtype = parameters[0].dtype
     token, place, first, bias, second = (
         p.reshape(shape) for p, (_, shape) in zip(parameters, SHAPES, strict=True)

@@ -35,8 +35,9 @@ class AdaptiveClip:
     -----
     Each example of the batch gives a bit: +1/2 where the norm of its vector is at most C_t, -1/2 where it is larger or
     not finite, 0 where the vector is zero, for an example that contributes nothing must change neither sum. The norm is
-    the one that the clip uses, of the vector that is clipped. With s_t the sum of the bits and B the *expected* batch
-    size, ``p_t = (s_t + sigma_b z_t) / B + 1/2``. The normals z_t are row t of a stream of their own.
+    the one that the clip uses, of the vector that is clipped: an upper bound, rounding included, which depends on that
+    example alone, so a bit that rounding decides costs nothing more. With s_t the sum of the bits and B the *expected*
+    batch size, ``p_t = (s_t + sigma_b z_t) / B + 1/2``. The normals z_t are row t of a stream of their own.
 
     Guarantees
     ----------

@@ -17,8 +17,9 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import check_rows
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.pairs import Embedding, Linear, Tied
+from dpcore.stages.clipping.pairs import Embedding, Linear
 from dpcore.stages.clipping.rows import Rows
+from dpcore.stages.clipping.tied import Tied
 
 __all__ = [
     "Block",
@@ -113,7 +114,8 @@ def joined(blocks: Iterable[Block]) -> Block:
 def _sum(first: Block, second: Block) -> Block:
     paired = (Linear, Embedding, Tied)
     if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
-        return Rows(first.rows() + second.rows())
+        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+            return Rows(first.rows() + second.rows())
     tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
     heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
     table = _side_by_side([block for block in tables if isinstance(block, Embedding)])

@@ -15,7 +15,6 @@ import numpy as np
 
 from dpcore.spec.check import dtype_name
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.rows import Rows
 
 Map = Callable[[Any], Any]
 
@@ -71,12 +70,12 @@ class Linear:
         parts = self.inputs, self.gradients, self.point_weights
         backend.linear_sum(*parts, weights, out, scale=scale, exact=self.exact)
 
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:
         """See `Block.rows`."""
         parts = zip(self.inputs, self.gradients, self.point_weights, strict=True)
-        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-            tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
-            return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
+        tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
+        return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
     def weighted(self, weight: float) -> Linear:
         """See `Block.weighted`."""
@@ -139,6 +138,7 @@ class Embedding:
         """See `Block.add_sum`."""
         backend.embedding_sum(self.indices, self.gradients, self.point_weights, weights, out, scale=scale)
 
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:
         """See `Block.rows`."""
         first = self.gradients[0]
@@ -171,68 +171,6 @@ class Embedding:
     def map(self, function: Map) -> Embedding:
         """See `Block.map`."""
         return replace(self, indices=tuple(map(function, self.indices)), gradients=tuple(map(function, self.gradients)))
-
-
-@dataclass(frozen=True)
-class Tied:
-    """One matrix (V, p) that is a table and a layer's weight: the sum of both.
-
-    Attributes
-    ----------
-    embedding : Embedding
-    linear : Linear
-    """
-
-    embedding: Embedding
-    linear: Linear
-
-    @property
-    def examples(self) -> int:
-        """B."""
-        return self.linear.examples
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(V, p)."""
-        return self.linear.shape
-
-    @property
-    def dtype(self) -> str:
-        """Name of the gradients' dtype."""
-        return self.linear.dtype
-
-    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
-        """See `Block.norms`."""
-        if scale is not None:
-            return Rows(self.rows()).norms(backend, scale)
-        table, head = self.embedding, self.linear
-        parts = table.indices, table.gradients, table.point_weights, head.inputs, head.gradients, head.point_weights
-        weights = [*table.point_weights, *head.point_weights]
-        return backend.tied_norms(*parts, table.size, exact=min(weights) < 0 < max(weights))
-
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
-        """See `Block.add_sum`."""
-        if scale is not None:
-            Rows(self.rows()).add_sum(backend, weights, out, scale)
-            return
-        self.embedding.add_sum(backend, weights, out)
-        self.linear.add_sum(backend, weights, out)
-
-    def rows(self) -> Any:
-        """See `Block.rows`."""
-        return self.embedding.rows() + self.linear.rows()
-
-    def weighted(self, weight: float) -> Tied:
-        """See `Block.weighted`."""
-        return Tied(self.embedding.weighted(weight), self.linear.weighted(weight))
-
-    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Tied:
-        """See `Block.units`."""
-        return Tied(self.embedding.units(backend, sizes), self.linear.units(backend, sizes))
-
-    def map(self, function: Map) -> Tied:
-        """See `Block.map`."""
-        return Tied(self.embedding.map(function), self.linear.map(function))
 
 
 def _of_units(backend: Backend[Any], array: Any, sizes: Sequence[int], fill: int) -> Any:

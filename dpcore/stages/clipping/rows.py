@@ -47,21 +47,21 @@ class Rows:
         """See `Block.add_sum`."""
         backend.weighted_sum([self.scaled(scale).values], [weights], [out])
 
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def scaled(self, scale: Any) -> Rows:
         """Return the rows times a scale (d,) or None: formed, so that what is clipped is what is summed."""
-        if scale is None:
-            return self
-        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-            return Rows(self.values * scale)
+        return self if scale is None else Rows(self.values * scale)
 
     def rows(self) -> Any:
         """See `Block.rows`."""
         return self.values
 
+    @np.errstate(all="ignore")
     def weighted(self, weight: float) -> Rows:
         """See `Block.weighted`."""
         return self if weight == 1 else Rows(weight * self.values)
 
+    @np.errstate(all="ignore")
     def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Rows:
         """See `Block.units`."""
         del backend

@@ -106,7 +106,13 @@ class PerExampleGradient:
 
     def learn(self, made: Callable[[int], Tree]) -> None:
         """Let the way "pairs" find the examples in the model, on batches of so many made-up ones."""
-        self.guarded(lambda: self.traced.learn(made, self.parameters()), TRIAL, synthetic=True)
+        for self.traced.one_by_one in (False, True):
+            try:
+                self.guarded(lambda: self.traced.learn(made, self.parameters()), TRIAL, synthetic=True)
+                return
+            except Unfit as refusal:  # perhaps of the loss, which vmap cannot take
+                if self.traced.one_by_one or isinstance(refusal.__cause__, UnknownLayout):
+                    raise
 
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""

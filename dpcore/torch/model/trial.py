@@ -46,18 +46,22 @@ def try_out(
     try:
         for training in modes:
             in_mode(training, partial(probe, model, inputs))
+        gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
+        for training in modes:
+            in_mode(training, partial(_try_gradient, gradient, example))
         for candidate in WAYS if way == "auto" else (way,):
             gradient.way = candidate
             try:
                 if candidate == "pairs":
-                    # Last in the mode that the run begins in, whose operations are then known.
-                    for training in (False, *modes):
+                    # In eval mode too, where nothing is random; last in the mode that the run begins in.
+                    for training in sorted({False, *modes}):
                         in_mode(training, partial(learn_and_check, gradient, example))
-                for training in modes:
-                    in_mode(training, partial(_try_gradient, gradient, example))
+                if candidate != WAYS[-1]:
+                    for training in modes:
+                        in_mode(training, partial(_try_gradient, gradient, example))
                 break
             except Unfit as refusal:
-                if candidate == (WAYS[-1] if way == "auto" else way):
+                if way != "auto":
                     raise
                 gradient.reasons[candidate] = str(refusal)
     finally:

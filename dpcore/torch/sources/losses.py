@@ -21,10 +21,11 @@ from dpcore.torch.sources.places import Layout, UnknownLayout
 
 LOSSES = frozenset({
     F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits, F.kl_div, F.gaussian_nll_loss, F.poisson_nll_loss, F.cosine_embedding_loss,
-    F.hinge_embedding_loss, F.margin_ranking_loss, F.multi_margin_loss, F.multilabel_margin_loss,
-    F.multilabel_soft_margin_loss, F.soft_margin_loss, F.triplet_margin_loss,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.hinge_embedding_loss, F.multi_margin_loss,
+    F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.soft_margin_loss,
 })  # fmt: skip
+
+_FIRST = ("input", "target")  # the only arguments that hold examples
 
 
 def example_losses_inside(function: Any, args: Any, kwargs: Any, examples: int) -> torch.Tensor | None:
@@ -32,7 +33,8 @@ def example_losses_inside(function: Any, args: Any, kwargs: Any, examples: int) 
     if function not in LOSSES or kwargs.get("reduction", "mean") == "none" or examples < 1:
         return None
     taken = list(args) + list(kwargs.values())
-    places = [k for k, value in enumerate(taken) if _holds(value, examples) and (k < 2 or k >= len(args))]
+    names = [*_FIRST[: len(args)], *[""] * (len(args) - 2), *kwargs]
+    places = [k for k, value in enumerate(taken) if names[k] in _FIRST and _holds(value, examples)]
     if not places:
         return None
     parts = [taken[k].unflatten(0, (examples, -1)) for k in places]

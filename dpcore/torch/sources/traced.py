@@ -70,6 +70,7 @@ class TracedGradient:
 
         def both() -> None:
             output = batches.call(self.model, inputs)
+            tracer.in_model = False
             losses = example_losses(self.loss, output, self.outputs, targets, self.one_by_one)
             if losses.requires_grad:
                 if learning is not None:

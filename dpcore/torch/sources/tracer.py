@@ -154,6 +154,7 @@ class Tracer(TorchFunctionMode):
         self.sites = sites
         self._rules = rules
         self._learning = learning
+        self.in_model = True
         self.low_precision = False
         self._number = 0
         self.dummy = torch.zeros((), requires_grad=True, device=leaves[0].device)
@@ -175,7 +176,7 @@ class Tracer(TorchFunctionMode):
         # Without gradients a checkpoint may run what it will run again with them: its operations are learned there.
         site = self._site(function, args, kwargs, found) if found and (enabled or self._learning is not None) else None
         if site is None or not enabled:
-            replaced = example_losses_inside(function, args, kwargs, self.examples)
+            replaced = example_losses_inside(function, args, kwargs, self.examples) if self.in_model else None
             return function(*args, **kwargs) if replaced is None else replaced
         if any(site.gave):
             return self._rules(function)(Operation(self, function, args, kwargs, site))

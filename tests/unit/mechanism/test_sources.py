@@ -32,7 +32,9 @@ METHODS = {
         for rule in CLIP_RULES
         for groups in ("flat", "per_layer", "per_tensor", MAPPING)
     },
-    "adaptive clip": methods.dp_sgd(lr=0.1, noise_multiplier=0.5, max_grad_norm=4.0, adaptive_clip=AdaptiveClip(bit_noise_std=3.0)),
+    "adaptive clip": methods.dp_sgd(
+        lr=0.1, noise_multiplier=0.5, max_grad_norm=4.0, adaptive_clip=AdaptiveClip(bit_noise_std=3.0)
+    ),
     "disk, a negative weight": methods.disk(lr=0.1, noise_multiplier=0.5, kappa=0.3, clipping="standard"),
     "disk, positive weights": methods.disk(lr=0.1, noise_multiplier=0.5, clipping_groups="per_layer"),
     "pmlf": methods.pmlf(lr=0.1, window=3, noise_multiplier=0.5),

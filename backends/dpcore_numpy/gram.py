@@ -1,0 +1,83 @@
+"""Norms of ``sum_t e_t a_t^T`` by inner products of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dpcore_numpy.pairs import RANGE, TINY, U32, U64, Floats, Side, Wide, gamma, terms_of
+
+# Entries of a piece in float64; columns of a float32 inner product.
+_PIECE, _COLUMNS = 1 << 18, 128
+
+
+def _pieces(a: Side, e: Side) -> Iterator[slice]:
+    """Yield examples whose rows, in float64, stay in the processor's cache."""
+    count = max(1, _PIECE // max(1, a.time * max(a.width, e.width)))
+    for first in range(0, a.examples, count):
+        yield slice(first, first + count)
+
+
+def few(a: Side, e: Side, scale: Floats | None) -> tuple[Wide, Wide]:
+    """Return norms and S of few rows, by float64 products of pairs of rows.
+
+    With D the squared scale, ``|v|^2 = sum_{s,t} (e_s e_t)^T D (a_s a_t)``. Each inner product rounds by gamma times
+    the product of the norms, so that their sum is off by at most ``gamma_{p + q + T^2 + 10} S^2``.
+    """
+    if scale is None:
+        return gram_wide(a, e)
+    norms, terms = np.empty(a.examples), np.empty(a.examples)
+    squared = np.square(scale, dtype=np.float64).reshape(e.width, a.width)
+    for chosen in _pieces(a, e):
+        x, y = a.wide(chosen), e.wide(chosen)
+        square, size = np.zeros(len(x)), np.zeros(len(x))
+        for s in range(a.time):
+            for t in range(s, a.time):
+                product = np.vecdot((y[:, s] * y[:, t]) @ squared, x[:, s] * x[:, t])
+                square += product if s == t else 2 * product
+                size += np.sqrt(product) if s == t else 0
+        size *= 1 + gamma(a.width + e.width + 10, U64)
+        norms[chosen], terms[chosen] = _root(square, size, gamma(a.width + e.width + a.time**2 + 10, U64)), size
+    return norms, terms
+
+
+def _root(square: Wide, terms: Wide, error: float) -> Wide:
+    """Return the root of a computed square that is off by `error` times the square of `terms`."""
+    root: Wide = np.sqrt(np.maximum(square, 0) + error * np.square(terms))
+    return root
+
+
+def gram_wide(a: Side, e: Side) -> tuple[Wide, Wide]:
+    """Return norms and S by float64 inner products of rows; the rounding is that of `few`."""
+    square, terms = np.empty(a.examples), terms_of(a, e)
+    for chosen in _pieces(a, e):
+        x, y = a.wide(chosen), e.wide(chosen)
+        products = (x @ x.swapaxes(1, 2)) * (y @ y.swapaxes(1, 2))
+        square[chosen] = products.sum(axis=(1, 2))
+    return _root(square, terms, gamma(a.width + e.width + a.time**2 + 10, U64)), terms
+
+
+def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
+    """Return norms and S by float32 inner products of at most 128 columns, added in float64.
+
+    With g = gamma_{130} in float32 an inner product of two rows is off by at most g times the product of their norms
+    (the entries may have been rounded twice: 4 more), and by n 2^-125 where products underflow. So the product of the
+    two is off by at most ``(2 g + g^2) |a_s| |a_t| |e_s| |e_t|``, the sum by ``(2 g + g^2) S^2``; underflow adds at
+    most ``T (p + q) 2^-125`` times the largest possible sum of squares, ``2^26``.
+    """
+    square, terms = np.empty(a.examples), terms_of(a, e)
+    for i in range(a.examples):
+        square[i] = np.vdot(_inner(a.narrow(i)), _inner(e.narrow(i)))
+    g = gamma(_COLUMNS + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
+    underflow = a.time * (a.width + e.width) * TINY * 2.0 ** (2 * RANGE + 4)
+    return np.sqrt(np.maximum(square, 0) + (2 * g + g * g) * np.square(terms) + underflow), terms
+
+
+def _inner(rows: Floats) -> Wide:
+    """Return the inner products of all rows: (T, T)."""
+    total, piece = np.zeros((len(rows), len(rows))), np.empty((len(rows), len(rows)), np.float32)
+    for first in range(0, rows.shape[1], _COLUMNS):
+        columns = rows[:, first : first + _COLUMNS]
+        total += np.matmul(columns, columns.T, out=piece)
+    return total

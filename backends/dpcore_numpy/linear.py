@@ -1,0 +1,112 @@
+"""Weights of linear maps: norms of ``sum_t e_t a_t^T`` without forming it for all examples, and weighted sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.spec.check_pairs import check_linear, check_sum
+from dpcore.spec.rounding import CANCELLATION, SUM_ROWS
+from dpcore_numpy.gram import few, gram_narrow, gram_wide
+from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, rounding_of
+from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
+
+# Up to so many rows an example, norms are by float64 inner products; from so many on, sums are by float32 tiles.
+_FEW, _MANY = 8, 24
+_ROWS, _COLUMNS = 512, 1024  # of a piece of a float64 product
+
+
+def linear_norms(
+    inputs: Sequence[Floats],
+    gradients: Sequence[Floats],
+    point_weights: Sequence[float],
+    *,
+    scale: Floats | None = None,
+    gram: bool = False,
+    exact: bool = False,
+) -> Wide:
+    """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
+    check_linear(inputs, gradients, point_weights, scale)
+    with np.errstate(all="ignore"):  # a warning would tell of one example
+        norms, rounding, _ = linear_bound(Side(inputs), Side(gradients, point_weights), scale, gram, exact)
+        return norms + rounding
+
+
+def linear_bound(a: Side, e: Side, scale: Floats | None = None, gram: bool = False, exact: bool = False) -> Bound:
+    """Return the parts of `linear_norms`.
+
+    Notes
+    -----
+    Let S be the sum of the terms' norms ``sum_t |a_t| |e_t|`` (times the scale), u the unit roundoff of the arithmetic.
+    A product over T rows, whatever the order of its additions, rounds a coordinate by at most gamma_{T+3} times the sum
+    of its terms' sizes (weights round e_t twice), so that the vector moves by gamma_{T+3} S at most.
+    """
+    wide = exact or a.double
+    if a.time <= _FEW:
+        norms, terms = few(a, e, scale)
+    elif gram and scale is None:
+        norms, terms = gram_wide(a, e) if wide else gram_narrow(a, e)
+    else:
+        norms, terms = tile_norms(a, e, scale, wide)
+    rounding = rounding_of(a, e, scale, terms, wide or a.time < _MANY)
+    # 2^-480: squares and products that underflow, of numbers that are relative to the largest.
+    used = (a.measured[1].sum(axis=1) != 0) & (e.measured[1].sum(axis=1) != 0)
+    unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
+    parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
+    return Bound(*(np.where(used, x, 0.0) for x in parts))
+
+
+def linear_sum(
+    inputs: Sequence[Floats],
+    gradients: Sequence[Floats],
+    point_weights: Sequence[float],
+    weights: Floats,
+    out: Floats,
+    *,
+    scale: Floats | None = None,
+    exact: bool = False,
+) -> None:
+    """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
+    check_linear(inputs, gradients, point_weights, scale)
+    a, e = Side(inputs), Side(gradients, point_weights)
+    check_sum(a.examples, a.width * e.width, weights, out)
+    total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
+    factor = None if scale is None else scale.reshape(e.width, a.width)
+    with np.errstate(all="ignore"):
+        factors, wide = weights.astype(np.float64), exact or a.double or a.time < _MANY
+        together = _together(a, e, scale)[used]
+        _add_products(a, e, factors, used[together], total, factor)
+        add_tiles(a, e, factors, used[~together], total, factor, wide)
+
+
+def _together(a: Side, e: Side, scale: Floats | None) -> NDArray[np.bool_]:
+    """Return which examples may share a product: those of few rows whose terms do not cancel.
+
+    What `dpcore.spec.rounding` adds for products is relative to the sizes of the terms. Asked is twice
+    `CANCELLATION`, for a norm of another kind may come out smaller than this one, by no more than that.
+    """
+    if a.time >= _MANY or (scale is not None and a.time > 1):
+        return np.zeros(a.examples, np.bool_)
+    if a.time <= 1:
+        return np.ones(a.examples, np.bool_)
+    norms, terms = gram_narrow(a, e) if a.time > _FEW and not a.double else gram_wide(a, e)
+    alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms
+    return alike
+
+
+def _add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
+    """Add float64 products over whole examples, at most `SUM_ROWS` rows at a time."""
+    count = SUM_ROWS // max(1, a.time)
+    scratch = np.empty(_ROWS * _COLUMNS)
+    for first in range(0, len(used), count):
+        chosen = used[first : first + count]
+        x = a.wide(chosen, normalized=False).reshape(-1, a.width)
+        y = e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit).reshape(-1, e.width)
+        for rows, columns in blocks(a, e, _ROWS, _COLUMNS):
+            shape = (rows.stop - rows.start, columns.stop - columns.start)
+            piece = np.matmul(y[:, rows].T, x[:, columns], out=scratch[: shape[0] * shape[1]].reshape(shape))
+            if scale is not None:
+                piece *= scale[rows, columns]
+            total[rows, columns] += piece

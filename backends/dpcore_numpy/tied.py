@@ -1,0 +1,62 @@
+"""Norms of a matrix that is an embedding and a linear map at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.rounding import TIED
+from dpcore_numpy.embedding import embedding_bound
+from dpcore_numpy.linear import linear_bound
+from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
+
+
+def tied_norms(
+    indices: Sequence[Indices],
+    token_gradients: Sequence[Floats],
+    token_weights: Sequence[float],
+    inputs: Sequence[Floats],
+    gradients: Sequence[Floats],
+    point_weights: Sequence[float],
+    size: int,
+    *,
+    exact: bool = False,
+) -> Wide:
+    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`.
+
+    Notes
+    -----
+    N_E and N_H bound the parts' norms, S_E and S_H are the sums of the norms of their terms. The computed <E, H> is off
+    by at most ``gamma_n S_E S_H`` with n = p + T_E T_H + 10 in float64: each of its terms is a product of p terms.
+    """
+    check_embedding(indices, token_gradients, token_weights, size)
+    check_linear(inputs, gradients, point_weights)
+    g, a, e = Side(token_gradients, token_weights), Side(inputs), Side(gradients, point_weights)
+    with np.errstate(all="ignore"):  # a warning would tell of one example
+        embedding = embedding_bound(indices, g, size)
+        linear = linear_bound(a, e, gram=a.time * (a.width + e.width) < a.width * e.width, exact=exact)
+        # Relative to the larger part: squares of float64 numbers may overflow, or come out 0.
+        larger = np.maximum(embedding.norms, linear.norms)
+        unit = np.where((larger > 0) & np.isfinite(larger), larger, 1.0)
+        x, y = embedding.norms / unit, linear.norms / unit
+        terms = (embedding.terms / unit) * (linear.terms / unit)
+        error = gamma(a.width + g.time * a.time + 20, U64) * terms
+        square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit) + error)
+        norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
+        bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
+        return bound
+
+
+def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide) -> Wide:
+    """Return ``<E, H> = sum_{s,t} e_t[index_s] (g_s . a_t)`` divided by the square of `unit`."""
+    index, cross = np.concatenate(indices, axis=1), np.empty(a.examples)
+    for i in range(a.examples):
+        one, kept = slice(i, i + 1), index[i] >= 0
+        picked = np.concatenate([part[i][:, index[i][kept]] for part in e.parts], dtype=np.float64)
+        weights = np.repeat(e.ratios, [part.shape[1] for part in e.parts]) * e.unit
+        picked *= (weights / unit[i])[:, None]
+        tokens = g.wide(one, normalized=False)[0][kept] * (g.unit / unit[i])
+        cross[i] = np.vdot(a.wide(one, normalized=False)[0] @ tokens.T, picked)
+    return cross

@@ -1,0 +1,240 @@
+"""Blocks: each kind against loops over examples and time, in NumPy's and in torch's arrays."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcore.spec.backends import load_backend
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, add_sums, group_norms, joined, scaled
+
+PORT = load_backend("numpy")
+EXAMPLES, SIZE, WIDTH = 5, 4, 3
+KINDS = ("rows", "linear", "embedding", "tied")
+LIBRARIES = ("numpy", "torch")
+
+
+def library(name: str) -> Any:
+    """What makes a library's arrays of NumPy's, as a backend does."""
+    return np.array if name == "numpy" else pytest.importorskip("torch").tensor
+
+
+def block_of(kind: str, seed: int, times: tuple[int, ...] = (2, 3)) -> Block:
+    """A (4, 3) matrix's block, of as many parts as there are lengths."""
+    rng = np.random.default_rng(seed)
+    weights = tuple(rng.normal(size=len(times)).tolist())
+
+    def arrays(width: int) -> tuple[np.ndarray, ...]:
+        return tuple(rng.normal(size=(EXAMPLES, time, width)) for time in times)
+
+    if kind == "rows":
+        return Rows(rng.normal(size=(EXAMPLES, SIZE * WIDTH)))
+    if kind == "linear":
+        return Linear(arrays(WIDTH), arrays(SIZE), weights)
+    if kind == "embedding":
+        indices = tuple(rng.integers(-1, SIZE, (EXAMPLES, time)) for time in times)
+        return Embedding(indices, arrays(WIDTH), weights, SIZE)
+    return Tied(block_of("embedding", seed + 100, times), block_of("linear", seed + 200, times))
+
+
+def loop(block: Block) -> np.ndarray:
+    """The examples' vectors by definition, one product at a time."""
+    if isinstance(block, Tied):
+        return loop(block.embedding) + loop(block.linear)
+    if isinstance(block, Rows):
+        return np.asarray(block.values)
+    out = np.zeros((block.examples, SIZE, WIDTH))
+    firsts = block.inputs if isinstance(block, Linear) else block.indices
+    for first, gradient, weight in zip(firsts, block.gradients, block.point_weights, strict=True):
+        for i, t in itertools.product(range(block.examples), range(first.shape[1])):
+            for r, c in itertools.product(range(SIZE), range(WIDTH)):
+                if isinstance(block, Linear):
+                    out[i, r, c] += weight * float(gradient[i, t, r]) * float(first[i, t, c])
+                elif int(first[i, t]) == r:
+                    out[i, r, c] += weight * float(gradient[i, t, c])
+    return out.reshape(block.examples, -1)
+
+
+def sums(vectors: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """The sum of each unit's vectors."""
+    ends = np.cumsum(sizes)
+    return np.stack([vectors[end - size : end].sum(0) for size, end in zip(sizes, ends, strict=True)])
+
+
+@pytest.mark.parametrize("arrays", LIBRARIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_the_vectors_of_the_definition(kind: str, arrays: str) -> None:
+    make = library(arrays)
+    for seed in range(5):
+        block = block_of(kind, seed)
+        found = block.map(make)
+        assert (found.examples, found.dtype) == (EXAMPLES, "float64")
+        assert np.prod(found.shape) == SIZE * WIDTH
+        np.testing.assert_allclose(np.asarray(found.rows()), loop(block), rtol=1e-12, atol=1e-12)
+        assert found.weighted(1.0).rows() is not None
+        np.testing.assert_allclose(np.asarray(found.weighted(-2.5).rows()), -2.5 * loop(block), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("arrays", LIBRARIES)
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_units_are_the_sums_of_neighbors(kind: str, arrays: str, sizes: list[int]) -> None:
+    make = library(arrays)
+    if sum(sizes) > EXAMPLES:
+        sizes = [EXAMPLES]
+    sizes = [*sizes, *[1] * (EXAMPLES - sum(sizes))]
+    block = block_of(kind, sum(sizes) + len(sizes))
+    units = block.map(make).units(SimpleNamespace(from_numpy=make), sizes)
+    assert units.examples == len(sizes)
+    np.testing.assert_allclose(np.asarray(units.rows()), sums(loop(block), sizes), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_keep_a_neighbor_s_nan_out(kind: str) -> None:
+    spoilt = block_of(kind, 3).map(lambda a: np.concatenate([a[:4], np.where(a[4:] < 9, a[4:] * np.nan, 0)])
+                                   if a.dtype == np.float64 else a)  # fmt: skip
+    units = spoilt.units(PORT, [1, 3, 1]).rows()
+    assert np.isfinite(units[:2]).all()
+    assert not np.isfinite(units[2]).all()
+
+
+@pytest.mark.parametrize("arrays", LIBRARIES)
+@pytest.mark.parametrize("kinds", [pair for n in (1, 2, 3) for pair in itertools.product(KINDS, repeat=n)])
+def test_joined_is_the_sum(kinds: tuple[str, ...], arrays: str) -> None:
+    make = library(arrays)
+    blocks = [block_of(kind, seed, (seed + 1,)) for seed, kind in enumerate(kinds)]
+    found = joined([block.map(make) for block in blocks])
+    np.testing.assert_allclose(np.asarray(found.rows()), sum(map(loop, blocks)), rtol=1e-12, atol=1e-12)
+    if "rows" in kinds:
+        assert isinstance(found, Rows)
+    elif "tied" in kinds or len(set(kinds)) > 1:
+        assert isinstance(found, Tied)
+    else:
+        assert isinstance(found, Linear if kinds[0] == "linear" else Embedding)
+
+
+def test_one_tensor_read_in_two_shapes_becomes_rows() -> None:
+    rng = np.random.default_rng(0)
+    wide = Linear((rng.normal(size=(EXAMPLES, 2, 6)),), (rng.normal(size=(EXAMPLES, 2, 2)),), (1.0,))
+    block = block_of("linear", 1)
+    found = joined([block, wide])
+    assert isinstance(found, Rows)
+    np.testing.assert_array_equal(found.rows(), block.rows() + wide.rows())
+
+
+@pytest.mark.parametrize("with_scale", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_and_sums_are_those_of_the_vectors(kind: str, with_scale: bool) -> None:
+    for seed in range(5):
+        block, rng = block_of(kind, seed), np.random.default_rng(seed)
+        scale = np.exp(rng.normal(size=SIZE * WIDTH)) if with_scale else None
+        vectors = loop(block) * (1 if scale is None else scale)
+        norms = block.norms(PORT, scale)
+        true = np.linalg.norm(vectors, axis=1)
+        assert (norms >= true * (1 - 1e-15)).all()
+        np.testing.assert_allclose(norms, true, rtol=1e-6)
+        out = rng.normal(size=SIZE * WIDTH)
+        expected, weights = out.copy(), rng.normal(size=EXAMPLES)
+        block.add_sum(PORT, weights, out, scale)
+        np.testing.assert_allclose(out, expected + weights @ vectors, rtol=1e-9, atol=1e-9)
+
+
+def test_scaled_leaves_nothing_to_scale_in_rows_and_tied_matrices() -> None:
+    blocks = [block_of(kind, seed) for seed, kind in enumerate(KINDS)]
+    scales = list(np.exp(np.random.default_rng(0).normal(size=(4, SIZE * WIDTH))))
+    found, left = scaled(blocks, scales)
+    assert [type(block) for block in found] == [Rows, Linear, Embedding, Rows]
+    vectors = [loop(block) * scale for block, scale in zip(blocks, scales, strict=True)]
+    norms = group_norms(PORT, found, (0, 1, 2, 3), left)
+    np.testing.assert_allclose(norms, np.linalg.norm(np.concatenate(vectors, axis=1), axis=1), rtol=1e-6)
+    totals, weights = [np.zeros(SIZE * WIDTH) for _ in blocks], np.arange(EXAMPLES) + 0.5
+    add_sums(PORT, found, [weights] * 4, totals, left)
+    np.testing.assert_allclose(totals, [weights @ each for each in vectors], rtol=1e-9, atol=1e-12)
+
+
+class Given:
+    """A block that knows its norms only."""
+
+    def __init__(self, *norms: float) -> None:
+        self._norms = np.array(norms)
+
+    def norms(self, *_: Any) -> np.ndarray:
+        return self._norms
+
+
+NORMS = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.floats(-600, 600).map(lambda e: 2.0 ** (e * 1.6)))
+
+
+@given(st.lists(NORMS, min_size=1, max_size=6))
+def test_the_norm_of_a_group_is_a_tight_upper_bound(norms: list[float]) -> None:
+    """Neither are large squares infinite, nor small ones lost."""
+    (found,) = group_norms(PORT, [Given(norm) for norm in norms], range(len(norms)), [None] * len(norms))
+    square = sum(Fraction(norm) ** 2 for norm in norms)
+    assert square <= Fraction(float(found)) ** 2 <= square * (1 + Fraction(4 * len(norms) + 40, 2**53))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_norm_of_a_group_with_a_member_that_is_not_finite_is_not(value: float) -> None:
+    found = group_norms(PORT, [Given(1.0, value, 0.0), Given(2.0, 3.0, value), Given(0, 0, 0)], (0, 1, 2), [None] * 3)
+    np.testing.assert_array_equal(np.isfinite(found), [True, False, False])
+
+
+def test_rows_of_a_group_are_normed_and_summed_in_one_operation() -> None:
+    """A run by rows asks the port once a group, not once a tensor."""
+    calls: list[tuple[str, int]] = []
+
+    def row_norms(rows: list[Any]) -> np.ndarray:
+        calls.append(("norms", len(rows)))
+        return PORT.row_norms(rows)
+
+    def weighted_sum(rows: list[Any], weights: list[Any], out: list[Any]) -> None:
+        calls.append(("sum", len(rows)))
+        PORT.weighted_sum(rows, weights, out)
+
+    port: Any = SimpleNamespace(row_norms=row_norms, weighted_sum=weighted_sum, linear_norms=PORT.linear_norms,
+                                linear_sum=PORT.linear_sum)  # fmt: skip
+    blocks = [block_of(kind, seed) for seed, kind in enumerate(("rows", "linear", "rows", "rows"))]
+    group_norms(port, blocks, (0, 1, 2), [None] * 4)
+    add_sums(port, blocks, [np.ones(EXAMPLES)] * 4, [np.zeros(SIZE * WIDTH) for _ in blocks], [None] * 4)
+    assert calls == [("norms", 2), ("sum", 3)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "exact"), [((1.0, 2.0), False), ((1.0, -1e-3), True), ((-1.0, -2.0), False), ((0.0, 1.0), False)]
+)
+def test_points_that_are_subtracted_are_computed_exactly(weights: tuple[float, ...], exact: bool) -> None:
+    asked: list[bool] = []
+
+    def watched(*_: Any, exact: bool, **__: Any) -> None:
+        asked.append(exact)
+
+    port: Any = SimpleNamespace(linear_norms=watched, linear_sum=watched, tied_norms=watched)
+    linear = Linear(block_of("linear", 0).inputs, block_of("linear", 0).gradients, weights)
+    linear.norms(port)
+    linear.add_sum(port, None, None)
+    assert asked == [exact, exact]
+
+
+@pytest.mark.parametrize(("table", "head", "exact"), [(1.0, 2.0, False), (-1.0, 2.0, True), (1.0, -2.0, True)])
+def test_a_tied_matrix_is_summed_as_its_norm_was_taken(table: float, head: float, exact: bool) -> None:
+    """The norm bounds the sum of the same arithmetic."""
+    asked: list[bool] = []
+
+    def watched(*_: Any, exact: bool) -> None:
+        asked.append(exact)
+
+    port: Any = SimpleNamespace(tied_norms=watched, linear_sum=watched, embedding_sum=lambda *_, **__: None)
+    tied = joined([block_of("embedding", 0, (2,)), block_of("linear", 0, (2,))])
+    assert isinstance(tied, Tied)
+    tied = Tied(replace(tied.embedding, point_weights=(table,)), replace(tied.linear, point_weights=(head,)))
+    tied.norms(port)
+    tied.add_sum(port, None, None)
+    assert asked == [exact, exact]
