@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpcore.torch.sources.rules.convolution import convolution
 from dpcore.torch.sources.rules import elementwise as each
+from dpcore.torch.sources.rules.convolution import convolve
 from dpcore.torch.sources.rules.embedding import embedding
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
@@ -23,8 +23,8 @@ RULES: dict[Any, Rule] = {
     F.linear: linear,
     **dict.fromkeys((torch.addmm, torch.Tensor.addmm), addmm),
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
-    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution(transposed=False)),
-    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolution(transposed=True)),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolve(transposed=False)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolve(transposed=True)),
     F.embedding: embedding,
     **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), each.expanded),
     torch.Tensor.repeat: each.repeated,

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from dpcore.stages.clipping.blocks import Block, Embedding
+from dpcore.torch.sources.derived import Derived
 from dpcore.torch.sources.places import UnknownLayout
 from dpcore.torch.sources.rules.general import general
-from dpcore.torch.sources.tracer import Derived, Operation
+from dpcore.torch.sources.tracer import Operation
 
 _NAMES = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
