@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from dpcore.torch.sources.rules import elementwise as each
 from dpcore.torch.sources.rules.convolution import convolve
-from dpcore.torch.sources.rules.embedding import embedding
+from dpcore.torch.sources.rules.einsum import einsum
+from dpcore.torch.sources.rules.embedding import embedding, embedding_bag
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
 from dpcore.torch.sources.rules.normalization import normalization
@@ -25,7 +26,9 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolve(transposed=False)),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolve(transposed=True)),
+    torch.einsum: einsum,
     F.embedding: embedding,
+    F.embedding_bag: embedding_bag,
     **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), each.expanded),
     torch.Tensor.repeat: each.repeated,
     **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), each.added),

@@ -83,8 +83,10 @@ def test_transformers(batch_first):
 def test_projections_are_pairs():
     blocks = compare(randomized(Attention(1, True, False, False)), (5, 4))
     together, out = blocks[0], blocks[2]
-    assert isinstance(together, Linear) and together.shape == (12, 4) and len(together.inputs) == 2
-    assert isinstance(out, Linear) and out.inputs[0].shape == (3, 5, 4)
+    assert isinstance(together, Linear)
+    assert (together.shape, len(together.inputs)) == ((12, 4), 2)
+    assert isinstance(out, Linear)
+    assert out.inputs[0].shape == (3, 5, 4)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

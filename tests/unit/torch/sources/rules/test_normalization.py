@@ -12,10 +12,10 @@ from dpcore.torch.sources.places import UnknownLayout
 from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
 
 KINDS = {
-    "layer": lambda size: nn.LayerNorm(size),
+    "layer": nn.LayerNorm,
     "layer of two dimensions": lambda size: nn.LayerNorm((6, size)),
     "layer without bias": lambda size: nn.LayerNorm(size, bias=False),
-    "root mean square": lambda size: nn.RMSNorm(size),
+    "root mean square": nn.RMSNorm,
     "group": lambda _: nn.GroupNorm(3, 6),
     "instance": lambda _: nn.InstanceNorm1d(6, affine=True),
     "instance, statistics kept": lambda _: nn.InstanceNorm1d(6, affine=True, track_running_stats=True).eval(),
