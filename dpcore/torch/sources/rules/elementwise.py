@@ -67,10 +67,8 @@ def combined(factor: Factor, needs: bool) -> Rule:
 
 added = combined(lambda _x, _p, _first: 1, needs=False)
 subtracted = combined(lambda _x, _p, first: 1 if first else -1, needs=False)
-subtracted_from = combined(lambda _x, _p, first: -1 if first else 1, needs=False)
 multiplied = combined(lambda x, _p, _first: x, needs=True)
 divided = combined(lambda x, p, first: 1 / x if first else -x / p**2, needs=True)
-divided_by = combined(lambda x, p, first: -x / p**2 if first else 1 / x, needs=True)
 
 
 def added_in_place(operation: Operation) -> Any:
