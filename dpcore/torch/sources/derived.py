@@ -1,0 +1,109 @@
+"""Tensors that are made of trained parameters alone: where their gradients belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
+
+
+@dataclass(eq=False)
+class Derived:
+    """A tensor without examples that depends on trained parameters.
+
+    `of` is the place of the parameter whose numbers it holds, if it does: as they are, `transposed`, the rows at
+    constant `indices`, or those from `start` on, of `size` rows. Otherwise the examples' gradients are carried back
+    through its graph.
+    """
+
+    tensor: torch.Tensor
+    roots: tuple[int, ...]
+    of: int | None = None
+    transposed: bool = False
+    indices: torch.Tensor | None = None
+    start: int = 0
+    size: int = 0
+    blocks: list[Block] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.value = self.tensor.detach()
+
+    def product(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
+        """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c)."""
+        if self.indices is not None:
+            return self.whole(rows.mT @ columns)
+        first, second = (columns, rows) if self.transposed else (rows, columns)
+        first = self._placed(first, -1)
+        times, q, p = first.shape[1], first.shape[2], second.shape[2]
+        return Linear((second,), (first,), (1.0,), gram=times * (p + q) < p * q)
+
+    def whole(self, gradients: torch.Tensor) -> Block:
+        """Return the block of explicit gradients (B, *shape)."""
+        if self.indices is not None:
+            examples, width = gradients.shape[0], gradients.shape[-1]
+            indices = self.indices.reshape(1, -1).expand(examples, -1)
+            return Embedding((indices,), (gradients.reshape(examples, -1, width),), (1.0,), self.size)
+        whole = self._placed(gradients.mT if self.transposed else gradients, 1)
+        return Rows(whole.reshape(whole.shape[0], -1))
+
+    def _placed(self, gradients: torch.Tensor, dim: int) -> torch.Tensor:
+        """Put the gradients of some rows of a parameter, which lie along `dim`, among zeros for the others."""
+        if not self.size:
+            return gradients
+        dim %= gradients.dim()
+        after = self.size - self.start - gradients.shape[dim]
+        return F.pad(gradients, (0, 0) * (gradients.dim() - dim - 1) + (self.start, after))
+
+
+_SAME = {
+    torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.bfloat16, torch.Tensor.half,
+    torch.Tensor.contiguous, torch.Tensor.clone, torch.Tensor.type_as, torch.clone, torch.Tensor.type,
+}  # fmt: skip
+_PARTS = {
+    torch.split, torch.Tensor.split, torch.chunk, torch.Tensor.chunk, torch.narrow, torch.Tensor.narrow,
+    torch.Tensor.__getitem__, torch.tensor_split, torch.Tensor.tensor_split,
+}  # fmt: skip
+_TRANSPOSED = {
+    torch.Tensor.t, torch.t, torch.Tensor.T.__get__, torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
+    torch.transpose, torch.Tensor.transpose,
+}  # fmt: skip
+
+
+def in_place(function: Any) -> bool:
+    """Whether an operation writes to a tensor that it takes."""
+    name = getattr(function, "__name__", "")
+    return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
+
+
+def made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor: torch.Tensor) -> Derived:
+    """Return the description of what an operation made of derived tensors."""
+    roots = tuple(sorted({root for derived in found for root in derived.roots}))
+    first = found[0]
+    if len(found) == 1 and first.of is not None and first.indices is None:
+        if function in _SAME and tensor.shape == first.tensor.shape:
+            return Derived(tensor, roots, first.of, first.transposed, None, first.start, first.size)
+        if function in _PARTS and not first.transposed and not first.size and _neighbors(tensor, first.tensor):
+            start = (tensor.storage_offset() - first.tensor.storage_offset()) // max(1, first.tensor.stride(0))
+            return Derived(tensor, roots, first.of, start=start, size=first.tensor.shape[0])
+        # A square matrix transposed along one and the same dimension is none.
+        turned = function in _TRANSPOSED and len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1
+        if turned and tensor.dim() == 2 and tensor.shape == first.tensor.shape[::-1]:
+            return Derived(tensor, roots, first.of, not first.transposed, None, first.start, first.size)
+        if function is F.embedding and not first.transposed and not first.size:
+            indices = args[0] if args else kwargs["input"]
+            if args[2:] or any(value for name, value in kwargs.items() if name not in ("input", "weight")):
+                return Derived(tensor, roots)
+            return Derived(tensor, roots, first.of, indices=indices, size=first.tensor.shape[0])
+    return Derived(tensor, roots)
+
+
+def _neighbors(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a part of a tensor holds some of its rows, one after the other."""
+    same_storage = tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    same_form = tensor.shape[1:] == whole.shape[1:] and tensor.stride() == whole.stride()
+    return same_storage and same_form and tensor.dim() > 0 and tensor.dtype == whole.dtype
