@@ -5,7 +5,8 @@
 An epoch's time is that between two lines of the run's metrics.jsonl: all its steps, drawing the batches, the evaluation
 on the test set and the statement. The first epoch begins when the run writes its first statement, which is after the
 model is built and the noise calibrated. Nothing is extrapolated. The noise is calibrated to `--epochs`; its size costs
-no time. Which dpcore runs is what PYTHONPATH or the environment gives, so that one script measures before and after.
+no time. The processor's seconds stand beside the clock's: on a busy machine they are the better figure. Which dpcore
+runs is what PYTHONPATH or the environment gives, so that one script measures before and after.
 """
 
 from __future__ import annotations
@@ -27,23 +28,31 @@ from whole_step.record import machine
 POLL = 0.02  # seconds: far below an epoch
 
 
-def epochs_of(command: list[str], out: Path, environment: dict[str, str]) -> list[float]:
-    """Run the command and return the seconds of each of its epochs."""
+def epochs_of(command: list[str], out: Path, environment: dict[str, str]) -> list[tuple[float, float]]:
+    """Run the command and return the seconds of each of its epochs, and the processor's seconds in it."""
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    marks: list[float] = []  # the first statement, then the end of each epoch
+    marks: list[tuple[float, float]] = []  # the first statement, then the end of each epoch
     while True:
-        ended = process.poll() is not None
+        # Seen without being waited for, so that its times can still be read.
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         lines = out / "metrics.jsonl"
         seen = lines.read_bytes().count(b"\n") if lines.exists() else 0
+        now = time.perf_counter(), processor_seconds(process.pid)
         if not marks and (out / "statement.json").exists():
-            marks.append(time.perf_counter())
-        marks += [time.perf_counter()] * (seen - len(marks) + 1 if marks else 0)
+            marks.append(now)
+        marks += [now] * (seen - len(marks) + 1 if marks else 0)
         if ended:
             break
         time.sleep(POLL)
-    if process.returncode:
+    if process.wait():
         raise SystemExit(f"{' '.join(command)}\n{process.stderr.read() if process.stderr else ''}")
-    return [end - begin for begin, end in itertools.pairwise(marks)]
+    return [(end[0] - begin[0], end[1] - begin[1]) for begin, end in itertools.pairwise(marks)]
+
+
+def processor_seconds(process: int) -> float:
+    """Return the user's and the system's seconds of a child that was not yet waited for."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -72,10 +81,12 @@ def main() -> None:
             }  # fmt: skip
             given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
             command = [sys.executable, "-m", "dpcore.cli", "train", *given]
-            seconds = epochs_of(command, Path(folder, "run"), os.environ | threads)
-        row = {"command": " ".join(["dpcore train", *given]), "seconds": seconds}
+            measured = epochs_of(command, Path(folder, "run"), os.environ | threads)
+        seconds, processor = (list(each) for each in zip(*measured, strict=True))
+        row = {"command": " ".join(["dpcore train", *given]), "seconds": seconds, "processor_seconds": processor}
         result["methods"][method] = row | {"median_s": median(seconds), "min_s": min(seconds)}
-        print(f"{method:8s} {' '.join(f'{each:.1f}' for each in seconds)} s an epoch", flush=True)
+        told = (f"{wall:.1f} (processor {used:.1f})" for wall, used in measured)
+        print(f"{method:8s} {', '.join(told)} s an epoch", flush=True)
     result["load_after"] = os.getloadavg()
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+SPLIT = ("dpcore", "dpcore per-layer", "dpcore DiSK", "torch.func")  # in the others clip and noise are one
+
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
     """Return the tables of some results: time and memory for each, and what was refused."""
@@ -19,17 +21,21 @@ def _of(result: dict[str, Any]) -> str:
     measured = f"{threads}, {result['rounds']} rounds"
     parts = [f"Time of a step over the non-private step, {measured}: of the medians / of the minima"]
     parts += [_table(models, ["non-private, ms", *names], _time)]
-    if any("memory" in row for found in models.values() for row in found["contestants"].values()):
+    parts += ["Forward, backward, norms and sum alone, over the non-private forward and backward"]
+    parts += [_table(models, ["non-private, ms", *(name for name in names if name in SPLIT)], _sum)]
+    measured_memory = {
+        name: found for name, found in models.items() if any("memory" in row for row in found["contestants"].values())
+    }
+    if measured_memory:
         parts += ["Peak memory above model and data, over the non-private step's"]
-        parts += [_table(models, ["non-private, MB", *names], _memory)]
-    refused = [
-        f"- {name}, {model}: {row['refused']}"
-        for model, found in models.items()
-        for name, row in found["contestants"].items()
-        if "refused" in row
-    ]
+        parts += [_table(measured_memory, ["non-private, MB", *names], _memory)]
+    refused: dict[str, list[str]] = {}
+    for model, found in models.items():
+        for name, row in found["contestants"].items():
+            if "refused" in row:
+                refused.setdefault(f"{name}: {row['refused']}", []).append(model)
     if refused:
-        parts += ["Refused:", "\n".join(refused)]
+        parts += ["Refused:", "\n".join(f"- {reason} ({', '.join(where)})" for reason, where in refused.items())]
     return "\n\n".join([*parts, _source(result)])
 
 
@@ -48,6 +54,10 @@ def _time(row: dict[str, Any]) -> str:
     if row.get("ratio_of_medians", 1.0) == 1.0:
         return f"{1e3 * row['median_s']:.1f} / {1e3 * row['min_s']:.1f}"
     return f"{row['ratio_of_medians']:.2f} / {row['ratio_of_minima']:.2f}"
+
+
+def _sum(row: dict[str, Any]) -> str:
+    return _time({name.removeprefix("sum_"): value for name, value in row.items() if name[:4] in ("sum_", "refu")})
 
 
 def _memory(row: dict[str, Any]) -> str:

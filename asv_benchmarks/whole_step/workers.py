@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from whole_step.contestants import CONTESTANTS, SAME_RULE, Contestant, Setting
+from whole_step.contestants import CONTESTANTS, SAME_RULE, Contestant, Refused, Setting
 from whole_step.models import cases
 
 WARM_UP = 2  # steps of each before the clock runs: optimizers allocate their state, pages are touched
@@ -30,9 +30,14 @@ def attempt(name: str, setting: Setting, steps: int) -> tuple[Contestant | None,
         for _ in range(steps):
             built.step(built.draw())
     except Exception as cause:  # noqa: BLE001 (who cannot train a model is a result)
-        line = " ".join(str(cause).split())
-        return None, f"{type(cause).__name__}: {line}"[:300]
+        return None, told(cause)
     return built, ""
+
+
+def told(cause: Exception) -> str:
+    """Return an error in one line."""
+    line = " ".join(str(cause).split())
+    return line if isinstance(cause, Refused) else f"{type(cause).__name__}: {line}"[:300]
 
 
 def times(model: str, names: list[str], quick: bool, rounds: int, **options: Any) -> dict[str, Any]:
@@ -52,9 +57,8 @@ def times(model: str, names: list[str], quick: bool, rounds: int, **options: Any
     for _ in range(rounds):
         for name in order.sample(list(racing), len(racing)):
             one(racing[name], found[name])
-    reference = found.get("non-private", {}).get("seconds")
     for name in racing:
-        summarize(found[name], reference)
+        summarize(found[name], found.get("non-private"))
     trained = [parameter.numel() for parameter in setting.model().parameters() if parameter.requires_grad]
     described = {"batch_size": setting.case.batch_size, "update": setting.update, "trained_parameters": sum(trained)}
     described["torch_threads"] = torch.get_num_threads()
@@ -74,15 +78,15 @@ def one(contestant: Contestant, row: dict[str, Any]) -> None:
     row["sum_seconds"] += [at - begin for at in contestant.summed]
 
 
-def summarize(row: dict[str, Any], reference: list[float] | None) -> None:
-    """Add medians, minima, and their ratios to those of the non-private step."""
-    for kind in ("seconds", "sum_seconds"):
-        if row[kind]:
-            name = kind.replace("seconds", "")
-            row |= {f"{name}median_s": statistics.median(row[kind]), f"{name}min_s": min(row[kind])}
-    if reference:
-        row["ratio_of_medians"] = row["median_s"] / statistics.median(reference)
-        row["ratio_of_minima"] = row["min_s"] / min(reference)
+def summarize(row: dict[str, Any], reference: dict[str, Any] | None) -> None:
+    """Add medians, minima, and their ratios to those of the non-private step: of whole steps, and up to the noise."""
+    for kind, prefix in (("seconds", ""), ("sum_seconds", "sum_"), ("draw_seconds", "draw_")):
+        if not row[kind]:
+            continue
+        row |= {f"{prefix}median_s": statistics.median(row[kind]), f"{prefix}min_s": min(row[kind])}
+        if reference and kind != "draw_seconds":
+            row[f"{prefix}ratio_of_medians"] = row[f"{prefix}median_s"] / statistics.median(reference[kind])
+            row[f"{prefix}ratio_of_minima"] = row[f"{prefix}min_s"] / min(reference[kind])
 
 
 def memory(model: str, names: list[str], quick: bool, steps: int = 3, **options: Any) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def memory(model: str, names: list[str], quick: bool, steps: int = 3, **options:
         for _ in range(steps):
             built.step(built.draw())
     except Exception as cause:  # noqa: BLE001
-        return {"refused": f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]}
+        return {"refused": told(cause)}
     peak = resident("VmHWM")
     return {
         "peak_mb": max(peak, peak_of_build),
