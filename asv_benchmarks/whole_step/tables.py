@@ -23,12 +23,12 @@ def _of(result: dict[str, Any]) -> str:
     parts += [_table(models, ["non-private, ms", *names], _time)]
     parts += ["Forward, backward, norms and sum alone, over the non-private forward and backward"]
     parts += [_table(models, ["non-private, ms", *(name for name in names if name in SPLIT)], _sum)]
-    measured_memory = {
+    with_memory = {
         name: found for name, found in models.items() if any("memory" in row for row in found["contestants"].values())
     }
-    if measured_memory:
+    if with_memory:
         parts += ["Peak memory above model and data, over the non-private step's"]
-        parts += [_table(measured_memory, ["non-private, MB", *names], _memory)]
+        parts += [_table(with_memory, ["non-private, MB", *names], _memory)]
     refused: dict[str, list[str]] = {}
     for model, found in models.items():
         for name, row in found["contestants"].items():

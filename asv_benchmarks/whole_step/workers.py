@@ -146,18 +146,34 @@ def agreement(model: str, names: list[str], **options: Any) -> dict[str, float |
         built, reason = attempt(name, setting, 0)
         if built is None:
             found[name] = reason
-        elif not torch.equal(trained(built.model), begin):
-            found[name] = "begins at other values of its own, as its replacement of a module left them"
-        else:
+            continue
+        order = by_values(before := trained(built.model))
+        if not torch.equal(joined(before, order), joined(begin, by_values(begin))):
+            found[name] = "begins at other values than the model's"
+            continue
+        try:
             built.step(built.draw())
-            moved[name] = trained(built.model) - begin
+        except Exception as cause:  # noqa: BLE001
+            found[name] = told(cause)
+            continue
+        moved[name] = joined(trained(built.model), order) - joined(before, order)
     if "torch.func" in moved:
         reference = moved.pop("torch.func")
         found |= {name: float((each - reference).norm() / reference.norm()) for name, each in moved.items()}
     return found
 
 
-def trained(model: torch.nn.Module) -> torch.Tensor:
-    """Return a copy of the trained parameters as one vector, in float64."""
+def trained(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return copies of the trained parameters in float64; FastDP keeps in an attribute of its own which they are."""
     initially = [p for p in model.parameters() if getattr(p, "initially_requires_grad", p.requires_grad)]
-    return torch.cat([parameter.detach().double().flatten() for parameter in initially])
+    return [parameter.detach().double().flatten() for parameter in initially]
+
+
+def by_values(tensors: list[torch.Tensor]) -> list[int]:
+    """Return an order that depends on the values alone: Opacus's LSTM has the same tensors in another order."""
+    return sorted(range(len(tensors)), key=lambda place: (len(tensors[place]), float(tensors[place].sum())))
+
+
+def joined(tensors: list[torch.Tensor], order: list[int]) -> torch.Tensor:
+    """Return the tensors as one vector."""
+    return torch.cat([tensors[place] for place in order])
