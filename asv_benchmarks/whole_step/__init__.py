@@ -1,0 +1,1 @@
+"""One training step of several models by several libraries: what `training_vs_peers.py` measures."""
