@@ -150,18 +150,21 @@ def _sum_kernel(
     position, column = tl.program_id(0) // chunks, tl.program_id(0) % chunks * COLUMNS + tl.arange(0, COLUMNS)
     token, before = tl.load(tokens + position), tl.load(tokens + position - 1, mask=position > 0, other=-1)
     if (token != before) & (token >= 0) & (token < size):
-        at, inside, current = token * width + column, column < width, token
+        at, inside, end = token * width + column, column < width, position
+        # Found before, since Triton 3.6 cannot compile a loop over vectors that ends by what it loads.
+        while tl.load(tokens + end, mask=end < count, other=-1) == token:
+            end += 1
         sums, v = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
-        while current == token:
+        while position < end:
             spot = tl.load(order + position)
             example = spot // total
             weight = tl.load(weights + example).to(tl.float64)
             # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
-            v += gradient_at(rows, row_of, example, spot % total, column, column < tl.where(weight != 0, width, 0))
+            used = column < tl.where(weight != 0, width, 0)
+            v += gradient_at(rows, row_of, example, spot - example * total, column, used)
             position += 1
-            current = tl.load(tokens + position, mask=position < count, other=-1)
-            following = tl.load(order + position, mask=position < count, other=0) // total
-            if (current != token) | (following != example):
+            following = tl.load(order + position, mask=position < end, other=0) // total
+            if (position == end) | (following != example):
                 if SCALED:
                     v *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float64)
                 sums += weight * v
