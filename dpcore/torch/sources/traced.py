@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -100,6 +101,6 @@ def _backward(total: torch.Tensor) -> None:
 
 def _eager() -> AbstractContextManager[Any]:
     """Compiled modules run as they were written: a compiled one shows none of its operations."""
-    if not hasattr(torch.compiler, "set_stance"):
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    # Nothing is compiled before torch's compiler is loaded, which takes seconds.
+    compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

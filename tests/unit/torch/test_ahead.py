@@ -233,6 +233,7 @@ def test_workers_end_when_their_run_was_killed() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # threads of the parent's kernels do not live on
         run = begun(2)
         trained(run, stop=4)
         pids = [worker.end.peek()[2][0].pid for worker in run.loader._data._ahead._workers]
