@@ -25,9 +25,9 @@ from dpcore.spec import validate
 from dpcore.statement.statement import Statement
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
-from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.rehearsal import Rehearsal
 
 
 class PrivateRun:
@@ -47,15 +47,16 @@ class PrivateRun:
         self,
         optimizer: PrivateOptimizer,
         loader: PrivateLoader,
-        engine: Engine,
+        rehearsal: Rehearsal,
         frozen: tuple[nn.Module, ...],
         target_delta: float | None,
         caveats: tuple[str, ...],
     ) -> None:
+        engine = rehearsal.engine
         self.model = engine.gradient.model
         self.optimizer = optimizer
         self.loader = loader
-        self._engine, self._frozen = engine, frozen
+        self._engine, self._rehearsal, self._frozen = engine, rehearsal, frozen
         self._target_delta, self._caveats = target_delta, caveats
 
     @property

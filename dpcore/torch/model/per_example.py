@@ -22,6 +22,7 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import FAILURES, first_line
+from dpcore.torch.model.memory import is_out_of_memory
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.sources.explicit import ExplicitGradient
@@ -144,11 +145,13 @@ class PerExampleGradient:
                 result = function()
                 if synthetic:
                     self._note(drew())
-        except (torch.OutOfMemoryError, DpcoreError):
+        except DpcoreError:
             raise
         except UnknownLayout as cause:
             raise Unfit(f"model={type(self.model).__name__}: {cause}") from cause
         except FAILURES as cause:
+            if is_out_of_memory(cause):
+                raise
             raise (Unfit if synthetic else ArgumentError)(self._failure(cause, synthetic)) from cause
         return result
 
@@ -156,7 +159,7 @@ class PerExampleGradient:
         try:
             value: Any = self.loss(output, *targets)
         except FAILURES as cause:
-            if not self._synthetic or isinstance(cause, (DpcoreError, torch.OutOfMemoryError)):
+            if not self._synthetic or isinstance(cause, DpcoreError) or is_out_of_memory(cause):
                 raise
             name = getattr(self.loss, "__name__", type(self.loss).__name__)
             raise Unfit(

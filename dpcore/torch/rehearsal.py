@@ -1,0 +1,73 @@
+"""A step's sum on made-up examples: what is measured of memory and time, without a look at the data.
+
+Nothing is drawn, accounted for or released, and model and loss are left as they were.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpcore.mechanism.loop import combined
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.stages.clipping.blocks import Block, as_block, joined
+from dpcore.stages.queries import Point
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.engine import Engine
+from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.microbatch import peak_bytes
+
+
+class Rehearsal:
+    """Steps of a run on batches in the form of `example`, at its model's present parameters."""
+
+    def __init__(self, engine: Engine, example: Tree) -> None:
+        self.engine = engine
+        self.example = example
+        self.plan = engine.mechanism.plan
+        self.points = fullest(self.plan)
+
+    @property
+    def likely_examples(self) -> int:
+        """The most examples that a step is likely to have."""
+        sampler = self.plan.sampler
+        each = getattr(sampler, "max_examples_per_user", 1)
+        return max(min(sampler.likely_batch_size * each, sampler.example_count), 1)
+
+    @property
+    def expected_examples(self) -> float:
+        """The examples of a step in expectation; of users it is not known, and the most are taken."""
+        sampler = self.plan.sampler
+        return float(sampler.expected_batch_size if sampler.unit_of_privacy == "example" else self.likely_examples)
+
+    def blocks(self, examples: int) -> list[Block]:
+        """Return what is clipped of so many examples: gradients of all points, combined, and of one user if users."""
+        engine, made = self.engine, trial_batch(self.example, examples)
+        here = engine.gradient.parameters()
+
+        def at(number: int) -> list[Block]:
+            # A displaced point is a copy of the parameters.
+            values = [value.clone() for value in here] if number else here
+            return [block.map(engine.to_array) for block in engine.gradient(values, made, synthetic=True)]
+
+        blocks = combined([float(point.weight) for point in self.points], map(at, range(len(self.points))))
+        if self.plan.sampler.unit_of_privacy != "example":
+            blocks = [block.units(engine.mechanism.backend, [examples]) for block in blocks]
+            # A user larger than a micro-batch is carried on as rows.
+            blocks = [joined((block, as_block(block.rows()))) for block in blocks]
+        return blocks
+
+    def peak(self, examples: int, mechanism: Mechanism) -> int:
+        """Return the peak bytes of the sum over so many examples; the mechanism forgets it, and all it had summed."""
+        held = self.engine.gradient.held()
+        try:
+            return peak_bytes(lambda: mechanism.add(self.blocks(examples)))
+        finally:
+            mechanism.discard()
+            held.restore()
+
+
+def fullest(plan: Plan) -> tuple[Point, ...]:
+    """Return the points of a step that has most. Windows fill up in the first steps; later the number changes little."""
+    query: Any = plan.method.query
+    return max((query.points(step) for step in range(min(plan.steps, query.lags + 8))), key=len)
