@@ -187,7 +187,9 @@ def make_private(
     try_out(gradient, example, frozen, gradients)
     if gradient.way != WAYS[0] and gradients == "auto":
         told = gradient.reasons[WAYS[0]]
-        warnings.warn(f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2)
+        warnings.warn(
+            f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2
+        )
     rehearsal = Rehearsal(engine, example)
     if size is None:
         engine.limit = limit_of(max_memory, device)

@@ -96,7 +96,9 @@ def _control_groups(root: Path) -> Iterator[int | None]:
         _, kinds, path = line.split(":", 2)
         if kinds == "" or "memory" in kinds.split(","):
             base = root / "sys/fs/cgroup" / ("memory" if kinds else "")
-            limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+            limit, used = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+            )
             inside = base / path.lstrip("/")
             for folder in (inside, *inside.parents):
                 if folder.is_relative_to(base):

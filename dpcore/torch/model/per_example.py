@@ -115,6 +115,14 @@ class PerExampleGradient:
                 if self.traced.one_by_one or isinstance(refusal.__cause__, UnknownLayout):
                     raise
 
+    def operations(self, place: int) -> tuple[str, ...]:
+        """Return the operations that the parameter of this place meets the examples in, as far as they were seen."""
+        if self.way != "pairs":
+            return ()
+        met = [key for key, site in self.traced.sites.items() if site is not None and any(site.gave)]
+        functions = (key[0] for key in met if any(place in roots for roots in key[1]))
+        return tuple(dict.fromkeys(getattr(function, "__name__", str(function)) for function in functions))
+
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
