@@ -77,6 +77,7 @@ class Loop:
             begun = [as_block(block.rows()) for block in blocks] if more else None
             if not more:
                 mechanism.add(blocks)
+            del blocks  # their memory is for the next part's
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
         """Yield each micro-batch; for users how many rows each has, and whether its user goes on in the next one."""

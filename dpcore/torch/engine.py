@@ -93,8 +93,8 @@ class Engine(Loop):
     def _halve(self) -> None:
         if self.microbatch_size == self.planned_microbatch_size:
             warnings.warn(
-                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or less; "
-                "set microbatch_size or max_memory to begin with less",
+                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or less, "
+                "which is slower; set microbatch_size or max_memory to begin with less",
                 SpeedWarning,
                 stacklevel=2,
             )

@@ -25,7 +25,6 @@ from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
-from dpcore.torch.model.microbatch import microbatch_size as fitting_microbatch_size
 from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
@@ -192,9 +191,7 @@ def make_private(
         )
     rehearsal = Rehearsal(engine, example)
     if size is None:
-        engine.limit = limit_of(max_memory, device)
-        one, two = (rehearsal.peak(examples, mechanism) for examples in (1, 2))
-        engine.plan_microbatches(fitting_microbatch_size(engine.limit.bytes, one, two, rehearsal.likely_examples))
+        rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(ledger, engine, source, data_id=data_id, run_name=run_name)
     caveats = (CAVEAT,) if gradient.draws or source.tensors is None else ()

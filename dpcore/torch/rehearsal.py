@@ -15,7 +15,8 @@ from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.made_up import trial_batch
-from dpcore.torch.model.microbatch import peak_bytes
+from dpcore.torch.model.memory import Limit
+from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
 
 
 class Rehearsal:
@@ -40,6 +41,13 @@ class Rehearsal:
         sampler = self.plan.sampler
         return float(sampler.expected_batch_size if sampler.unit_of_privacy == "example" else self.likely_examples)
 
+    def fit(self, limit: Limit) -> None:
+        """Plan micro-batches that fit a limit."""
+        # A first call imports and compiles: it is measured and not counted.
+        _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
+        self.engine.plan_microbatches(microbatch_size(limit.bytes, one, two, self.likely_examples))
+        self.engine.limit = limit
+
     def blocks(self, examples: int) -> list[Block]:
         """Return what is clipped of so many examples: gradients of all points, combined, and of one user if users."""
         engine, made = self.engine, trial_batch(self.example, examples)
@@ -53,21 +61,28 @@ class Rehearsal:
         blocks = combined([float(point.weight) for point in self.points], map(at, range(len(self.points))))
         if self.plan.sampler.unit_of_privacy != "example":
             blocks = [block.units(engine.mechanism.backend, [examples]) for block in blocks]
-            # A user larger than a micro-batch is carried on as rows.
-            blocks = [joined((block, as_block(block.rows()))) for block in blocks]
         return blocks
 
     def peak(self, examples: int, mechanism: Mechanism) -> int:
         """Return the peak bytes of the sum over so many examples; the mechanism forgets it, and all it had summed."""
         held = self.engine.gradient.held()
+
+        def whole() -> None:
+            blocks = self.blocks(examples)
+            mechanism.add(blocks)
+            if self.plan.sampler.unit_of_privacy != "example":
+                # A user larger than a micro-batch is carried on as rows.
+                begun = [as_block(block.rows()) for block in blocks]
+                mechanism.add([joined(both) for both in zip(blocks, begun, strict=True)])
+
         try:
-            return peak_bytes(lambda: mechanism.add(self.blocks(examples)))
+            return peak_bytes(whole)
         finally:
             mechanism.discard()
             held.restore()
 
 
 def fullest(plan: Plan) -> tuple[Point, ...]:
-    """Return the points of a step that has most. Windows fill up in the first steps; later the number changes little."""
+    """Return the points of a step that has most. Windows fill up at first; later the number changes little."""
     query: Any = plan.method.query
     return max((query.points(step) for step in range(min(plan.steps, query.lags + 8))), key=len)
