@@ -8,7 +8,7 @@ import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore.spec.rounding import SUM_ROWS
-from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, bounded, gamma
+from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma
 
 
 def embedding_norms(
@@ -22,8 +22,8 @@ def embedding_norms(
     """See `dpcore.spec.pair_ops.PairOperations.embedding_norms`."""
     check_embedding(indices, gradients, point_weights, size, scale)
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        norms, rounding, terms = embedding_bound(indices, Side(gradients, point_weights), size, scale)
-        return bounded(norms + rounding, terms)
+        norms, rounding, _ = embedding_bound(indices, Side(gradients, point_weights), size, scale)
+        return norms + rounding
 
 
 def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Floats | None = None) -> Bound:
@@ -68,13 +68,13 @@ def _sums(keys: Indices, factors: Wide, rows: Wide) -> tuple[Indices, Wide]:
     """Return the keys that are not negative, each once, and the sums of their rows times factors."""
     from scipy.sparse import csr_array  # a tenth of a second that only models with embeddings need
 
-    flat, width = keys.reshape(-1), rows.shape[-1]
+    flat = keys.reshape(-1)
     order = np.argsort(flat, kind="stable")
     order = order[np.searchsorted(flat[order], 0) :]
     ordered = flat[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     table = (factors.reshape(-1)[order], order, np.append(starts, len(order)))
-    sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(-1, width)
+    sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(len(flat), rows.shape[-1])
     return ordered[starts], sums
 
 
@@ -97,6 +97,10 @@ def embedding_sum(
     with np.errstate(all="ignore"):
         for first in range(0, len(used), count):
             chosen = used[first : first + count]
-            factors = np.repeat(weights[chosen].astype(np.float64) * e.unit, e.time)
-            keys, sums = _sums(index[chosen], factors, _rows(index[chosen], e, chosen, size, scale))
-            total[keys] += sums
+            # Each example's tokens first, so that what it adds depends on nothing of others, then tokens over examples.
+            examples, picked = np.arange(len(chosen))[:, None], index[chosen]
+            keys = np.where(picked < 0, -1, picked * len(chosen) + examples)
+            keys, sums = _sums(keys, np.ones(keys.shape), _rows(picked, e, chosen, size, scale))
+            tokens, owners = np.divmod(keys, len(chosen))
+            tokens, sums = _sums(tokens, weights[chosen].astype(np.float64)[owners] * e.unit, sums)
+            total[tokens] += sums

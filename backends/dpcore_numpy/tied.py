@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
 from dpcore.spec.rounding import TIED
 from dpcore_numpy.embedding import embedding_bound
 from dpcore_numpy.linear import linear_bound
-from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, bounded, gamma
+from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
 def tied_norms(
@@ -33,6 +33,7 @@ def tied_norms(
     """
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
+    check_tied(token_gradients, inputs, gradients, size)
     g, a, e = Side(token_gradients, token_weights), Side(inputs), Side(gradients, point_weights)
     with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
@@ -45,7 +46,8 @@ def tied_norms(
         error = gamma(a.width + g.time * a.time + 20, U64) * terms
         square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
-        return bounded(np.maximum(norms, TIED * (embedding.norms + linear.norms)), embedding.terms + linear.terms)
+        bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
+        return bound
 
 
 def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide) -> Wide:

@@ -36,7 +36,10 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     held = gradient.held()
     try:
         forward = _seconds(lambda: rehearsal.blocks(size), working.parameters[0].device) * parts
-        layers, times = _layers(rehearsal, rehearsal.blocks(size), parts)
+        blocks = rehearsal.blocks(size)
+        blocks = [block.units(size) for block in blocks] if rehearsal.several else blocks
+        layers, times = _layers(rehearsal, blocks, size, parts)
+        del blocks
         mechanism = _another(rehearsal)
         peak = rehearsal.peak(size, mechanism)
         update = _update_seconds(rehearsal, mechanism)
@@ -63,7 +66,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     )
 
 
-def _layers(rehearsal: Rehearsal, blocks: list[Block], parts: float) -> tuple[list[dict[str, Any]], list[float]]:
+def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float) -> tuple[list[dict[str, Any]], list[float]]:
     """Return what is said of each trained tensor, and the seconds of its norms and its sum."""
     engine = rehearsal.engine
     backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
@@ -81,9 +84,9 @@ def _layers(rehearsal: Rehearsal, blocks: list[Block], parts: float) -> tuple[li
             "parameters": math.prod(block.shape),
             "operations": engine.gradient.operations(place),
             "rule": rule_of(block),
-            "rows": _rows(block) // len(rehearsal.points),
+            "rows": _rows(block) * block.examples // (examples * len(rehearsal.points)),
             "points": len(rehearsal.points),
-            "bytes": sum(sizes) // max(block.examples, 1),
+            "bytes": sum(sizes) // examples,
         })  # fmt: skip
     return layers, times
 

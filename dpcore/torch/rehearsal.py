@@ -10,7 +10,7 @@ from typing import Any
 from dpcore.mechanism.loop import combined
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
-from dpcore.stages.clipping.blocks import Block, as_block, joined
+from dpcore.stages.clipping.blocks import Block, as_block, joined, of_units
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.engine import Engine
@@ -30,16 +30,23 @@ class Rehearsal:
 
     @property
     def likely_examples(self) -> int:
-        """The most examples that a step is likely to have."""
+        """The most rows that a step is likely to have."""
         sampler = self.plan.sampler
         each = getattr(sampler, "max_examples_per_user", 1)
-        return max(min(sampler.likely_batch_size * each, sampler.example_count), 1)
+        return max(min(sampler.likely_batch_size * each, sampler.example_count), 1) * self.engine.views
 
     @property
     def expected_examples(self) -> float:
-        """The examples of a step in expectation; of users it is not known, and the most are taken."""
+        """The rows of a step in expectation; of users it is not known, and the most are taken."""
         sampler = self.plan.sampler
-        return float(sampler.expected_batch_size if sampler.unit_of_privacy == "example" else self.likely_examples)
+        if sampler.unit_of_privacy != "example":
+            return float(self.likely_examples)
+        return float(sampler.expected_batch_size * self.engine.views)
+
+    @property
+    def several(self) -> bool:
+        """Whether what is clipped is the sum of several rows: of a user's, or of an example's views."""
+        return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""
@@ -49,7 +56,7 @@ class Rehearsal:
         self.engine.limit = limit
 
     def blocks(self, examples: int) -> list[Block]:
-        """Return what is clipped of so many examples: gradients of all points, combined, and of one user if users."""
+        """Return the gradients of so many examples: those of all points, combined."""
         engine, made = self.engine, trial_batch(self.example, examples)
         here = engine.gradient.parameters()
 
@@ -58,10 +65,7 @@ class Rehearsal:
             values = [value.clone() for value in here] if number else here
             return [block.map(engine.to_array) for block in engine.gradient(values, made, synthetic=True)]
 
-        blocks = combined([float(point.weight) for point in self.points], map(at, range(len(self.points))))
-        if self.plan.sampler.unit_of_privacy != "example":
-            blocks = [block.units(engine.mechanism.backend, [examples]) for block in blocks]
-        return blocks
+        return combined([float(point.weight) for point in self.points], map(at, range(len(self.points))))
 
     def peak(self, examples: int, mechanism: Mechanism) -> int:
         """Return the peak bytes of the sum over so many examples; the mechanism forgets it, and all it had summed."""
@@ -69,11 +73,16 @@ class Rehearsal:
 
         def whole() -> None:
             blocks = self.blocks(examples)
-            mechanism.add(blocks)
-            if self.plan.sampler.unit_of_privacy != "example":
-                # A user larger than a micro-batch is carried on as rows.
-                begun = [as_block(block.rows()) for block in blocks]
-                mechanism.add([joined(both) for both in zip(blocks, begun, strict=True)])
+            if not self.several:
+                mechanism.add(blocks)
+                return
+            for units in of_units(mechanism.backend, blocks, [1, examples - 1] if examples > 1 else [1]):
+                mechanism.add(units)
+            # A unit larger than a micro-batch is carried on as rows.
+            begun = [as_block(block.units(examples).rows()) for block in blocks]
+            blocks = units = []
+            blocks = self.blocks(examples)
+            mechanism.add([joined((block.units(examples), row)) for block, row in zip(blocks, begun, strict=True)])
 
         try:
             return peak_bytes(whole)

@@ -32,13 +32,14 @@ Calls = list[tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]]
 def probe(model: nn.Module, example: Tree) -> None:
     """Refuse a model that mixes examples or changes its buffers or parameters in forward, naming the first module.
 
-    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read.
+    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read,
+    unless they are `dpcore.torch.data.batches.Public`.
     """
     first = batches.synthetic(example, EXAMPLES, seed=0)
     _run(model, first)  # what is filled once is filled for all
     base = _run(model, first)
     _compare(model, base, replaced(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
-    _compare(model, base, replaced(first, poisoned(first)), is_poison=True)
+    _compare(model, base, replaced(first, poisoned(batches.another(example, EXAMPLES))), is_poison=True)
 
 
 def _run(model: nn.Module, inputs: Tree) -> Calls:
@@ -84,6 +85,8 @@ def _compare(model: nn.Module, base: Calls, changed: Tree, is_poison: bool) -> N
             culprit = module
             break
     remedy = "use a layer that treats each example alone (GroupNorm or LayerNorm for normalization)"
+    if getattr(culprit, "batch_first", True) is False:
+        remedy = "set batch_first=True, or transpose what goes in"
     raise ArgumentError(refusal(names[culprit], culprit, "mixes the examples of a batch", remedy))
 
 
@@ -120,16 +123,11 @@ def replaced(tree: Tree, source: Tree) -> Tree:
     return batches.tree_map(changed, tree)
 
 
-def unlike(tensor: torch.Tensor) -> torch.Tensor:
-    """Other values in every entry, of the same range: integers take the other of the two synthetic values."""
-    return tensor + 1 if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
-
-
 def poisoned(tree: Tree) -> Tree:
     """Return the batch full of what arithmetic carries along."""
     return batches.tree_map(_poison, tree)
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN; integers, which have none, take the other of the two synthetic values."""
-    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
+    """NaN; integers, which have none, stay the other values that they are."""
+    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor

@@ -14,9 +14,9 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import call_with, check_versions, places, refuse_foreign, within
-from dpcore.torch.sources.places import FEW, MORE, Layout, Site, UnknownLayout, layouts, sites
-from dpcore.torch.sources.recorder import Recorder
 from dpcore.torch.sources.losses import example_losses
+from dpcore.torch.sources.places import FEW, MORE, Layout, Site, layouts, sites
+from dpcore.torch.sources.recorder import Recorder
 from dpcore.torch.sources.rules import rule_of
 from dpcore.torch.sources.tracer import Sites, Tracer
 

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, joined
-from dpcore.torch.sources.places import Layout, Site, UnknownLayout, tensors
 from dpcore.torch.sources.losses import example_losses_inside
+from dpcore.torch.sources.places import Layout, Site, UnknownLayout, tensors
 from dpcore.torch.sources.written_out import WRITTEN_OUT
 
 Key = tuple[Any, ...]
@@ -242,7 +242,8 @@ class Tracer(TorchFunctionMode):
 
 class _Tap(torch.autograd.Function):
     """The identity; its backward pass hands the gradient over. Saved tensors go through autograd, so that gradient
-    checkpoints drop them and make them again."""
+    checkpoints drop them and make them again.
+    """
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, dummy: torch.Tensor, record: Any, *saved: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,13 @@ def cell(step: Step) -> Rule:
 
 
 def _layer(
-    operation: Operation, step: Step, x: torch.Tensor, states: States, weights: Sequence[Any], biases: bool, backward: bool
+    operation: Operation,
+    step: Step,
+    x: torch.Tensor,
+    states: States,
+    weights: Sequence[Any],
+    biases: bool,
+    backward: bool,
 ) -> tuple[torch.Tensor, States]:
     """Run one layer one way over (T, N, p); return the outputs (T, N, H) and the last states."""
     layout = _examples_along(operation)

@@ -1,0 +1,378 @@
+"""Pairs of activations and output gradients: each norm bounds what the sum really adds, each sum is the true one.
+
+The reference is a loop in `numpy.longdouble`: 64 bits of mantissa, and exponents that no product here leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpcore_numpy as backend
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.ops import CLIP_RULES
+from dpcore.spec.rounding import CANCELLATION, TIED, rounding
+
+pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider type to compare with")
+
+Array = np.ndarray[Any, Any]
+Long = np.longdouble
+seeds = st.integers(0, 2**32 - 1)
+dtypes = st.sampled_from(["float32", "float64"])
+# "spread": rows from denormals to the largest numbers. "near": parts at points next to each other, with weights w and
+# 1 - w, as in DiSK.
+kinds = st.sampled_from(["benign", "benign", "spread", "tiny", "huge", "near"])
+widths = st.sampled_from([1, 2, 5, 16, 33])
+times = st.one_of(st.lists(st.integers(0, 20), min_size=1, max_size=3), st.just([1]), st.just([24]), st.just([20, 20]))
+LARGEST = {"float32": 3e38, "float64": 1e140}
+SMALLEST = {"float32": 1e-45, "float64": 1e-140}
+
+
+class Pairs(NamedTuple):
+    """Arguments of the operations, on parts of one kind."""
+
+    inputs: list[Array]
+    gradients: list[Array]
+    weights: list[float]
+
+
+def rows(rng: np.random.Generator, kind: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Rows of the sizes that `kind` says."""
+    low, high = np.log10(SMALLEST[dtype]), np.log10(LARGEST[dtype])
+    exponent = {"spread": rng.uniform(low, high, (*shape[:-1], 1)), "tiny": low + 4, "huge": high - 0.7}.get(kind, 0.0)
+    values = np.clip(rng.normal(size=shape), -3, 3) * 10.0 ** np.asarray(exponent)
+    return np.clip(values, -LARGEST[dtype], LARGEST[dtype]).astype(dtype)
+
+
+def pairs(rng: np.random.Generator, kind: str, dtype: str, times: list[int], examples: int, p: int, q: int) -> Pairs:
+    """Random parts."""
+    if kind != "near":
+        weights = [float(rng.choice([1.0, -0.3, 7.0, 1000.0])) for _ in times]
+        return Pairs(*([rows(rng, kind, dtype, (examples, t, n)) for t in times] for n in (p, q)), weights)
+    times = [times[0], times[0]]
+    first = [rows(rng, kind, dtype, (examples, times[0], n)) for n in (p, q)]
+    distance = rng.choice([1e-2, 1e-4, 1e-6])
+    second = [(x * (1 + distance * rng.normal(size=x.shape))).astype(dtype) for x in first]
+    weight = float(rng.choice([0.857, 10.0, 1000.0]))
+    return Pairs([first[0], second[0]], [first[1], second[1]], [weight, 1 - weight])
+
+
+def linear(one: Pairs, scale: Array | None = None) -> tuple[Array, Array]:
+    """Every example's vector and the sums of its terms' sizes: (B, q p), in long doubles."""
+    examples, p, q = len(one.inputs[0]), one.inputs[0].shape[2], one.gradients[0].shape[2]
+    total, terms = np.zeros((examples, q, p), Long), np.zeros((examples, q, p), Long)
+    for a, e, weight in zip(one.inputs, one.gradients, one.weights, strict=True):
+        for t in range(a.shape[1]):
+            product = Long(weight) * e[:, t, :, None].astype(Long) * a[:, t, None, :].astype(Long)
+            total += product
+            terms += np.abs(product)
+    factor = np.ones(q * p, Long) if scale is None else scale.astype(Long)
+    return total.reshape(examples, -1) * factor, terms.reshape(examples, -1) * np.abs(factor)
+
+
+def embedding(
+    indices: list[Array], gradients: list[Array], weights: list[float], size: int, scale: Array | None = None
+):
+    """The same of an embedding: (B, size q)."""
+    examples, q = len(indices[0]), gradients[0].shape[2]
+    total, terms = np.zeros((examples, size, q), Long), np.zeros((examples, size, q), Long)
+    for index, e, weight in zip(indices, gradients, weights, strict=True):
+        for i, t in np.ndindex(*index.shape):
+            if index[i, t] >= 0:
+                total[i, index[i, t]] += Long(weight) * e[i, t].astype(Long)
+                terms[i, index[i, t]] += np.abs(Long(weight) * e[i, t].astype(Long))
+    factor = np.ones(size * q, Long) if scale is None else scale.astype(Long)
+    return total.reshape(examples, -1) * factor, terms.reshape(examples, -1) * np.abs(factor)
+
+
+def norm(vector: Array) -> Any:
+    """Euclidean norm in long doubles, over the last axis."""
+    return np.sqrt(np.square(vector.astype(Long)).sum(axis=-1))
+
+
+class Promise(NamedTuple):
+    """What is promised beyond the bound itself."""
+
+    loose: float  # the share of its terms' square that a norm's square may be too large by, for benign arrays
+    coarse: Any = 0.0  # (B,): what underflows, where sizes of rows lie further apart than float32 reaches
+    least: Any = 0.0  # (B,): norms may be as large
+
+
+def linear_promise(one: Pairs, exact: bool) -> Promise:
+    """In float32 products are relative to the largest entries of either side."""
+    if exact or one.inputs[0].dtype == np.float64:
+        return Promise(1e-11)
+    sizes = [np.max([np.abs(x).max(axis=(1, 2), initial=0) for x in side], axis=0).astype(Long) for side in one[:2]]
+    return Promise(1e-4, 1e-34 * sizes[0] * sizes[1] * np.abs(one.weights).max())
+
+
+def check(norms: Array, true: tuple[Array, Array], add: Any, dtype: str, kind: str, promise: Promise) -> None:
+    """Hold every promise about one tensor; `add` takes weights and an output."""
+    vectors, terms = true
+    examples, size = vectors.shape
+    assert norms.shape == (examples,)
+    assert norms.dtype == np.float64
+    assert np.isfinite(norms).all()
+    finest = 4 * np.finfo(np.longdouble).eps
+    coarse, least = np.broadcast_to(promise.coarse, examples), np.broadcast_to(promise.least, examples)
+    # What each example adds by itself, with weight 1 and with each rule's factor.
+    for i in range(examples):
+        weights, alone = np.zeros(examples, dtype), np.zeros(size)
+        weights[i] = 1
+        add(weights, alone)
+        assert norm(alone) <= norms[i] * (1 + finest)
+        assert (np.abs(alone - vectors[i]) <= 1e-5 * terms[i] + coarse[i]).all()
+        if kind == "benign":
+            assert norms[i] ** 2 <= max(norm(vectors[i]), least[i]) ** 2 + promise.loose * norm(terms[i]) ** 2
+    for rule in CLIP_RULES:
+        bound = 0.37
+        (factors,) = backend.clip_factors([norms], rule, [bound], [size], dtype)
+        for i in range(examples):
+            weights, alone = np.zeros(examples, dtype), np.zeros(size)
+            weights[i] = factors[i]
+            add(weights, alone)
+            assert norm(alone) <= (1 if rule == "normalized" else bound)
+    # All together, on top of what is there; nothing is added for a weight of 0.
+    weights = np.linspace(0, 1, examples).astype(dtype)
+    start = np.linspace(-1, 1, size)
+    out = start.copy()
+    add(weights, out)
+    weighted = weights.astype(Long)[:, None]
+    allowed = (weighted * (1e-5 * terms + coarse[:, None])).sum(axis=0) + 1e-15
+    assert (np.abs(out - start - (weighted * vectors).sum(axis=0)) <= allowed).all()
+
+
+@given(seeds, kinds, dtypes, times, widths, widths, st.booleans(), st.booleans(), st.booleans())
+def test_a_linear_norm_bounds_what_the_sum_adds(
+    seed: int, kind: str, dtype: str, times: list[int], p: int, q: int, scaled: bool, gram: bool, exact: bool
+):
+    rng = np.random.default_rng(seed)
+    one = pairs(rng, kind, dtype, times, 3, p, q)
+    scale = (10.0 ** rng.uniform(-6, 6, p * q)).astype(dtype) if scaled else None
+    norms = backend.linear_norms(*one, scale=scale, gram=gram, exact=exact)
+
+    def add(weights: Array, out: Array) -> None:
+        backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
+
+    promise = linear_promise(one, exact)
+    if scale is not None:
+        promise = promise._replace(coarse=promise.coarse * scale.max())
+    check(norms, linear(one, scale), add, dtype, kind, promise)
+
+
+@given(seeds, kinds, dtypes, times, widths, st.sampled_from([1, 3, 50]), st.booleans())
+def test_an_embedding_norm_bounds_what_the_sum_adds(
+    seed: int, kind: str, dtype: str, times: list[int], q: int, size: int, scaled: bool
+):
+    rng = np.random.default_rng(seed)
+    _, gradients, weights = pairs(rng, kind, dtype, times, 3, 1, q)
+    indices = [rng.integers(-1, size, e.shape[:2]) for e in gradients]
+    scale = (10.0 ** rng.uniform(-6, 6, size * q)).astype(dtype) if scaled else None
+    for index, e in zip(indices, gradients, strict=True):
+        e[(index < 0) & (rng.random(index.shape) < 0.5)] = np.nan  # what belongs to padding is nobody's
+    norms = backend.embedding_norms(indices, gradients, weights, size, scale=scale)
+
+    def add(weights_: Array, out: Array) -> None:
+        backend.embedding_sum(indices, gradients, weights, weights_, out, scale=scale)
+
+    check(norms, embedding(indices, gradients, weights, size, scale), add, dtype, kind, Promise(1e-11))
+
+
+@given(seeds, kinds, dtypes, times, times, widths, st.sampled_from([1, 3, 50]), st.booleans())
+def test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add(
+    seed: int, kind: str, dtype: str, first: list[int], second: list[int], p: int, size: int, exact: bool
+):
+    rng = np.random.default_rng(seed)
+    _, tokens, token_weights = pairs(rng, kind, dtype, first, 3, 1, p)
+    indices = [rng.integers(-1, size, e.shape[:2]) for e in tokens]
+    one = pairs(rng, kind, dtype, second, 3, p, size)
+    if kind != "benign" and rng.random() < 0.5:  # parts that nearly cancel: the head's first token against its own row
+        one = Pairs([np.abs(a) for a in one.inputs], [np.abs(e) for e in one.gradients], one.weights)
+        tokens = [-np.abs(e) for e in tokens]
+    norms = backend.tied_norms(indices, tokens, token_weights, *one, size, exact=exact)
+    (e, e_terms), (h, h_terms) = embedding(indices, tokens, token_weights, size), linear(one)
+    floor = TIED * (norm(e) + norm(h))
+    assert (norms >= floor).all()
+
+    def add(weights: Array, out: Array) -> None:
+        backend.embedding_sum(indices, tokens, token_weights, weights, out)
+        backend.linear_sum(*one, weights, out, exact=exact)
+
+    check(norms, (e + h, e_terms + h_terms), add, dtype, kind, linear_promise(one, exact)._replace(least=floor))
+
+
+def benign(seed: int, times: list[int], examples: int, p: int, q: int, weights: list[float]) -> Pairs:
+    """Float32 parts with these weights."""
+    rng = np.random.default_rng(seed)
+    return pairs(rng, "benign", "float32", times, examples, p, q)._replace(weights=weights)
+
+
+@pytest.mark.parametrize(("times", "exact"), [([1], False), ([3], False), ([24], False), ([12, 13], True)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_matrices_of_several_tiles(times: list[int], exact: bool, scaled: bool):
+    one = benign(1, times, 2, 300, 521, [-0.5, 2.0][: len(times)])
+    scale = np.linspace(0.1, 9, 300 * 521, dtype=np.float32) if scaled else None
+
+    def add(weights: Array, out: Array) -> None:
+        backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
+
+    for gram in (False, True):
+        norms = backend.linear_norms(*one, scale=scale, gram=gram, exact=exact)
+        check(norms, linear(one, scale), add, "float32", "benign", linear_promise(one, exact))
+
+
+@pytest.mark.parametrize(("times", "examples"), [([1], 1100), ([1, 2], 400), ([24], 70)])
+def test_many_examples(times: list[int], examples: int):
+    one = benign(2, times, examples, 4, 3, [0.5, -2.0][: len(times)])
+    weights, out = np.linspace(-1, 1, examples), np.zeros(12)
+    backend.linear_sum(*one, weights, out)
+    vectors, terms = linear(one)
+    assert (np.abs(out - weights @ vectors) <= 1e-6 * (np.abs(weights) @ terms)).all()
+    norms = backend.linear_norms(*one)
+    np.testing.assert_allclose(norms, norm(vectors).astype(float), rtol=1e-4)
+    assert (norms >= norm(vectors)).all()
+
+
+def test_examples_that_cancel_do_not_round_the_sum():
+    """Rounding in proportion to terms a million times as large as the vectors would pass the bound of sums."""
+    rng, bound = np.random.default_rng(3), 1.0
+    a = rng.normal(size=(256, 1, 3)).astype(np.float32)
+    e = rng.normal(size=(256, 1, 2)).astype(np.float32)
+    near = (e * (1 + 1e-6 * rng.normal(size=e.shape))).astype(np.float32)
+    one = Pairs([a, a], [e, near], [1e7, 1 - 1e7])
+    weights = bound / backend.linear_norms(*one, exact=True)
+    together, alone = np.zeros(6), np.zeros((256, 6))
+    backend.linear_sum(*one, weights, together, exact=True)
+    for i in range(256):
+        backend.linear_sum(*one, np.where(np.arange(256) == i, weights, 0), alone[i], exact=True)
+    assert norm(together - alone.astype(Long).sum(axis=0)) <= rounding(256) / 2
+    assert (norm(alone) <= bound).all()
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_float32_norms_hold_where_points_cancel(gram: bool):
+    for seed in range(20):
+        one = pairs(np.random.default_rng(seed), "near", "float32", [13], 4, 5, 6)
+        norms = backend.linear_norms(*one, gram=gram)
+        for i in range(4):
+            alone = np.zeros(30)
+            backend.linear_sum(*one, (np.arange(4) == i).astype(np.float32), alone)
+            assert norm(alone) <= norms[i]
+
+
+def test_what_cancels_keeps_the_share_that_sums_rely_on():
+    ones = [np.ones((1, 1, 1), np.float32)]
+    index = [np.zeros((1, 1), np.int64)]
+    assert backend.tied_norms(index, ones, [-1.0], ones, ones, [1.0], 1)[0] >= 2 * TIED
+    twice = backend.linear_norms(ones * 2, ones * 2, [1.0, -1.0], scale=np.ones(1, np.float32))
+    assert twice[0] >= 2 * CANCELLATION
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("times", [[1], [3], [24], [12, 14]])
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum(value: float, times: list[int], side: int):
+    one = benign(4, times, 3, 5, 6, [0.5, -2.0][: len(times)])
+    clean, weights = np.zeros((2, 30)), np.array([0.7, 0, 1], np.float32)
+    for exact in (False, True):
+        backend.linear_sum(*one, weights, clean[int(exact)], exact=exact)
+    one[side][-1][1, -1, 2] = value
+    one[1 - side][-1][1, -1] = 0
+    scale = np.linspace(1, 2, 30, dtype=np.float32)
+    for exact in (False, True):
+        for options in ({}, {"gram": True}, {"scale": scale}):
+            norms = backend.linear_norms(*one, exact=exact, **options)
+            assert np.isfinite(norms).tolist() == [True, False, True]
+        out = np.zeros(30)
+        backend.linear_sum(*one, weights, out, exact=exact)
+        np.testing.assert_array_equal(out, clean[int(exact)])
+    indices = [np.full(e.shape[:2], 1) for e in one.gradients]
+    if side == 1:
+        assert np.isfinite(backend.embedding_norms(indices, *one[1:], 2)).tolist() == [True, False, True]
+        out = np.zeros(12)
+        backend.embedding_sum(indices, *one[1:], weights, out)
+        assert np.isfinite(out).all()
+    norms = backend.tied_norms(indices, one.inputs, one.weights, *one, 6)
+    assert np.isfinite(norms).tolist() == [True, False, True]
+
+
+def test_arguments_stay_as_they_are_and_may_have_gaps():
+    whole = np.random.default_rng(5).normal(size=(26, 4, 14)).astype(np.float32)
+    a, e = whole.transpose(1, 0, 2)[:, :, ::2], whole.transpose(1, 0, 2)[::-1, ::-1, 1::2]
+    whole.flags.writeable = False
+    for time in (1, 5, 26):
+        one = Pairs([a[:, :time]], [e[:, :time]], [-3.0])
+        copies = Pairs([one.inputs[0].copy()], [one.gradients[0].copy()], [-3.0])
+        np.testing.assert_allclose(backend.linear_norms(*one), backend.linear_norms(*copies), rtol=1e-6)
+        out, same = np.zeros(49), np.zeros(49)
+        backend.linear_sum(*one, np.ones(4, np.float32), out)
+        backend.linear_sum(*copies, np.ones(4, np.float32), same)
+        np.testing.assert_allclose(out, same, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("examples", "times", "p", "q"), [(0, [2], 3, 4), (2, [0], 3, 4), (2, [0, 0], 3, 4),
+                                                           (2, [2], 0, 4), (2, [30], 3, 0)])  # fmt: skip
+def test_nothing_has_norm_zero_and_adds_nothing(examples: int, times: list[int], p: int, q: int):
+    one = benign(6, times, examples, p, q, [2.0, -1.0][: len(times)])
+    for scale in (None, np.ones(p * q, np.float32)):
+        for exact in (False, True):
+            norms = backend.linear_norms(*one, scale=scale, gram=scale is None, exact=exact)
+            assert norms.tolist() == [0.0] * examples
+            out = np.full(p * q, 0.5)
+            backend.linear_sum(*one, np.ones(examples), out, scale=scale, exact=exact)
+            assert (out == 0.5).all()
+    indices = [np.zeros(e.shape[:2], np.int64) for e in one.gradients]
+    if 0 in (examples, sum(times), q):
+        assert backend.embedding_norms(indices, *one[1:], 3).tolist() == [0.0] * examples
+    if 0 in (examples, sum(times), p):
+        assert backend.tied_norms(indices, one.inputs, one.weights, *one, q).tolist() == [0.0] * examples
+
+
+def test_an_example_without_a_gradient_has_norm_zero():
+    one = benign(7, [30], 2, 5, 6, [1.0])
+    one.gradients[0][1] = 0
+    assert (backend.linear_norms(*one) > 0).tolist() == [True, False]
+
+
+BAD = [
+    ({"inputs": []}, ArgumentError, "inputs"),
+    ({"inputs": [np.zeros((2, 3), np.float32)]}, ArgumentError, "three axes"),
+    ({"gradients": [np.zeros((2, 4, 6), np.float32)]}, ArgumentError, r"must be \(2, 3, 6\)"),
+    ({"gradients": [np.zeros((2, 3, 6))]}, ArgumentTypeError, "must be float32 beside"),
+    ({"point_weights": [1.0, 2.0]}, ArgumentError, "one for each part"),
+    ({"point_weights": [np.inf]}, ArgumentError, "finite"),
+    ({"scale": np.zeros(29)}, ArgumentError, r"must be \(30,\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD)
+def test_refuses_parts_that_do_not_fit(change: dict[str, Any], error: type[Exception], words: str):
+    good = dict(zip(("inputs", "gradients", "point_weights"), benign(8, [3], 2, 5, 6, [1.0]), strict=True))
+    with pytest.raises(error, match=words):
+        backend.linear_norms(**{**good, **change})
+    with pytest.raises(error, match=words):
+        backend.linear_sum(**{**good, **change}, weights=np.ones(2), out=np.zeros(30))
+
+
+def test_refuses_tokens_that_are_none_and_outputs_that_do_not_fit():
+    e, index = [np.ones((2, 3, 4), np.float32)], np.zeros((2, 3), np.int64)
+    with pytest.raises(ArgumentTypeError, match="int64"):
+        backend.embedding_norms([index.astype(np.int32)], e, [1.0], 5)
+    with pytest.raises(ArgumentError, match=r"must be \(2, 3\)"):
+        backend.embedding_norms([index[:, :2]], e, [1.0], 5)
+    with pytest.raises(ArgumentError, match="size=5"):
+        backend.embedding_norms([index + 5], e, [1.0], 5)
+    with pytest.raises(ArgumentError, match=r"out.shape=\(21,\)"):
+        backend.embedding_sum([index], e, [1.0], np.ones(2), np.zeros(21))
+    with pytest.raises(ArgumentError, match=r"inputs\[0\].shape"):
+        backend.tied_norms(
+            [index], e, [1.0], [np.ones((2, 3, 3), np.float32)], [np.ones((2, 3, 5), np.float32)], [1.0], 5
+        )
+    with pytest.raises(ArgumentError, match=r"gradients\[0\].shape"):
+        backend.tied_norms([index], e, [1.0], e, [np.ones((2, 3, 6), np.float32)], [1.0], 5)
+    with pytest.raises(ArgumentTypeError, match="contiguous"):
+        backend.embedding_sum([index], e, [1.0], np.ones(2), np.zeros(40)[::2])
