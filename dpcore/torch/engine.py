@@ -93,13 +93,13 @@ class Engine(Loop):
     def _halve(self) -> None:
         if self.microbatch_size == self.planned_microbatch_size:
             warnings.warn(
-                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or less, "
-                "which is slower; set microbatch_size or max_memory to begin with less",
+                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or "
+                "less, which is slower; set microbatch_size or max_memory to begin with less",
                 SpeedWarning,
                 stacklevel=2,
             )
         self.microbatch_size //= 2
-        if torch.cuda.is_initialized():
+        if self.working.parameters[0].is_cuda:
             torch.cuda.empty_cache()
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:

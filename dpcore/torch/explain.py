@@ -66,7 +66,9 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     )
 
 
-def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float) -> tuple[list[dict[str, Any]], list[float]]:
+def _layers(
+    rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float
+) -> tuple[list[dict[str, Any]], list[float]]:
     """Return what is said of each trained tensor, and the seconds of its norms and its sum."""
     engine = rehearsal.engine
     backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
@@ -77,8 +79,6 @@ def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: flo
     for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
         spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
         times.append(parts * spent)
-        sizes: list[int] = []
-        block.map(lambda array: sizes.append(math.prod(array.shape) * _width(array)) or array)  # noqa: B023
         layers.append({
             "name": engine.gradient.names[place],
             "parameters": math.prod(block.shape),
@@ -86,7 +86,7 @@ def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: flo
             "rule": rule_of(block),
             "rows": _rows(block) * block.examples // (examples * len(rehearsal.points)),
             "points": len(rehearsal.points),
-            "bytes": sum(sizes) // examples,
+            "bytes": _bytes(block) // examples,
         })  # fmt: skip
     return layers, times
 
@@ -125,8 +125,15 @@ def _rows(block: Block) -> int:
     return sum(int(part.shape[1]) for part in parts)
 
 
-def _width(array: Any) -> int:
-    return int(array.element_size() if isinstance(array, torch.Tensor) else array.itemsize)
+def _bytes(block: Block) -> int:
+    arrays: list[Any] = []
+
+    def note(array: Any) -> Any:
+        arrays.append(array)
+        return array
+
+    block.map(note)
+    return sum(math.prod(array.shape) * int(array.itemsize) for array in arrays)
 
 
 def _another(rehearsal: Rehearsal) -> Mechanism:

@@ -25,9 +25,9 @@ from dpcore.spec import validate
 from dpcore.statement.statement import Statement
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
-from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.explain import explain
 from dpcore.torch.explanation import Explanation
+from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.rehearsal import Rehearsal
 

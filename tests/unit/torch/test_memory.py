@@ -30,7 +30,13 @@ def test_memory_sizes() -> None:
     for bad in ("lots", "1 GiBs", "", 0, -1, "0 GB", 1.5, True):
         with pytest.raises((ArgumentError, ArgumentTypeError), match="max_memory="):
             memory.parse_memory(bad)
-    assert [memory.words(n) for n in (5, 2048, 3.5 * MIB, 2**34, 2**50)] == ["5 B", "2 KiB", "3.5 MiB", "16 GiB", "1048576 GiB"]
+    assert [memory.words(n) for n in (5, 2048, 3.5 * MIB, 2**34, 2**50)] == [
+        "5 B",
+        "2 KiB",
+        "3.5 MiB",
+        "16 GiB",
+        "1048576 GiB",
+    ]
 
 
 def test_the_default_is_half_of_what_the_tightest_bound_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +63,11 @@ def test_control_groups_of_both_versions_and_all_their_parents(tmp_path: Path) -
     write("proc/self/cgroup", "4:cpu:/x\n3:memory:/old/one\n0::/new/one\n")
     for name, value in (("memory.max", "max"), ("memory.current", "10")):
         write(f"sys/fs/cgroup/new/one/{name}", value)
-    for name, value in (("memory.max", "1000"), ("memory.current", "700"), ("memory.stat", "anon 1\ninactive_file 50\n")):
+    for name, value in (
+        ("memory.max", "1000"),
+        ("memory.current", "700"),
+        ("memory.stat", "anon 1\ninactive_file 50\n"),
+    ):
         write(f"sys/fs/cgroup/new/{name}", value)
     write("sys/fs/cgroup/memory/old/one/memory.limit_in_bytes", "900")
     write("sys/fs/cgroup/memory/old/one/memory.usage_in_bytes", "1000")
