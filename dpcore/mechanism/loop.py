@@ -79,6 +79,7 @@ class Loop:
                 begun = [as_block(block.rows()) for block in units] if more else None
                 if not more:
                     mechanism.add(units)
+            blocks = units = []  # their memory is for the next part's
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
         """Yield each micro-batch; for units of several rows their sizes, and whether a unit goes on in the next one."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, PrivacyError, SpeedWarning
 from dpcore.mechanism.loop import Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
@@ -16,6 +17,7 @@ from dpcore.stages.clipping.blocks import add_sums
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.memory import Limit, is_out_of_memory
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import step_seed
@@ -24,7 +26,8 @@ from dpcore.torch.randomness import step_seed
 class Engine(Loop):
     """The training step of a torch model: joins per-example gradients, working arrays and the mechanism.
 
-    `microbatch_size` changes the order of summation, and which example gets which dropout mask.
+    `microbatch_size` changes the order of summation, and which example gets which dropout mask. It is smaller than the
+    `planned_microbatch_size` after a step for which the memory was not enough.
     """
 
     def __init__(
@@ -33,14 +36,29 @@ class Engine(Loop):
         super().__init__(mechanism, microbatch_size)
         self.gradient = gradient
         self.working = working
-        self.microbatch_size: int = microbatch_size
+        self.plan_microbatches(microbatch_size)
+        self.limit: Limit | None = None
         self._swapped = False
+
+    def plan_microbatches(self, size: int) -> None:
+        """Take so many examples at once, as long as the memory is enough."""
+        self.microbatch_size: int = size
+        self.planned_microbatch_size = size
 
     def accumulate(self, batch: Tree, public: Tree | None = None) -> None:
         """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
 
         After an exception the same batch may be tried again: a step's noise depends on its number only, and none was
-        released.
+        released. Out of memory, it is tried again here with half the micro-batch.
+
+        Notes
+        -----
+        The sum begins anew, so that no example counts twice. Dropout masks follow from the place of a micro-batch's
+        first example, so that examples get other ones in the second attempt. Nothing of the first one was released, and
+        what a step takes of memory follows from shapes, not from the masks' values: whichever split is the last, its
+        masks are independent and identically distributed, which is all that `dpcore.torch.randomness` asks for.
+        That memory was short may tell of the size of the batch, which is secret under Poisson sampling. So the warning
+        names no size that follows from it, and a checkpoint holds the planned micro-batch.
         """
         self._check_parameters()
         self.working.refresh()
@@ -52,12 +70,37 @@ class Engine(Loop):
             def rows(part: slice) -> list[Any]:
                 micro = batches.tree_map(lambda t: t[part], batch)
                 seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, part.start)
-                return [block.map(self._to_array) for block in self.gradient(at, micro, seed)]
+                return [block.map(self.to_array) for block in self.gradient(at, micro, seed)]
 
             return rows
 
         asked = None if public is None else lambda: self._public_gradient(public)
-        self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
+        while True:
+            try:
+                self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
+                return
+            except Exception as cause:
+                if not is_out_of_memory(cause):
+                    raise
+                if self.microbatch_size == 1:
+                    raise ArgumentError(
+                        "microbatch_size=1: even one example at a time is too much for the memory that is free; make "
+                        "the model or its inputs smaller, or free memory"
+                    ) from cause
+            # Out of the handler, whose exception keeps the attempt's tensors alive.
+            self._halve()
+
+    def _halve(self) -> None:
+        if self.microbatch_size == self.planned_microbatch_size:
+            warnings.warn(
+                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or "
+                "less, which is slower; set microbatch_size or max_memory to begin with less",
+                SpeedWarning,
+                stacklevel=2,
+            )
+        self.microbatch_size //= 2
+        if self.working.parameters[0].is_cuda:
+            torch.cuda.empty_cache()
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
         """Let the mechanism add noise, filter and move the parameters."""
@@ -91,12 +134,12 @@ class Engine(Loop):
             seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
             ones = self.working.to_array(torch.ones(batches.size(micro), dtype=self.working.dtype, device=device))
             found = self.gradient(values, micro, seed, synthetic=True)
-            blocks = [block.map(self._to_array) for block in found]
+            blocks = [block.map(self.to_array) for block in found]
             add_sums(backend, blocks, [ones] * len(blocks), totals, [None] * len(blocks))
         means = (self.working.to_tensor(total) / count for total in totals)
         return [self.working.to_array(mean.to(self.working.dtype)) for mean in means]
 
-    def _to_array(self, tensor: torch.Tensor) -> Any:
+    def to_array(self, tensor: torch.Tensor) -> Any:
         """Return a block's tensor as the backend's array, indices as they are."""
         tensor = tensor.detach()
         return self.working.to_array(tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor)

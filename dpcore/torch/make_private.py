@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +22,14 @@ from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
-from dpcore.torch.model.made_up import trial_batch
-from dpcore.torch.model.microbatch import DEFAULT_MAX_MEMORY, parse_memory, peak_bytes
-from dpcore.torch.model.microbatch import microbatch_size as fitting_microbatch_size
+from dpcore.torch.model.memory import limit_of, parse_memory
 from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, check_place
-from dpcore.torch.planning import most_points, plan_of, sampler_of, with_noise
+from dpcore.torch.planning import plan_of, sampler_of, with_noise
 from dpcore.torch.randomness import CAVEAT
+from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 
 
@@ -50,7 +48,7 @@ def make_private(
     groups: int | None = None,
     accountant: str | None = None,
     params: Any = None,
-    max_memory: int | str = DEFAULT_MAX_MEMORY,
+    max_memory: int | str | None = None,
     microbatch_size: int | None = None,
     gradients: str = "auto",
     collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -97,8 +95,10 @@ def make_private(
     params : iterable, optional
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
-    max_memory : int or str
-        Cap on what the gradients of a micro-batch take, measured on synthetic examples, in bytes or as "1 GiB".
+    max_memory : int or str, optional
+        Cap on what the sum over a micro-batch takes, measured on synthetic examples, in bytes or as "1 GiB"; by default
+        half of what the machine, or the model's device, has free now. Where it is not enough in a step, the step is
+        tried again with half the micro-batch.
     microbatch_size : int, optional
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.
@@ -163,7 +163,8 @@ def make_private(
         raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
     if not isinstance(method, Method):
         raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.disk(...) returns")
-    parse_memory(max_memory)
+    if max_memory is not None:
+        parse_memory(max_memory)
     validate.choice(("auto", *WAYS), gradients=gradients)
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if ledger is None and (data_id is not None or run_name is not None):
@@ -202,12 +203,10 @@ def make_private(
         warnings.warn(
             f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2
         )
+    rehearsal = Rehearsal(engine, example)
     if size is None:
-        rows = layout.dimension * working.dtype.itemsize * min(most_points(plan), 2)
-        at, made = gradient.parameters(), [trial_batch(example, examples) for examples in (1, 2)]
-        one, two = (peak_bytes(functools.partial(gradient, at, few, synthetic=True)) for few in made)
-        engine.microbatch_size = fitting_microbatch_size(max_memory, one, two, rows)
+        rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(ledger, engine, source, data_id=data_id, run_name=run_name)
     caveats = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    return PrivateRun(optimizer, loader, engine, frozen, target_delta, caveats)
+    return PrivateRun(optimizer, loader, rehearsal, frozen, target_delta, caveats)

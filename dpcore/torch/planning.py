@@ -10,12 +10,6 @@ from dpcore.spec import validate
 from dpcore.stages.method import Method
 
 
-def most_points(plan: Plan) -> int:
-    """The most parameter points of a step. Windows fill up in the first steps; later the number changes little."""
-    first = range(min(plan.steps, plan.method.query.lags + 8))
-    return max(len(plan.method.query.points(step)) for step in first)
-
-
 def sampler_of(method: Method, examples: int, sampling: str | Sampler, **options: int | None) -> Sampler:
     """Return the sampler for so many examples, given by name with its options, or as an object."""
     if isinstance(sampling, str):

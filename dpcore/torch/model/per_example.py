@@ -22,6 +22,7 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import FAILURES, first_line
+from dpcore.torch.model.memory import is_out_of_memory
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.sources.explicit import ExplicitGradient
@@ -121,6 +122,14 @@ class PerExampleGradient:
                 if self.traced.one_by_one or isinstance(refusal.__cause__, UnknownLayout):
                     raise
 
+    def operations(self, place: int) -> tuple[str, ...]:
+        """Return the operations that the parameter of this place meets the examples in, as far as they were seen."""
+        if self.way != "pairs":
+            return ()
+        met = [key for key, site in self.traced.sites.items() if site is not None and any(site.gave)]
+        functions = (key[0] for key in met if any(place in roots for roots in key[1]))
+        return tuple(dict.fromkeys(getattr(function, "__name__", str(function)) for function in functions))
+
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
@@ -151,11 +160,13 @@ class PerExampleGradient:
                 result = function()
                 if synthetic:
                     self._note(drew())
-        except (torch.OutOfMemoryError, DpcoreError):
+        except DpcoreError:
             raise
         except UnknownLayout as cause:
             raise Unfit(f"model={type(self.model).__name__}: {cause}") from cause
         except FAILURES as cause:
+            if is_out_of_memory(cause):
+                raise
             raise (Unfit if synthetic else ArgumentError)(self._failure(cause, synthetic)) from cause
         return result
 
@@ -163,7 +174,7 @@ class PerExampleGradient:
         try:
             value: Any = self.loss(output, *targets)
         except FAILURES as cause:
-            if not self._synthetic or isinstance(cause, (DpcoreError, torch.OutOfMemoryError)):
+            if not self._synthetic or isinstance(cause, DpcoreError) or is_out_of_memory(cause):
                 raise
             name = getattr(self.loss, "__name__", type(self.loss).__name__)
             raise Unfit(

@@ -210,7 +210,10 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         saved = ctx.saved_tensors  # once: a gradient checkpoint makes them anew
-        ctx.record(gradient, saved)
+        record, ctx.record = ctx.record, None
+        # The blocks are views of them. Were they no others, block, graph and tracer would keep each other for ever:
+        # Python does not see that a tensor holds its graph.
+        record(gradient.detach(), [tensor.detach() for tensor in saved])
         return (gradient, *[None] * (2 + len(saved)))
 
 

@@ -44,7 +44,7 @@ def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
     public, secret = dict(state["public"]), dict(state["secret"])
     public["arrays"] = _tensors(public["arrays"])
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
-    public["microbatch_size"] = engine.microbatch_size
+    public["microbatch_size"] = engine.planned_microbatch_size
     public["settings"] = fingerprint(engine)
     kept = engine.recorder
     public["recorded"] = None if kept is None else {"coordinates": kept.coordinates, **_tensors(kept.arrays())}
@@ -78,7 +78,7 @@ def load(engine: Engine, state: Mapping[str, Any]) -> None:
     except DpcoreError:
         mechanism.plan = before
         raise
-    engine.microbatch_size = int(public["microbatch_size"])
+    engine.plan_microbatches(int(public["microbatch_size"]))
     for name, value in public["wide_parameters"].items():
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)

@@ -12,7 +12,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
-from dpcore.torch.model.microbatch import microbatch_size, parse_memory, peak_bytes
+from dpcore.torch.model.microbatch import peak_bytes
 from dpcore.torch.model.models import build
 from dpcore.torch.model.per_example import WAYS, PerExampleGradient
 from tests.unit.torch_runs import Tied
@@ -188,20 +188,6 @@ def test_bad_arguments() -> None:
         PerExampleGradient(nn.Linear(2, 2), "mse")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="requires gradients"):
         PerExampleGradient(nn.Linear(2, 2).requires_grad_(False), F.cross_entropy)
-
-
-def test_memory_sizes() -> None:
-    for text, want in (("1 GiB", 2**30), ("512MB", 512 * 10**6), (1000, 1000), ("1.5 KiB", 1536)):
-        assert parse_memory(text) == want
-    for bad in ("lots", "1 GiBs", "", 0, -1, "0 GB", 1.5, True):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match="max_memory="):
-            parse_memory(bad)
-
-
-def test_microbatch_follows_the_cap() -> None:
-    # Whatever the number of examples 400 bytes, for each 100 and 50 more.
-    assert microbatch_size(2000, one=500, two=600, rows=50) == (2000 - 400) // 150
-    assert microbatch_size(1, one=500, two=600, rows=50) == 1
 
 
 class Language(nn.Module):

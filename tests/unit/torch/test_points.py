@@ -36,14 +36,6 @@ def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypa
         assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in range(points)]
 
 
-def test_points_are_summed_up_so_that_a_long_window_takes_no_more_than_two() -> None:
-    sizes = []
-    for window in (1, 2, 12):
-        method = dpcore.methods.pmlf(lr=0.1, window=window, beta=0.5, noise_multiplier=1.0, batch_size=8)
-        sizes.append(start(model(), method, steps=20, epochs=None, max_memory="100 KB").microbatch_size)
-    assert sizes[0] > sizes[1] == sizes[2] > 1
-
-
 def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
     method = dpcore.methods.dp_adam(
         lr=0.1, betas=(0.0, 0.0), eps=1e-3, variant="side_information", noise_multiplier=0.0, batch_size=8,

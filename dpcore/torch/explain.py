@@ -1,0 +1,177 @@
+"""Measures what a step of a run takes, tensor by tensor: memory, and shares of the time.
+
+All is measured on made-up examples; the noise and the update on a mechanism of their own, with copies of the
+parameters and keys that are thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.ops import Backend
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, scaled
+from dpcore.torch.explanation import Explanation, Layer
+from dpcore.torch.rehearsal import Rehearsal
+
+_ROUNDS = 3
+_FEW = 8  # rows an example, up to which every backend takes norms by inner products
+
+
+def explain(rehearsal: Rehearsal) -> Explanation:
+    """Measure a run; nothing is drawn or released, and the run goes on as if it had not been measured."""
+    engine = rehearsal.engine
+    gradient, working = engine.gradient, engine.working
+    named = gradient.model.named_parameters()
+    frozen = [parameter.numel() for name, parameter in named if name not in gradient.names]
+    size = min(engine.microbatch_size, rehearsal.likely_examples)
+    parts = rehearsal.expected_examples / size
+    held = gradient.held()
+    try:
+        forward = _seconds(lambda: rehearsal.blocks(size), working.parameters[0].device) * parts
+        blocks = rehearsal.blocks(size)
+        blocks = [block.units(size) for block in blocks] if rehearsal.several else blocks
+        layers, times = _layers(rehearsal, blocks, size, parts)
+        del blocks
+        mechanism = _another(rehearsal)
+        peak = rehearsal.peak(size, mechanism)
+        update = _update_seconds(rehearsal, mechanism)
+    finally:
+        held.restore()
+    total = forward + sum(times) + update
+    limit = engine.limit
+    return Explanation(
+        way=gradient.way,
+        reasons=dict(gradient.reasons),
+        microbatch_size=engine.microbatch_size,
+        examples=rehearsal.expected_examples,
+        peak_bytes=peak,
+        limit_bytes=None if limit is None else limit.bytes,
+        limit_source="microbatch_size was given" if limit is None else limit.source,
+        points=len(rehearsal.points),
+        seconds=total,
+        layers=(
+            *(Layer(**layer, share=spent / total) for layer, spent in zip(layers, times, strict=True)),
+            Layer("forward and backward", 0, points=len(rehearsal.points), share=forward / total),
+            Layer("noise and update", 0, share=update / total),
+            *([Layer(f"{len(frozen)} frozen tensors", sum(frozen), rule="frozen")] if frozen else []),
+        ),
+    )
+
+
+def _layers(
+    rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """Return what is said of each trained tensor, and the seconds of its norms and its sum."""
+    engine = rehearsal.engine
+    backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
+    left: list[Any] = [None] * len(blocks)
+    if scales is not None:
+        blocks, left = scaled(blocks, scales)
+    layers, times = [], []
+    for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
+        spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
+        times.append(parts * spent)
+        layers.append({
+            "name": engine.gradient.names[place],
+            "parameters": math.prod(block.shape),
+            "operations": engine.gradient.operations(place),
+            "rule": rule_of(block),
+            "rows": _rows(block) * block.examples // (examples * len(rehearsal.points)),
+            "points": len(rehearsal.points),
+            "bytes": _bytes(block) // examples,
+        })  # fmt: skip
+    return layers, times
+
+
+def _once(backend: Backend[Any], block: Block, scale: Any) -> Callable[[], None]:
+    """Return a call that takes a block's norms, and its sum into scratch memory."""
+    total = backend.from_numpy(np.zeros(math.prod(block.shape)))
+    weights = backend.from_numpy(np.ones(block.examples, block.dtype))
+
+    def once() -> None:
+        block.norms(backend, scale)
+        block.add_sum(backend, weights, total, scale)
+
+    return once
+
+
+def rule_of(block: Block) -> str:
+    """Return in words how a block's norms and its sum are taken."""
+    if isinstance(block, Rows):
+        return "rows"
+    if isinstance(block, Embedding):
+        return "table of tokens"
+    if isinstance(block, Tied):
+        return "tied: table and pairs"
+    if isinstance(block, Linear) and block.exact:
+        return "pairs: float64"
+    if isinstance(block, Linear) and (block.gram or _rows(block) <= _FEW):
+        return "pairs: inner products"
+    return "pairs: tiles"
+
+
+def _rows(block: Block) -> int:
+    parts = block.gradients if isinstance(block, Linear | Embedding) else ()
+    if isinstance(block, Tied):
+        parts = block.linear.gradients
+    return sum(int(part.shape[1]) for part in parts)
+
+
+def _bytes(block: Block) -> int:
+    arrays: list[Any] = []
+
+    def note(array: Any) -> Any:
+        arrays.append(array)
+        return array
+
+    block.map(note)
+    return sum(math.prod(array.shape) * int(array.itemsize) for array in arrays)
+
+
+def _another(rehearsal: Rehearsal) -> Mechanism:
+    """Return a mechanism of the run's plan that shares nothing with the run's: other keys, other vectors, no ledger."""
+    mine, copies = rehearsal.engine.mechanism, _copies(rehearsal)
+    return Mechanism(rehearsal.plan, mine.layout, copies, backend=mine.backend, keys=RunKeys.new(), rng=mine.rng)
+
+
+def _copies(rehearsal: Rehearsal) -> list[Any]:
+    working = rehearsal.engine.working
+    return [working.to_array(tensor.clone()) for tensor in working.tensors()]
+
+
+def _update_seconds(rehearsal: Rehearsal, mechanism: Mechanism) -> float:
+    """Return the seconds of noise, filter and update: the least of the first steps of another mechanism."""
+    copies, times = _copies(rehearsal), []
+    needs_public = rehearsal.plan.method.update.second_moment == "public"
+    for _ in range(min(_ROUNDS, rehearsal.plan.steps)):
+        public = [copy.reshape(-1) * 0 for copy in copies] if needs_public else None
+        device = rehearsal.engine.working.parameters[0].device
+        times.append(_timed(lambda: mechanism.release(copies, public=public), device))  # noqa: B023
+    return min(times)
+
+
+def _seconds(function: Callable[[], Any], device: torch.device) -> float:
+    """Return the least time of some calls, after a first one."""
+    function()
+    return min(_timed(function, device) for _ in range(_ROUNDS))
+
+
+def _timed(function: Callable[[], Any], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    function()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

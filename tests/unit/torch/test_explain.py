@@ -1,0 +1,156 @@
+"""`private.explain()`: what it says is so, and the run goes on as if it had not been asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpcore.errors import PrivacyError, SpeedWarning
+from dpcore.sampling import PoissonSampler, UserSampler
+from tests.unit.torch_runs import DATA, METHODS, Tied, as_text, finish, model, public_batch, start, values
+
+
+class Every(nn.Module):
+    """A tensor of every rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 6)
+        self.place = nn.Parameter(torch.zeros(12, 6))
+        self.mix, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.frozen(self.mix(self.embed(tokens) + self.place)))
+        return self.head(hidden.mean(1))
+
+
+TOKENS = torch.arange(360).reshape(30, 12) % 11, torch.arange(30) % 3
+USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=2)
+
+
+def test_every_tensor_has_a_row_that_says_how_it_is_taken() -> None:
+    run = start(Every(), METHODS["dp_sgd"](6), data=TOKENS, sampling="fixed-order", microbatch_size=4)
+    told = run.explain()
+    rows = {layer.name: layer for layer in told.layers}
+    assert (told.way, told.reasons, told.microbatch_size, told.examples, told.points) == ("pairs", {}, 4, 6.0, 1)
+    assert {name: (row.rule, row.rows, row.parameters, row.bytes) for name, row in rows.items() if row.rule} == {
+        "embed.weight": ("table of tokens", 12, 66, 12 * (8 + 6 * 4)),
+        "place": ("rows", 0, 72, 72 * 4),
+        "mix.weight": ("pairs: tiles", 12, 48, 12 * (6 + 8) * 4),
+        "mix.bias": ("rows", 0, 8, 32),
+        "norm.weight": ("rows", 0, 8, 32),
+        "norm.bias": ("rows", 0, 8, 32),
+        "head.weight": ("pairs: inner products", 1, 24, (8 + 3) * 4),
+        "head.bias": ("rows", 0, 3, 12),
+        "2 frozen tensors": ("frozen", 0, 72, 0),
+    }
+    assert rows["embed.weight"].operations == ("embedding",)
+    assert rows["mix.weight"].operations == rows["mix.bias"].operations == ("linear",)
+    assert rows["norm.bias"].operations == ("layer_norm",)
+    assert sum(row.share for row in told.layers) == pytest.approx(1)
+    assert all(row.share > 0 for row in told.layers if row.rule != "frozen")
+    assert told.limit_bytes is None
+    assert told.limit_source == "microbatch_size was given"
+
+
+def test_points_that_cancel_are_taken_in_float64_and_held_for_every_point() -> None:
+    one, two = (start(model(), METHODS[name](8), sampling="fixed-order").explain() for name in ("dp_sgd", "srg_memf"))
+    assert (one.points, two.points) == (1, 2)
+    assert one.layers[0].rule == "pairs: inner products"
+    assert two.layers[0].rule == "pairs: float64"
+    assert two.layers[0].bytes == 2 * one.layers[0].bytes
+    assert two.layers[1].bytes == one.layers[1].bytes  # rows are added
+    assert two.layers[0].rows == one.layers[0].rows == 1
+    assert two.limit_bytes is not None
+
+
+def test_other_ways_say_why_and_hold_rows() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.stack([self.layer(row) for row in inputs])
+
+    with pytest.warns(SpeedWarning, match="slower"):
+        told = start(Cell()).explain()
+    assert told.way != "pairs"
+    assert "pairs" in told.reasons
+    assert told.reasons["pairs"] in str(told)
+    assert (told.layers[0].rule, told.layers[0].operations) == ("rows", ())
+    tied = start(Tied(), data=(TOKENS[0][:, :4] % 9, TOKENS[0][:, 0] % 9)).explain().layers[0]
+    assert (tied.rule, tied.operations) == ("tied: table and pairs", ("embedding", "linear"))
+    users = start(model(), METHODS["dp_sgd"](4), sampling=USERS, gradients="vmap").explain()
+    assert users.layers[0].rule == "rows"
+    assert users.examples == 20
+
+
+def test_the_text_has_every_field_and_as_dict_is_plain() -> None:
+    run = start(Every(), data=TOKENS, max_memory="64 MB")
+    told = run.explain()
+    text = str(told)
+    for part in ("'pairs'", "micro-batch: 30 examples", "max_memory='64 MB'", "costs no privacy", "%"):
+        assert part in text
+    assert all(layer.name in text for layer in told.layers)
+    again = json.loads(json.dumps(told.as_dict()))
+    assert again["layers"][0]["name"] == told.layers[0].name
+    assert again["layers"][0]["operations"] == list(told.layers[0].operations)
+    assert told.limit_bytes == 64_000_000
+    assert 0 < told.peak_bytes < 64_000_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["disk", "adaptive clip", "memf banded", "adam public", "adam scaled", "galore adam", "uniform average"],
+)
+def test_a_run_goes_on_as_if_it_had_not_been_asked(name: str) -> None:
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.two = nn.Linear(5, 7), nn.Linear(7, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.two(nn.functional.dropout(torch.tanh(self.one(inputs)), 0.3, self.training))
+
+    def run(asks: bool) -> tuple[torch.Tensor, str, Any]:
+        made = start(Drops(), METHODS[name](6), sampling="fixed-order", microbatch_size=4, epochs=1)
+        torch.manual_seed(5)
+        for batch in made.loader:
+            if asks:
+                made.explain()
+            made.step(batch, public_batch(made))
+            if asks:
+                made.explain()
+        state = as_text(made).replace(made.optimizer.state_dict()["dpcore"]["public"]["branch"], "branch")
+        return values(made.model), state, torch.rand(3)
+
+    plain, asked = run(False), run(True)
+    assert torch.equal(plain[0], asked[0])
+    assert plain[1] == asked[1]
+    assert torch.equal(plain[2], asked[2])  # the user's own generator, too
+
+
+def test_nothing_is_drawn_charged_or_released() -> None:
+    run = start(model(), stop=2)
+    before = run.epsilon(), run.steps_taken, as_text(run), values(run.model).clone()
+    run.explain()
+    assert (run.epsilon(), run.steps_taken, as_text(run)) == before[:3]
+    assert torch.equal(values(run.model), before[3])
+    assert len(DATA[0]) == 30
+
+
+def test_it_is_refused_where_the_model_shows_other_values() -> None:
+    run = start(model(), METHODS["uniform average"](8), stop=1)
+    with run.averaged(), pytest.raises(PrivacyError, match="explain"):
+        run.explain()
+    finish(run)
+    run.explain()  # also after the last step

@@ -1,0 +1,232 @@
+"""Memory: what the machine has left, the peak of a step's sum, and what happens when it is not enough."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpcore
+from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
+from dpcore.sampling import PoissonSampler, UserSampler
+from dpcore.torch.model import memory
+from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
+from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
+
+MIB = 2**20
+CPU = torch.device("cpu")
+
+
+def test_memory_sizes() -> None:
+    for text, want in (("1 GiB", 2**30), ("512MB", 512 * 10**6), (1000, 1000), ("1.5 KiB", 1536)):
+        assert memory.parse_memory(text) == want
+        assert memory.limit_of(text, CPU).bytes == want
+    for bad in ("lots", "1 GiBs", "", 0, -1, "0 GB", 1.5, True):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match="max_memory="):
+            memory.parse_memory(bad)
+    assert [memory.words(n) for n in (5, 2048, 3.5 * MIB, 2**34, 2**50)] == [
+        "5 B",
+        "2 KiB",
+        "3.5 MiB",
+        "16 GiB",
+        "1048576 GiB",
+    ]
+
+
+def test_the_default_is_half_of_what_the_tightest_bound_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bounds, want in (
+        ([(6000, "this machine"), (4000, "this control group"), (None, "this control group")], 2000),
+        ([(6000, "this machine"), (0, "this process's RLIMIT_AS")], 1),
+        ([], memory.UNKNOWN),
+    ):
+        monkeypatch.setattr(memory, "_bounds", lambda found=bounds: iter(found))
+        limit = memory.limit_of(None, CPU)
+        assert limit.bytes == want
+    monkeypatch.undo()
+    here = memory.free_memory(CPU)[0]
+    assert here is None or here > MIB
+    assert start(model())._engine.limit.source.startswith("half of the ") or here is None
+
+
+def test_control_groups_of_both_versions_and_all_their_parents(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert list(memory._control_groups(tmp_path)) == []
+    write("proc/self/cgroup", "4:cpu:/x\n3:memory:/old/one\n0::/new/one\n")
+    for name, value in (("memory.max", "max"), ("memory.current", "10")):
+        write(f"sys/fs/cgroup/new/one/{name}", value)
+    for name, value in (
+        ("memory.max", "1000"),
+        ("memory.current", "700"),
+        ("memory.stat", "inactive_file 50\n"),
+    ):
+        write(f"sys/fs/cgroup/new/{name}", value)
+    write("sys/fs/cgroup/memory/old/one/memory.limit_in_bytes", "900")
+    write("sys/fs/cgroup/memory/old/one/memory.usage_in_bytes", "1000")
+    write("sys/fs/cgroup/memory/old/one/memory.stat", "inactive_file 9\ntotal_inactive_file 70\n")
+    assert [left for left in memory._control_groups(tmp_path) if left is not None] == [0, 350]
+    write("sys/fs/cgroup/memory/old/one/memory.usage_in_bytes", "600")
+    assert [left for left in memory._control_groups(tmp_path) if left is not None] == [309, 350]
+
+
+def test_tensors_and_arrays_count_as_long_as_they_live_together() -> None:
+    def one_after_the_other() -> None:
+        array = np.ones(10 * MIB, np.uint8)
+        del array
+        tensor = torch.ones(6 * MIB, dtype=torch.uint8)
+        del tensor
+        np.ones(8 * MIB, np.uint8)
+
+    def together() -> None:
+        tensor = torch.ones(6 * MIB, dtype=torch.uint8)
+        np.ones(10 * MIB, np.uint8)
+        tensor.numpy()[0] = 0
+
+    assert peak_bytes(one_after_the_other) / MIB == pytest.approx(10, abs=0.2)
+    assert peak_bytes(together) / MIB == pytest.approx(16, abs=0.2)
+
+
+def test_microbatches_follow_the_limit_and_are_nearly_equal() -> None:
+    def size(most: int, limit: int) -> int:
+        # Whatever the number of examples 400 bytes, for each 100 more.
+        return microbatch_size(limit, one=500, two=600, most=most)
+
+    assert size(1000, 2000) == 16
+    assert size(20, 2000) == 10  # not 16 and 4
+    assert size(9, 2000) == 9
+    assert size(9, 1) == 1
+    assert microbatch_size(1000, one=0, two=0, most=9) == 9
+
+
+class Wide(nn.Module):
+    def __init__(self, width: int = 20_000) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+@pytest.mark.parametrize("way", ["pairs", "vmap", "one-by-one"])
+def test_the_microbatch_of_every_way_fits_the_limit_and_uses_it(way: str) -> None:
+    run = start(Wide(), sgd(batch_size=30), sampling="fixed-order", gradients=way, max_memory="14 MB")
+    peak = run._rehearsal.peak(run.microbatch_size, run._engine.mechanism)
+    assert 7e6 < peak < 14.2e6
+    assert run.microbatch_size < 30
+
+
+def test_blocks_of_all_points_live_at_once() -> None:
+    peaks = {}
+    for window in (1, 2, 4):
+        method = dpcore.methods.pmlf(lr=0.1, window=window, beta=0.5, noise_multiplier=1.0, batch_size=8)
+        run = start(Wide(4000), method, steps=20, epochs=None)
+        assert run.microbatch_size == 30
+        few, many = (run._rehearsal.peak(n, run._engine.mechanism) for n in (4, 24))
+        peaks[window] = (many - few) / 20
+    pair = 4 * 4000 * 2  # inputs of the second layer, gradients of the first
+    assert peaks[4] - peaks[2] > 2 * pair
+    assert peaks[2] - peaks[1] > pair
+
+
+USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=2)
+
+
+@pytest.mark.parametrize("way", ["pairs", "vmap", "one-by-one"])
+@pytest.mark.parametrize(("name", "sampling"), [("dp_sgd", "fixed-order"), ("disk", "fixed-order"), ("dp_sgd", USERS)])
+def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, way: str) -> None:
+    run = start(Wide(8000), METHODS[name](16 if isinstance(sampling, str) else 4), sampling=sampling,
+                microbatch_size=8, gradients=way)  # fmt: skip
+    finish(run, stop=1)  # the first step of disk has one point
+    engine, batch = run._engine, next(iter(run.loader))
+    if isinstance(sampling, UserSampler):
+        assert run._rehearsal.likely_examples == 20
+    engine.accumulate(batch)  # what the first call imports does not count
+    real, rehearsed = peak_bytes(lambda: engine.accumulate(batch)), run._rehearsal.peak(8, engine.mechanism)
+    assert (0.5 if sampling is USERS else 0.8) * rehearsed < real < 1.1 * rehearsed, real / rehearsed
+
+
+@pytest.mark.parametrize("way", ["pairs", "vmap", "one-by-one"])
+def test_no_tensor_outlives_the_gradients_it_was_made_for(way: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 7), nn.ReLU(inplace=True), nn.Linear(7, 3))
+    run, counts = start(net, sampling="fixed-order", microbatch_size=4, gradients=way), []
+    for batch in run.loader:
+        run.step(batch)
+        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            counts.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
+    assert len(set(counts[1:])) == 1
+
+
+class Hungry(nn.Module):
+    """Asks for more memory than there is as soon as it sees more than 4 examples."""
+
+    def __init__(self, most: int = 4, allocate: str = "torch") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.most, self.allocate = nn.Linear(5, 3), most, allocate
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) > self.most:
+            torch.empty(2**50) if self.allocate == "torch" else np.empty(2**50)
+        return self.linear(inputs)
+
+
+@pytest.mark.parametrize("allocate", ["torch", "numpy"])
+@pytest.mark.parametrize("name", ["dp_sgd", "disk", "adaptive clip", "adam public"])
+def test_out_of_memory_the_step_begins_anew_with_half_the_microbatch(name: str, allocate: str) -> None:
+    def run(size: int, most: int) -> torch.Tensor:
+        torch.manual_seed(1)
+        made = start(Hungry(allocate=allocate), METHODS[name](10), sampling="fixed-order", microbatch_size=size)
+        made.model.most = most
+        return finish(made)
+
+    with pytest.warns(SpeedWarning, match="out of memory: takes half of the micro-batch of 16") as told:
+        halved = run(16, 4)
+    assert len(told) == 1
+    # Bit by bit: nothing of a failed attempt is in any sum, and no noise was drawn for it.
+    assert torch.equal(halved, run(4, 4))
+
+
+def test_a_microbatch_that_memory_cut_is_not_what_a_checkpoint_holds() -> None:
+    run = start(Hungry(), microbatch_size=64, sampling="fixed-order")
+    with pytest.warns(SpeedWarning):
+        finish(run, stop=1)
+    assert run.microbatch_size == 4
+    assert saved(run)["optimizer"]["dpcore"]["public"]["microbatch_size"] == 64
+
+
+def test_one_example_that_does_not_fit_is_refused_and_the_step_may_be_taken_later() -> None:
+    run, straight = (start(Hungry(), microbatch_size=1, sampling="fixed-order") for _ in range(2))
+    finish(straight, stop=1)
+    batch = next(iter(run.loader))
+    run.model.most = 0
+    with pytest.raises(ArgumentError, match="microbatch_size=1: even one example") as refusal:
+        run.step(batch)
+    assert memory.is_out_of_memory(refusal.value.__cause__)
+    run.model.most = 4
+    run.step(batch)
+    assert torch.equal(values(run.model), values(straight.model))
+
+
+def test_other_errors_are_not_taken_for_it() -> None:
+    for cause in (RuntimeError("shape"), ValueError("DefaultCPUAllocator: "), KeyError("memory")):
+        assert not memory.is_out_of_memory(cause)
+    assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+
+    run = start(Hungry(), microbatch_size=8, sampling="fixed-order")
+    run.model.most = "not a number"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ArgumentError, match="failed on a drawn batch"):
+            run.step(next(iter(run.loader)))
+    assert run.microbatch_size == 8
+    assert len(DATA[0]) == 30
