@@ -44,6 +44,28 @@ class Site(NamedTuple):
 
     took: tuple[Layout | None, ...]
     gave: tuple[Layout | None, ...]
+    one: Shapes
+    """Shapes of what it takes, with `Layout.rows` in the place of the size that holds the examples."""
+
+    def shapes(self, examples: int) -> Shapes:
+        """Return the shapes of what it takes of so many examples."""
+        return shapes_for(self.took, self.one, examples)
+
+
+def shapes_for(layouts: Sequence[Layout | None], one: Shapes, examples: int) -> Shapes:
+    """Return the shapes of tensors of so many examples, given those of one example."""
+    return tuple(
+        shape if layout is None else torch.Size((*shape[: (d := layout.dim)], examples * shape[d], *shape[d + 1 :]))
+        for layout, shape in zip(layouts, one, strict=True)
+    )
+
+
+def shapes_of_one(layouts: Sequence[Layout | None], more: Shapes) -> Shapes:
+    """Return the shapes of one example, given those of `MORE`."""
+    return tuple(
+        shape if layout is None else torch.Size((*shape[: (d := layout.dim)], layout.rows, *shape[d + 1 :]))
+        for layout, shape in zip(layouts, more, strict=True)
+    )
 
 
 class UnknownLayout(Exception):
@@ -62,16 +84,17 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value)
 
 
-def sites(few: Sequence[Call], more: Sequence[Call]) -> list[Site | None]:
-    """Compare two runs call by call; None for a call in which the examples cannot be found."""
+def sites(few: Sequence[Call], more: Sequence[Call]) -> list[tuple[Call, Site | None]]:
+    """Compare two runs call by call: the second run's calls, each with its site, None if the examples are not found."""
     if [call.function for call in few] != [call.function for call in more]:
         raise UnknownLayout("the model does other operations for another number of examples")
-    found: list[Site | None] = []
+    found: list[tuple[Call, Site | None]] = []
     for a, b in zip(few, more, strict=True):
         try:
-            found.append(Site(layouts(a.took, b.took), layouts(a.gave, b.gave)))
+            took = layouts(a.took, b.took)
+            found.append((b, Site(took, layouts(a.gave, b.gave), shapes_of_one(took, b.took))))
         except UnknownLayout:
-            found.append(None)
+            found.append((b, None))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from dpcore.torch.sources.losses import example_losses_inside
@@ -12,17 +13,20 @@ from dpcore.torch.sources.written_out import WRITTEN_OUT
 
 
 class Recorder(TorchFunctionMode):
-    """Notes every operation of a run on so many examples."""
+    """Notes every operation of a run on so many examples; each draws from the same state of torch's generator."""
 
-    def __init__(self, examples: int) -> None:
+    def __init__(self, examples: int, state: torch.Tensor) -> None:
         super().__init__()
         self.examples = examples
         self.calls: list[Call] = []
+        self._state = state
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[function](*args, **(kwargs or {}))
+        # Each operation draws the same in all runs of learning, whatever else of other sizes was drawn before it.
+        torch.default_generator.set_state(self._state)
         replaced = example_losses_inside(function, args, kwargs or {}, self.examples)
         result = function(*args, **(kwargs or {})) if replaced is None else replaced
         took = tuple(t.shape for t in tensors((args, kwargs)))

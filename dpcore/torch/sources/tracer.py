@@ -5,138 +5,60 @@ parameter is replaced by its value, so that autograd computes no gradient for it
 which receives the output's gradient in the backward pass. Both together give each example's gradient without forming
 it (`dpcore.torch.sources.rules`). What is made of parameters alone, as a transposed or a normalized weight, is
 `Derived`: a small graph of its own, through which the examples' gradients are carried back in the end.
+
+Notes
+-----
+What makes a silent error impossible. A part of an example's gradient is lost only if autograd carries it to a
+parameter past the tracer: then the parameter's leaf has a ``grad``, and `blocks` refuses. A part is counted twice, or
+for another loss, only if a tap is reached by another backward pass than the loss's: `record` refuses. Where the
+examples lie is taken from `sites`, which demands the very shapes that were learned, times the number of examples; a
+tensor that parameters made, or that a rule took, and that was then changed in place is noticed by its version. Rows in
+another order than the examples', and examples that mix, have right shapes: they are found on values
+(`dpcore.torch.model.compare`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from enum import Enum
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
-from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, joined
-from dpcore.torch.sources.places import Layout, Site, UnknownLayout, tensors
-from dpcore.torch.sources.losses import example_losses_inside
+from dpcore.stages.clipping.blocks import Block, Rows, joined
+from dpcore.torch.sources.derived import Derived, made
+from dpcore.torch.sources.losses import LOSSES, example_losses_inside
+from dpcore.torch.sources.operation import Collect, Operation, name_of
+from dpcore.torch.sources.places import Call, Shapes, Site, UnknownLayout, tensors
+from dpcore.torch.sources.sites import Sites
 from dpcore.torch.sources.written_out import WRITTEN_OUT
 
-Key = tuple[Any, ...]
-Sites = dict[Key, Site | None]
-
-Collect = Callable[[torch.Tensor, Sequence[torch.Tensor]], Iterable[tuple["Derived", Block]]]
-"""Makes blocks of an output's gradient and of the saved tensors of an operation."""
-
-
-@dataclass(eq=False)
-class Derived:
-    """A tensor without examples that depends on trained parameters.
-
-    `of` is the place of the parameter whose numbers it holds, if it does: as they are, `transposed`, the rows at
-    constant `indices`, or those from `start` on, of `size` rows. Otherwise the examples' gradients are carried back
-    through its graph.
-    """
-
-    tensor: torch.Tensor
-    roots: tuple[int, ...]
-    of: int | None = None
-    transposed: bool = False
-    indices: torch.Tensor | None = None
-    start: int = 0
-    size: int = 0
-    blocks: list[Block] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.value = self.tensor.detach()
-
-    def product(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
-        """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c)."""
-        if self.indices is not None:
-            return self.whole(rows.mT @ columns)
-        first, second = (columns, rows) if self.transposed else (rows, columns)
-        return Linear(inputs=(second,), gradients=(self._placed(first, -1),), point_weights=(1.0,))
-
-    def whole(self, gradients: torch.Tensor) -> Block:
-        """Return the block of explicit gradients (B, *shape)."""
-        if self.indices is not None:
-            examples, width = gradients.shape[0], gradients.shape[-1]
-            indices = self.indices.reshape(1, -1).expand(examples, -1)
-            return Embedding((indices,), (gradients.reshape(examples, -1, width),), (1.0,), self.size)
-        whole = self._placed(gradients.mT if self.transposed else gradients, 1)
-        return Rows(whole.reshape(whole.shape[0], -1))
-
-    def _placed(self, gradients: torch.Tensor, dim: int) -> torch.Tensor:
-        """Put the gradients of some rows of a parameter, which lie along `dim`, among zeros for the others."""
-        if not self.size:
-            return gradients
-        dim %= gradients.dim()
-        after = self.size - self.start - gradients.shape[dim]
-        return F.pad(gradients, (0, 0) * (gradients.dim() - dim - 1) + (self.start, after))
-
-
-class Operation:
-    """One operation that takes derived tensors and examples: what a rule works on.
-
-    In `args` and `kwargs` the derived tensors are replaced by their values, which autograd does not follow.
-    """
-
-    def __init__(
-        self,
-        tracer: Tracer,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        site: Site,
-    ) -> None:
-        self.tracer = tracer
-        self.function = function
-        self.examples = tracer.examples
-        self._derived: dict[int, Derived] = {}
-
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            derived = tracer.derived(tensor)
-            if derived is None:
-                return tensor
-            self._derived[id(derived.value)] = derived
-            return derived.value
-
-        self._layouts = dict(zip(map(id, tensors((args, kwargs))), site.took, strict=True))
-        self.gave = site.gave
-        self.args, self.kwargs = tree_map_only(torch.Tensor, cut, (args, kwargs))
-
-    def derived(self, tensor: Any) -> Derived | None:
-        """Return what a value in the arguments stands for, if it is a derived tensor's."""
-        return self._derived.get(id(tensor))
-
-    def layout(self, tensor: torch.Tensor) -> Layout | None:
-        """Return where the examples lie in one of the arguments."""
-        return self._layouts.get(id(tensor))
-
-    def run(self) -> Any:
-        """Do the operation with the values."""
-        return self.function(*self.args, **self.kwargs)
-
-    def examples_first(self, tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-        """Return a view (B, T, ...) of a tensor that holds the examples along `layout`; T = 1 where each has one row."""
-        if layout is None or tensor.shape[layout.dim] != self.examples * layout.rows:
-            raise UnknownLayout(f"no examples in a tensor of shape {tuple(tensor.shape)}")
-        return tensor.movedim(layout.dim, 0).unflatten(0, (self.examples, layout.rows))
-
-    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
-        """Return the output, which tells `collect` its gradient in the backward pass, together with `saved`."""
-        return self.tracer.tap(output, saved, collect)
+_SPECIAL = frozenset(WRITTEN_OUT) | LOSSES
 
 
 Rule = Callable[[Operation], Any]
 
 
+class Phase(Enum):
+    """What runs at the moment. In the backward pass checkpoints run parts of the model again."""
+
+    MODEL, LOSS, BACKWARD = range(3)
+
+
+class Learning(NamedTuple):
+    """What every operation of a pass is, in order, and from which state of torch's generator each of them draws."""
+
+    calls: Sequence[tuple[Call, Site | None]]
+    state: torch.Tensor
+
+
 class Tracer(TorchFunctionMode):
     """Follows one forward and backward pass of `examples` examples at one point.
 
-    `sites` says by operation and parameters where the examples lie. While `learning`, a list of what every operation of
-    the pass is, in order, it is filled.
+    `sites` says by operation and parameters where the examples lie. While `learning`, it is filled.
     """
 
     def __init__(
@@ -145,62 +67,110 @@ class Tracer(TorchFunctionMode):
         examples: int,
         sites: Sites,
         rules: Callable[[Any], Rule],
-        learning: Sequence[Site | None] | None = None,
+        learning: Learning | None = None,
     ) -> None:
         super().__init__()
         self.examples = examples
         self.sites = sites
+        self.phase = Phase.MODEL
+        self.low_precision = False
         self._rules = rules
         self._learning = learning
-        self.in_model = True
-        self.low_precision = False
         self._number = 0
         self.dummy = torch.zeros((), requires_grad=True, device=leaves[0].device)
         self._leaves = [Derived(leaf, (place,), place) for place, leaf in enumerate(leaves)]
         self._derived = {id(derived.tensor): derived for derived in self._leaves}
+        self._without_grad: dict[int, Derived] = {}
 
     def derived(self, tensor: torch.Tensor) -> Derived | None:
         """Return what is known of a tensor that depends on parameters and on no example."""
         return self._derived.get(id(tensor))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = self._found(args, kwargs)
+        if self._learning is None and not found and function not in _SPECIAL:
+            return function(*args, **(kwargs or {}))  # nearly all operations of a model
         kwargs = kwargs or {}
         if function in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[function](*args, **kwargs)
-        self._number += 1
-        enabled = torch.is_grad_enabled()
-        found = [self._derived[id(t)] for t in tensors((args, kwargs)) if id(t) in self._derived]
-        # Without gradients a checkpoint may run what it will run again with them: its operations are learned there.
-        site = self._site(function, args, kwargs, found) if found and (enabled or self._learning is not None) else None
-        if site is None or not enabled:
-            replaced = example_losses_inside(function, args, kwargs, self.examples) if self.in_model else None
+        took = tuple(t.shape for t in tensors((args, kwargs)))
+        if self.phase is Phase.LOSS:  # what it takes of a parameter shows in `blocks`
+            return function(*args, **kwargs)
+        if self._learning is not None and self.phase is Phase.MODEL:
+            found = self._learn(function, took, found, args, kwargs)
+        loss = function in LOSSES and not found
+        if not found and not loss:
+            return function(*args, **kwargs)
+        site = self.sites.find(_key(function, found), took, self.examples)
+        if not torch.is_grad_enabled() and not loss:
+            return self._run_without_grad(function, args, kwargs, found, site)
+        if site is None:
+            shapes = [tuple(shape) for shape in took]
+            raise UnknownLayout(f"{name_of(function)} of tensors of shapes {shapes}: the examples are not found in them")
+        if loss:
+            replaced = example_losses_inside(function, args, kwargs, self.examples, site.took)
             return function(*args, **kwargs) if replaced is None else replaced
-        if any(site.gave):
-            return self._rules(function)(Operation(self, function, args, kwargs, site))
+        return self._run(function, args, kwargs, found, site)
+
+    def _found(self, args: Any, kwargs: Any) -> list[Derived]:
+        known = self._derived
+        found = [known[id(a)] for a in args if id(a) in known]
+        if kwargs or any(type(a) in (tuple, list) for a in args):
+            return [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
+        return found
+
+    def _learn(self, function: Any, took: Shapes, found: list[Derived], args: Any, kwargs: Any) -> list[Derived]:
+        """Note what the operation is; return the derived tensors among those that it takes."""
+        assert self._learning is not None
+        if not torch.is_grad_enabled():
+            # A checkpoint runs without gradients what it will run again with them: it is learned here all the same.
+            known = self._without_grad | self._derived
+            found = [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
+        torch.default_generator.set_state(self._learning.state)
+        call, site = self._learning.calls[self._number] if self._number < len(self._learning.calls) else (None, None)
+        self._number += 1
+        if call is None or call.function != function or call.took != took:
+            raise UnknownLayout("the model does other operations when it runs again")
+        if found or function in LOSSES:
+            self.sites.add(_key(function, found), site)
+        return found
+
+    def _run_without_grad(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived], site: Any) -> Any:
         result = function(*args, **kwargs)
-        for tensor in tensors(result):
-            if tensor.requires_grad:
-                self._derived.setdefault(id(tensor), _made(function, args, kwargs, found, tensor))
+        if self._learning is not None and site is not None and not any(site.gave):
+            for tensor in tensors(result):
+                if tensor.is_floating_point():
+                    self._without_grad[id(tensor)] = made(function, args, kwargs, found, tensor)
         return result
 
-    def _site(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived]) -> Site | None:
-        # Not by place in the pass: a model may leave out layers (stochastic depth), and checkpoints repeat some.
-        key = (function, tuple(d.roots for d in found), tuple(t.dim() for t in tensors((args, kwargs))))
-        if self._learning is not None and self._number <= len(self._learning):
-            site = self._learning[self._number - 1]
-            if self.sites.setdefault(key, site) != site:
-                self.sites[key] = None
-        known = self.sites.get(key)
-        if known is None and torch.is_grad_enabled():
-            raise UnknownLayout(f"{getattr(function, '__name__', function)} on a parameter")
-        return known
+    def _run(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived], site: Site) -> Any:
+        if any(site.gave):
+            apart = _out_of_place(function)
+            if apart is None:
+                return self._rules(function)(Operation(self, function, args, kwargs, site))
+            # What the operation would have written, in its place: all who hold the tensor see it.
+            return args[0].copy_(self._rules(apart)(Operation(self, apart, args, kwargs, site)))
+        # A checkpoint would drop what the way back to the parameters needs: it is small, and kept.
+        dropped = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        with saved_tensors_hooks(_same, _same) if dropped else nullcontext():
+            result = function(*args, **kwargs)
+        for tensor in tensors(result):
+            if tensor.requires_grad:
+                if any(site.took):
+                    raise UnknownLayout(f"{name_of(function)} takes all examples and a parameter to one result")
+                for derived in found:
+                    derived.check()
+                self._derived.setdefault(id(tensor), made(function, args, kwargs, found, tensor))
+        return result
 
     def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
         """See `Operation.tap`."""
         self.low_precision = self.low_precision or output.dtype.itemsize < 4
 
         def record(gradient: torch.Tensor, kept: Sequence[torch.Tensor]) -> None:
+            if self.phase is not Phase.BACKWARD:
+                raise UnknownLayout("the model takes gradients of its own")
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 for derived, block in collect(gradient, kept):
                     derived.blocks.append(block)
@@ -210,14 +180,15 @@ class Tracer(TorchFunctionMode):
 
     def blocks(self) -> list[Block]:
         """Return each parameter's block, after the backward pass."""
-        for derived in reversed([d for d in self._derived.values() if d.of is None and d.blocks]):
+        for derived in self._derived.values():
+            derived.check()
+        for derived in [d for d in self._derived.values() if d.of is None and d.blocks]:
             self._carry_back(derived)
         for derived in self._derived.values():
             if derived.of is not None and derived is not self._leaves[derived.of]:
                 self._leaves[derived.of].blocks += derived.blocks
         for leaf in self._leaves:
             if leaf.tensor.grad is not None:
-                # Nothing that has a gradient went past the tracer: else the example's vector would lack a part.
                 raise UnknownLayout("an operation that torch does not show took a parameter")
         return [joined(leaf.blocks) if leaf.blocks else self._nothing(leaf.tensor) for leaf in self._leaves]
 
@@ -227,7 +198,7 @@ class Tracer(TorchFunctionMode):
         gradients = torch.autograd.grad(
             derived.tensor,
             [leaf.tensor for leaf in leaves],
-            rows.reshape(self.examples, *derived.tensor.shape),
+            rows.reshape(self.examples, *derived.tensor.shape).to(derived.tensor.dtype),
             retain_graph=True,
             is_grads_batched=True,
             allow_unused=True,
@@ -238,6 +209,23 @@ class Tracer(TorchFunctionMode):
 
     def _nothing(self, parameter: torch.Tensor) -> Block:
         return Rows(parameter.new_zeros(1).expand(self.examples, parameter.numel()))
+
+
+def _key(function: Any, found: Sequence[Derived]) -> tuple[Any, ...]:
+    # Not by place in the pass: a model may leave out layers (stochastic depth), and checkpoints repeat some.
+    return function, tuple(derived.roots for derived in found)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _out_of_place(function: Any) -> Any:
+    """Return the method that gives what a method such as ``add_`` or ``__iadd__`` writes; None if it is no such."""
+    name = name_of(function)
+    if name.startswith("__i"):
+        return getattr(torch.Tensor, f"__{name[3:]}", None)
+    return getattr(torch.Tensor, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
 
 
 class _Tap(torch.autograd.Function):
@@ -258,47 +246,4 @@ class _Tap(torch.autograd.Function):
         return (gradient, *[None] * (2 + len(saved)))
 
 
-_SAME = {
-    torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.bfloat16, torch.Tensor.half,
-    torch.Tensor.contiguous, torch.Tensor.clone, torch.Tensor.type_as, torch.clone, torch.Tensor.type,
-}  # fmt: skip
-_PARTS = {
-    torch.split, torch.Tensor.split, torch.chunk, torch.Tensor.chunk, torch.narrow, torch.Tensor.narrow,
-    torch.Tensor.__getitem__, torch.tensor_split, torch.Tensor.tensor_split,
-}  # fmt: skip
-_TRANSPOSED = {
-    torch.Tensor.t, torch.t, torch.Tensor.T.__get__, torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
-    torch.transpose, torch.Tensor.transpose,
-}  # fmt: skip
-
-
-def _made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor: torch.Tensor) -> Derived:
-    """Return the description of what an operation made of derived tensors."""
-    roots = tuple(sorted({root for derived in found for root in derived.roots}))
-    first = found[0]
-    if len(found) == 1 and first.of is not None and first.indices is None:
-        if function in _SAME and tensor.shape == first.tensor.shape:
-            return Derived(tensor, roots, first.of, first.transposed, None, first.start, first.size)
-        if function in _PARTS and not first.transposed and not first.size and _neighbors(tensor, first.tensor):
-            start = (tensor.storage_offset() - first.tensor.storage_offset()) // max(1, first.tensor.stride(0))
-            return Derived(tensor, roots, first.of, start=start, size=first.tensor.shape[0])
-        if function in _TRANSPOSED and tensor.dim() == 2 and tensor.shape == first.tensor.shape[::-1]:
-            # A square matrix transposed along one and the same dimension is none.
-            if len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1:
-                return Derived(tensor, roots, first.of, not first.transposed, None, first.start, first.size)
-        if function is F.embedding and not first.transposed and not first.size:
-            indices = args[0] if args else kwargs["input"]
-            if args[2:] or any(value for name, value in kwargs.items() if name not in ("input", "weight")):
-                return Derived(tensor, roots)
-            return Derived(tensor, roots, first.of, indices=indices, size=first.tensor.shape[0])
-    return Derived(tensor, roots)
-
-
-def _neighbors(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether a part of a tensor holds some of its rows, one after the other."""
-    same_storage = tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    same_form = tensor.shape[1:] == whole.shape[1:] and tensor.stride() == whole.stride()
-    return same_storage and same_form and tensor.dim() > 0 and tensor.dtype == whole.dtype
-
-
-__all__ = ["Collect", "Derived", "Embedding", "Operation", "Rule", "Sites", "Tracer"]
+__all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer"]

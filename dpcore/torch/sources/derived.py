@@ -1,0 +1,113 @@
+"""Tensors that are made of trained parameters alone: how the examples' gradients reach the parameters from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
+from dpcore.torch.sources.places import UnknownLayout
+
+
+@dataclass(eq=False)
+class Derived:
+    """A tensor without examples that depends on trained parameters.
+
+    `of` is the place of the parameter whose numbers it holds, if it does: as they are, `transposed`, the rows at
+    constant `indices`, or those from `start` on, of `size` rows. Otherwise the examples' gradients are carried back
+    through its graph.
+    """
+
+    tensor: torch.Tensor
+    roots: tuple[int, ...]
+    of: int | None = None
+    transposed: bool = False
+    indices: torch.Tensor | None = None
+    start: int = 0
+    size: int = 0
+    blocks: list[Block] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.value = self.tensor.detach()
+        self._version = self.tensor._version
+
+    def check(self) -> None:
+        """Refuse a tensor that was changed in place since it was met: its description holds no longer."""
+        if self.tensor._version != self._version:
+            raise UnknownLayout("a tensor made of parameters is changed in place")
+
+    def product(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
+        """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c)."""
+        if self.indices is not None:
+            return self.whole(rows.mT @ columns)
+        first, second = (columns, rows) if self.transposed else (rows, columns)
+        return Linear(inputs=(second,), gradients=(self._placed(first, -1),), point_weights=(1.0,))
+
+    def whole(self, gradients: torch.Tensor) -> Block:
+        """Return the block of explicit gradients (B, *shape)."""
+        if self.indices is not None:
+            examples, width = gradients.shape[0], gradients.shape[-1]
+            indices = self.indices.reshape(1, -1).expand(examples, -1)
+            return Embedding((indices,), (gradients.reshape(examples, -1, width),), (1.0,), self.size)
+        whole = self._placed(gradients.mT if self.transposed else gradients, 1)
+        return Rows(whole.reshape(whole.shape[0], -1))
+
+    def _placed(self, gradients: torch.Tensor, dim: int) -> torch.Tensor:
+        """Put the gradients of some rows of a parameter, which lie along `dim`, among zeros for the others."""
+        if not self.size:
+            return gradients
+        dim %= gradients.dim()
+        after = self.size - self.start - gradients.shape[dim]
+        return F.pad(gradients, (0, 0) * (gradients.dim() - dim - 1) + (self.start, after))
+
+
+_SAME = {
+    torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.bfloat16, torch.Tensor.half,
+    torch.Tensor.contiguous, torch.Tensor.clone, torch.Tensor.type_as, torch.clone, torch.Tensor.type,
+}  # fmt: skip
+_PARTS = {
+    torch.split, torch.Tensor.split, torch.chunk, torch.Tensor.chunk, torch.narrow, torch.Tensor.narrow,
+    torch.Tensor.__getitem__, torch.tensor_split, torch.Tensor.tensor_split,
+}  # fmt: skip
+_TRANSPOSED = {
+    torch.Tensor.t, torch.t, torch.Tensor.T.__get__, torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
+    torch.transpose, torch.Tensor.transpose,
+}  # fmt: skip
+
+
+LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+"""Arguments of ``F.embedding``."""
+
+
+def made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor: torch.Tensor) -> Derived:
+    """Return the description of what an operation made of derived tensors."""
+    roots = tuple(sorted({root for derived in found for root in derived.roots}))
+    first = found[0]
+    if len(found) == 1 and first.of is not None and first.indices is None:
+        if function in _SAME and tensor.shape == first.tensor.shape:
+            return Derived(tensor, roots, first.of, first.transposed, None, first.start, first.size)
+        if function in _PARTS and not first.transposed and not first.size and _neighbors(tensor, first.tensor):
+            start = (tensor.storage_offset() - first.tensor.storage_offset()) // max(1, first.tensor.stride(0))
+            return Derived(tensor, roots, first.of, start=start, size=first.tensor.shape[0])
+        if function in _TRANSPOSED and tensor.dim() == 2 and tensor.shape == first.tensor.shape[::-1]:
+            # A square matrix transposed along one and the same dimension is none.
+            if not kwargs and len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1:
+                return Derived(tensor, roots, first.of, not first.transposed, None, first.start, first.size)
+        if function is F.embedding and not first.transposed and not first.size:
+            values = dict(zip(LOOKUP, args, strict=False)) | kwargs
+            indices, size, padding = values["input"], first.tensor.shape[0], values.get("padding_idx")
+            if values.get("max_norm") is None and not values.get("scale_grad_by_freq"):
+                kept = indices.clone() if padding is None else indices.masked_fill(indices == padding % size, -1)
+                return Derived(tensor, roots, first.of, indices=kept, size=size)
+    return Derived(tensor, roots)
+
+
+def _neighbors(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a part of a tensor holds some of its rows, one after the other."""
+    same_storage = tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    same_form = tensor.shape[1:] == whole.shape[1:] and tensor.stride() == whole.stride()
+    return same_storage and same_form and tensor.dim() > 0 and tensor.dtype == whole.dtype

@@ -1,0 +1,98 @@
+"""One operation on trained parameters and examples, as a rule sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.derived import Derived
+from dpcore.torch.sources.places import Layout, Site, UnknownLayout, tensors
+
+if TYPE_CHECKING:
+    from dpcore.torch.sources.tracer import Tracer
+
+Collect = Callable[[torch.Tensor, Sequence[torch.Tensor]], Iterable[tuple[Derived, Block]]]
+"""Makes blocks of an output's gradient and of the saved tensors of an operation."""
+
+
+class Operation:
+    """One operation that takes derived tensors and examples: what a rule works on.
+
+    In `args` and `kwargs` the derived tensors are replaced by their values, which autograd does not follow.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        site: Site,
+    ) -> None:
+        self.tracer = tracer
+        self.function = _as_now(function)
+        self.examples = tracer.examples
+        self._derived: dict[int, Derived] = {}
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            derived = tracer.derived(tensor)
+            if derived is None:
+                return tensor
+            derived.check()
+            self._derived[id(derived.value)] = derived
+            return derived.value
+
+        self._layouts = dict(zip(map(id, tensors((args, kwargs))), site.took, strict=True))
+        self.gave = site.gave
+        self.args, self.kwargs = tree_map_only(torch.Tensor, cut, (args, kwargs))
+
+    def derived(self, tensor: Any) -> Derived | None:
+        """Return what a value in the arguments stands for, if it is a derived tensor's."""
+        return self._derived.get(id(tensor))
+
+    def layout(self, tensor: torch.Tensor) -> Layout | None:
+        """Return where the examples lie in one of the arguments."""
+        return self._layouts.get(id(tensor))
+
+    def run(self) -> Any:
+        """Do the operation with the values."""
+        versions = [(tensor, tensor._version) for tensor in tensors((self.args, self.kwargs))]
+        result = self.function(*self.args, **self.kwargs)
+        if any(tensor._version != version for tensor, version in versions):
+            # A rule would save the changed tensor in place of the one that the operation took.
+            raise UnknownLayout(f"{name_of(self.function)} with a parameter changes a tensor in place")
+        return result
+
+    def examples_first(self, tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+        """Return a view (B, T, ...) of a tensor that holds the examples along `layout`; T = 1 where each has one row."""
+        if layout is None or tensor.shape[layout.dim] != self.examples * layout.rows:
+            raise UnknownLayout(f"no examples in a tensor of shape {tuple(tensor.shape)}")
+        return tensor.movedim(layout.dim, 0).unflatten(0, (self.examples, layout.rows))
+
+    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
+        """Return the output, which tells `collect` its gradient in the backward pass, together with `saved`."""
+        return self.tracer.tap(output, saved, collect)
+
+
+def name_of(function: Any) -> str:
+    """Return an operation's name, for a sentence."""
+    return str(getattr(function, "__name__", function))
+
+
+def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as it is under the present autocast, for the backward pass, which is outside of it."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        return function
+    dtype = torch.get_autocast_dtype(kinds[0])
+
+    def as_now(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(kinds[0], dtype, cache_enabled=False):
+            return function(*args, **kwargs)
+
+    as_now.__name__ = name_of(function)
+    return as_now
