@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
-from dpcore.torch.sources.places import UnknownLayout
 
 
 @dataclass(eq=False)
@@ -35,10 +34,10 @@ class Derived:
         self.value = self.tensor.detach()
         self._version = self.tensor._version
 
-    def check(self) -> None:
-        """Refuse a tensor that was changed in place since it was met: its description holds no longer."""
-        if self.tensor._version != self._version:
-            raise UnknownLayout("a tensor made of parameters is changed in place")
+    @property
+    def current(self) -> bool:
+        """Whether the tensor was not changed in place since it was met."""
+        return self.tensor._version == self._version
 
     def product(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
         """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c)."""

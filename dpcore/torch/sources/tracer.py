@@ -12,7 +12,7 @@ What makes a silent error impossible. A part of an example's gradient is lost on
 parameter past the tracer: then the parameter's leaf has a ``grad``, and `blocks` refuses. A part is counted twice, or
 for another loss, only if a tap is reached by another backward pass than the loss's: `record` refuses. Where the
 examples lie is taken from `sites`, which demands the very shapes that were learned, times the number of examples; a
-tensor that parameters made, or that a rule took, and that was then changed in place is noticed by its version. Rows in
+tensor that was changed in place, by a rule's operation or after parameters made it, is noticed by its version. Rows in
 another order than the examples', and examples that mix, have right shapes: they are found on values
 (`dpcore.torch.model.compare`).
 """
@@ -80,6 +80,7 @@ class Tracer(TorchFunctionMode):
         self.dummy = torch.zeros((), requires_grad=True, device=leaves[0].device)
         self._leaves = [Derived(leaf, (place,), place) for place, leaf in enumerate(leaves)]
         self._derived = {id(derived.tensor): derived for derived in self._leaves}
+        self._every = list(self._leaves)
         self._without_grad: dict[int, Derived] = {}
 
     def derived(self, tensor: torch.Tensor) -> Derived | None:
@@ -117,8 +118,18 @@ class Tracer(TorchFunctionMode):
         known = self._derived
         found = [known[id(a)] for a in args if id(a) in known]
         if kwargs or any(type(a) in (tuple, list) for a in args):
-            return [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
+            found = [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
+        if found and not all(derived.current for derived in found):
+            # Parameters and constants alone were written into it (`_run`); only its graph tells what it is now.
+            for derived in found:
+                if not derived.current:
+                    self._describe(Derived(derived.tensor, tuple(range(len(self._leaves)))))
+            return self._found(args, kwargs)
         return found
+
+    def _describe(self, derived: Derived) -> None:
+        self._derived[id(derived.tensor)] = derived
+        self._every.append(derived)
 
     def _learn(self, function: Any, took: Shapes, found: list[Derived], args: Any, kwargs: Any) -> list[Derived]:
         """Note what the operation is; return the derived tensors among those that it takes."""
@@ -145,7 +156,7 @@ class Tracer(TorchFunctionMode):
         return result
 
     def _run(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived], site: Site) -> Any:
-        if any(site.gave):
+        if any(site.gave) and not name_of(function).startswith("new_"):
             apart = _out_of_place(function)
             if apart is None:
                 return self._rules(function)(Operation(self, function, args, kwargs, site))
@@ -155,13 +166,12 @@ class Tracer(TorchFunctionMode):
         dropped = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         with saved_tensors_hooks(_same, _same) if dropped else nullcontext():
             result = function(*args, **kwargs)
-        for tensor in tensors(result):
-            if tensor.requires_grad:
-                if any(site.took):
-                    raise UnknownLayout(f"{name_of(function)} takes all examples and a parameter to one result")
-                for derived in found:
-                    derived.check()
-                self._derived.setdefault(id(tensor), made(function, args, kwargs, found, tensor))
+        given = [tensor for tensor in tensors(result) if tensor.requires_grad]
+        if any(site.took) and (given or not all(derived.current for derived in found)):
+            raise UnknownLayout(f"{name_of(function)} takes all examples and a parameter to one result")
+        for tensor in given:
+            if id(tensor) not in self._derived:
+                self._describe(made(function, args, kwargs, found, tensor))
         return result
 
     def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
@@ -180,13 +190,13 @@ class Tracer(TorchFunctionMode):
 
     def blocks(self) -> list[Block]:
         """Return each parameter's block, after the backward pass."""
-        for derived in self._derived.values():
-            derived.check()
-        for derived in [d for d in self._derived.values() if d.of is None and d.blocks]:
-            self._carry_back(derived)
-        for derived in self._derived.values():
-            if derived.of is not None and derived is not self._leaves[derived.of]:
+        for derived in self._every[len(self._leaves) :]:
+            if derived.of is not None:
                 self._leaves[derived.of].blocks += derived.blocks
+            elif derived.blocks:
+                if not derived.current:
+                    raise UnknownLayout("a tensor made of parameters is used and then changed in place")
+                self._carry_back(derived)
         for leaf in self._leaves:
             if leaf.tensor.grad is not None:
                 raise UnknownLayout("an operation that torch does not show took a parameter")
