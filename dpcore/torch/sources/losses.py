@@ -32,37 +32,29 @@ _FIRST = ("input", "target")  # the only arguments that hold examples
 
 
 def example_losses_inside(
-    function: Any, args: Any, kwargs: Any, examples: int, layouts: Sequence[Layout | None] | None = None
+    function: Any, args: Any, kwargs: Any, examples: int, layouts: Sequence[Layout | None]
 ) -> torch.Tensor | None:
-    """Return the examples' losses (B,) of a loss function that a model calls on all of them; None if it is no such.
+    """Return the examples' losses (B,) of a loss function that a model calls on all of them.
 
-    `layouts` says where the examples lie in each tensor of the arguments. Before that is known it is guessed by sizes:
-    a wrong guess shows as soon as it is, because the run then gives other shapes.
+    `layouts` says where the examples lie in each tensor of the arguments. None where the function gives what each
+    example needs without this: nothing that holds examples, or no reduction.
     """
-    if function not in LOSSES or examples < 1:
-        return None
     given = signature(function).bind(*args, **kwargs).arguments
     if given.get("reduction", "mean") == "none" or given.get("reduce") is False:
         return None
-    known = {} if layouts is None else dict(zip(map(id, tensors((args, kwargs))), layouts, strict=True))
-
-    def held(value: torch.Tensor) -> bool:
-        if layouts is None:
-            return value.dim() > 0 and value.shape[0] % examples == 0 and value.numel() > 0
-        layout = known[id(value)]
-        if layout is not None and layout.dim:
-            raise UnknownLayout("a loss in the model whose examples do not lie along the first dimension")
-        return layout is not None
-
-    parts = {name: given[name].unflatten(0, (examples, -1)) for name in _FIRST if held(given[name])}
-    if not parts:
+    known = dict(zip(map(id, tensors((args, kwargs))), layouts, strict=True))
+    held = {name: value for name, value in given.items() if known.get(id(value)) is not None}
+    if not held:
         return None
-    if layouts is not None and any(known[id(t)] for name, t in given.items() if name not in _FIRST and id(t) in known):
-        raise UnknownLayout("a loss in the model with a weight for each example")
-    names = list(parts)
-    return vmap(lambda *values: function(**given | dict(zip(names, values, strict=True))), randomness="different")(
-        *parts.values()
-    )
+    if not held.keys() <= set(_FIRST) or any(known[id(value)] != (0, value.shape[0] // examples) for value in held.values()):
+        raise UnknownLayout("a loss function in the model whose examples do not lie along the first dimension")
+    parts = [value.unflatten(0, (examples, -1)) for value in held.values()]
+
+    def one(*values: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = function(**given | dict(zip(held, values, strict=True)))
+        return loss
+
+    return vmap(one, randomness="different")(*parts)
 
 
 class Outputs:

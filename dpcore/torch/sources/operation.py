@@ -74,7 +74,7 @@ class Operation:
 
     def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
         """Return the output, which tells `collect` its gradient in the backward pass, together with `saved`."""
-        return self.tracer.tap(output, saved, collect)
+        return self.tracer.tap(output, saved, collect, name_of(self.function))
 
 
 def name_of(function: Any) -> str:

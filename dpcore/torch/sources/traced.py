@@ -13,14 +13,12 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import call_with, check_versions, places, refuse_foreign, within
-from dpcore.torch.sources.places import FEW, MORE, Call, UnknownLayout, sites
+from dpcore.torch.sources.places import FEW, MORE, Call, Site, UnknownLayout, sites
 from dpcore.torch.sources.recorder import Recorder
-from dpcore.torch.sources.losses import Outputs, example_losses
+from dpcore.torch.sources.losses import LOSSES, Outputs, example_losses
 from dpcore.torch.sources.rules import rule_of
 from dpcore.torch.sources.sites import Sites
 from dpcore.torch.sources.tracer import Learning, Phase, Tracer
-
-ATTEMPTS = 2
 
 ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
 """The loss of one example: its output and its targets, each as a batch of one; a scalar."""
@@ -50,22 +48,27 @@ class TracedGradient:
             If they cannot be found, or the operation on a parameter has no rule.
         """
         batch, state = made(MORE), torch.default_generator.get_state()
-        for attempt in range(ATTEMPTS):
-            (few, first), (more, second) = (self._recorded(point, batch, count, state) for count in (FEW, MORE))
+        losses: dict[int, Site] = {}
+        for last in (False, False, True):
+            (few, first), (more, second) = (self._recorded(point, batch, n, state, losses) for n in (FEW, MORE))
             try:
                 learning = sites(few, more)
-                break
             except UnknownLayout:  # a model may do something in its first call alone
-                if attempt == ATTEMPTS - 1:
+                if last:
                     raise
+                continue
+            found = {k: site for k, (call, site) in enumerate(learning) if call.function in LOSSES and site is not None}
+            if found.keys() == losses.keys():
+                break
+            losses = found
         self.sites, self.outputs = Sites(), Outputs(first, second)
         self(point, batches.tree_map(torch.clone, batch), Learning(learning, state))
 
     def _recorded(
-        self, point: Sequence[torch.Tensor], batch: Tree, count: int, state: torch.Tensor
+        self, point: Sequence[torch.Tensor], batch: Tree, count: int, state: torch.Tensor, losses: dict[int, Site]
     ) -> tuple[list[Call], Any]:
         inputs, _ = batches.normalize(batches.tree_map(lambda t: t[:count].clone(), batch))
-        recorder = Recorder(count, state)
+        recorder = Recorder(count, state, losses)
         _, values = self._state(point)
         with torch.enable_grad(), _eager(), recorder:
             output = call_with(self.model, values, inputs)

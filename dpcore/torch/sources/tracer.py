@@ -29,6 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
+from dpcore.torch.model.functional import FAILURES
 from dpcore.torch.sources.derived import Derived, made
 from dpcore.torch.sources.losses import LOSSES, example_losses_inside
 from dpcore.torch.sources.operation import Collect, Operation, name_of
@@ -161,7 +162,8 @@ class Tracer(TorchFunctionMode):
             if apart is None:
                 return self._rules(function)(Operation(self, function, args, kwargs, site))
             # What the operation would have written, in its place: all who hold the tensor see it.
-            return args[0].copy_(self._rules(apart)(Operation(self, apart, args, kwargs, site)))
+            before = (args[0].clone(), *args[1:])
+            return args[0].copy_(self._rules(apart)(Operation(self, apart, before, kwargs, site)))
         # A checkpoint would drop what the way back to the parameters needs: it is small, and kept.
         dropped = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         with saved_tensors_hooks(_same, _same) if dropped else nullcontext():
@@ -174,16 +176,21 @@ class Tracer(TorchFunctionMode):
                 self._describe(made(function, args, kwargs, found, tensor))
         return result
 
-    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
-        """See `Operation.tap`."""
+    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect, name: str) -> torch.Tensor:
+        """See `Operation.tap`; the operation has this name."""
         self.low_precision = self.low_precision or output.dtype.itemsize < 4
 
         def record(gradient: torch.Tensor, kept: Sequence[torch.Tensor]) -> None:
             if self.phase is not Phase.BACKWARD:
                 raise UnknownLayout("the model takes gradients of its own")
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                for derived, block in collect(gradient, kept):
-                    derived.blocks.append(block)
+            try:
+                with torch.no_grad(), torch._C.DisableTorchFunction():
+                    for derived, block in collect(gradient, kept):
+                        derived.blocks.append(block)
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as cause:
+                raise UnknownLayout(f"{name} cannot be differentiated example by example") from cause
 
         result: torch.Tensor = _Tap.apply(output, self.dummy, record, *saved)  # type: ignore[no-untyped-call]
         return result
