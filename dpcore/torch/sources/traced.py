@@ -91,7 +91,7 @@ class TracedGradient:
             tracer.phase = Phase.BACKWARD
             if losses.requires_grad:
                 if learning is not None:
-                    refuse_foreign(losses, [*leaves, tracer.dummy])
+                    refuse_foreign(losses, [*leaves, tracer.dummy, *tracer.made_leaves])
                 _backward(losses.sum())
 
         # Gradient checkpoints run parts of the model again in the backward pass: it needs the tracer and the state, too.

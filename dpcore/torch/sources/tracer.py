@@ -37,7 +37,8 @@ from dpcore.torch.sources.places import Call, Shapes, Site, UnknownLayout, tenso
 from dpcore.torch.sources.sites import Sites
 from dpcore.torch.sources.written_out import WRITTEN_OUT
 
-_SPECIAL = frozenset(WRITTEN_OUT) | LOSSES
+_MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_SPECIAL = frozenset(WRITTEN_OUT) | LOSSES | _MADE_LEAF
 
 
 Rule = Callable[[Operation], Any]
@@ -75,6 +76,7 @@ class Tracer(TorchFunctionMode):
         self.sites = sites
         self.phase = Phase.MODEL
         self.low_precision = False
+        self.made_leaves: list[torch.Tensor] = []  # by the model itself, as it does for gradient checkpoints
         self._rules = rules
         self._learning = learning
         self._number = 0
@@ -102,6 +104,8 @@ class Tracer(TorchFunctionMode):
         if self._learning is not None and self.phase is Phase.MODEL:
             found = self._learn(function, took, found, args, kwargs)
         loss = function in LOSSES and not found
+        if function in _MADE_LEAF:
+            self.made_leaves.append(args[0])
         if not found and not loss:
             return function(*args, **kwargs)
         site = self.sites.find(_key(function, found), took, self.examples)
