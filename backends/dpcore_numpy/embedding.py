@@ -8,7 +8,7 @@ import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore.spec.rounding import SUM_ROWS
-from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, bounded, gamma
+from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma
 
 
 def embedding_norms(
@@ -22,8 +22,8 @@ def embedding_norms(
     """See `dpcore.spec.pair_ops.PairOperations.embedding_norms`."""
     check_embedding(indices, gradients, point_weights, size, scale)
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        norms, rounding, terms = embedding_bound(indices, Side(gradients, point_weights), size, scale)
-        return bounded(norms + rounding, terms)
+        norms, rounding, _ = embedding_bound(indices, Side(gradients, point_weights), size, scale)
+        return norms + rounding
 
 
 def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Floats | None = None) -> Bound:
@@ -97,6 +97,10 @@ def embedding_sum(
     with np.errstate(all="ignore"):
         for first in range(0, len(used), count):
             chosen = used[first : first + count]
-            factors = np.repeat(weights[chosen].astype(np.float64) * e.unit, e.time)
-            keys, sums = _sums(index[chosen], factors, _rows(index[chosen], e, chosen, size, scale))
-            total[keys] += sums
+            # Each example's tokens first, so that what it adds depends on nothing of others, then tokens over examples.
+            examples, picked = np.arange(len(chosen))[:, None], index[chosen]
+            keys = np.where(picked < 0, -1, picked * len(chosen) + examples)
+            keys, sums = _sums(keys, np.ones(keys.shape), _rows(picked, e, chosen, size, scale))
+            tokens, owners = np.divmod(keys, len(chosen))
+            tokens, sums = _sums(tokens, weights[chosen].astype(np.float64)[owners] * e.unit, sums)
+            total[tokens] += sums

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpcore.spec.check_pairs import check_linear, check_sum
-from dpcore.spec.rounding import SUM_ROWS
+from dpcore.spec.rounding import CANCELLATION, SUM_ROWS
 from dpcore_numpy.gram import few, gram_narrow, gram_wide
-from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, bounded, rounding_of
+from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, rounding_of
 from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
 
 # Up to so many rows an example, norms are by float64 inner products; from so many on, sums are by float32 tiles.
@@ -29,8 +30,8 @@ def linear_norms(
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     check_linear(inputs, gradients, point_weights, scale)
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        norms, rounding, terms = linear_bound(Side(inputs), Side(gradients, point_weights), scale, gram, exact)
-        return bounded(norms + rounding, terms)
+        norms, rounding, _ = linear_bound(Side(inputs), Side(gradients, point_weights), scale, gram, exact)
+        return norms + rounding
 
 
 def linear_bound(a: Side, e: Side, scale: Floats | None = None, gram: bool = False, exact: bool = False) -> Bound:
@@ -74,15 +75,30 @@ def linear_sum(
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
     with np.errstate(all="ignore"):
-        if exact or a.double or a.time < _MANY:
-            _add_wide(a, e, weights.astype(np.float64), used, total, factor)
-        else:
-            add_tiles(a, e, weights.astype(np.float64), used, total, factor)
+        factors, wide = weights.astype(np.float64), exact or a.double or a.time < _MANY
+        together = _together(a, e, scale)[used]
+        _add_products(a, e, factors, used[together], total, factor)
+        add_tiles(a, e, factors, used[~together], total, factor, wide)
 
 
-def _add_wide(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
-    """Add float64 products over whole examples, at most `SUM_ROWS` rows or one example at a time."""
-    count = max(1, SUM_ROWS // max(1, a.time))
+def _together(a: Side, e: Side, scale: Floats | None) -> NDArray[np.bool_]:
+    """Return which examples may share a product: those of few rows whose terms do not cancel.
+
+    What `dpcore.spec.rounding` adds for products is relative to the sizes of the terms. Asked is twice
+    `CANCELLATION`, for a norm of another kind may come out smaller than this one, by no more than that.
+    """
+    if a.time >= _MANY or (scale is not None and a.time > 1):
+        return np.zeros(a.examples, np.bool_)
+    if a.time <= 1:
+        return np.ones(a.examples, np.bool_)
+    norms, terms = gram_narrow(a, e) if a.time > _FEW and not a.double else gram_wide(a, e)
+    alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms
+    return alike
+
+
+def _add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
+    """Add float64 products over whole examples, at most `SUM_ROWS` rows at a time."""
+    count = SUM_ROWS // max(1, a.time)
     scratch = np.empty(_ROWS * _COLUMNS)
     for first in range(0, len(used), count):
         chosen = used[first : first + count]

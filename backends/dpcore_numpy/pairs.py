@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.rounding import CANCELLATION
-
 Floats = NDArray[Any]
 Wide = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -133,11 +131,6 @@ class Bound(NamedTuple):
     norms: Wide
     rounding: Wide
     terms: Wide
-
-
-def bounded(norms: Wide, terms: Wide) -> Wide:
-    """Return the norms, or the least share of the sum of their terms' norms that `dpcore.spec.rounding` asks for."""
-    return np.maximum(norms, CANCELLATION * terms)
 
 
 def terms_of(a: Side, e: Side) -> Wide:

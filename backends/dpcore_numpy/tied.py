@@ -10,7 +10,7 @@ from dpcore.spec.check_pairs import check_embedding, check_linear
 from dpcore.spec.rounding import TIED
 from dpcore_numpy.embedding import embedding_bound
 from dpcore_numpy.linear import linear_bound
-from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, bounded, gamma
+from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
 def tied_norms(
@@ -45,7 +45,8 @@ def tied_norms(
         error = gamma(a.width + g.time * a.time + 20, U64) * terms
         square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
-        return bounded(np.maximum(norms, TIED * (embedding.norms + linear.norms)), embedding.terms + linear.terms)
+        bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
+        return bound
 
 
 def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide) -> Wide:

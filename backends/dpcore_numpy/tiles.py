@@ -80,11 +80,11 @@ def _scaled_terms(a: Side, e: Side, scale: Floats, wide: bool) -> Wide:
     return terms
 
 
-def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
-    """Add float32 products over one example's rows each, weighted and added in float64."""
+def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None, wide: bool) -> None:
+    """Add products over one example's rows each, in float32 or float64, weighted and added in float64."""
     factors = np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])
-    scratch, product = np.empty(_TILE * _TILE, np.float32), np.empty(_TILE * _TILE)
-    for rows, columns in blocks(a, e):
+    scratch, product = np.empty(_TILE * _TILE, np.float64 if wide else np.float32), np.empty(_TILE * _TILE)
+    for rows, columns in blocks(a, e) if len(used) else ():
         piece = np.zeros((rows.stop - rows.start, columns.stop - columns.start))
         weighted = product[: piece.size].reshape(piece.shape)
         for i in used:

@@ -24,8 +24,7 @@ class PairOperations(Protocol[A]):
     *Certified*: let v~_i be what a sum adds for example i at weight 1, rounding included. v~_i depends on that
     example's own arrays only, and the norm N_i of the same arguments obeys ``||v~_i|| <= N_i``, the true L2 norm. So a
     weight of at most C / N_i bounds the contribution by C, and `dpcore.spec.rounding` bounds what remains: the float64
-    additions. For it, N_i is also at least `dpcore.spec.rounding.CANCELLATION` times the sum of the norms of the
-    example's terms.
+    additions.
 
     An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite. Otherwise nothing
     overflows, and where squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
@@ -89,7 +88,8 @@ class PairOperations(Protocol[A]):
         Guarantees
         ----------
         A float32 product never runs over several examples: it is one of a single example's T rows, whose rounding is
-        in the norm, and is added in float64; or the product is float64.
+        in the norm, and is added in float64. A float64 product of several examples keeps the limits of
+        `dpcore.spec.rounding`: `SUM_ROWS` rows, and no example whose terms cancel further than `CANCELLATION`.
         """
 
     def embedding_norms(
@@ -153,5 +153,7 @@ class PairOperations(Protocol[A]):
 
         Guarantees
         ----------
-        Certified, for what `embedding_sum` and `linear_sum` together add with these arguments.
+        Certified, for what `embedding_sum` and `linear_sum` together add with these arguments, and at least
+        `dpcore.spec.rounding.TIED` times the sum of the two parts' norms. The sums take at most `TIED_EXAMPLES`
+        examples before the other part of these is added.
         """

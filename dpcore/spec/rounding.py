@@ -1,4 +1,4 @@
-"""The rounding of `weighted_sum`, and what it adds to the sensitivity of a computed sum."""
+"""The rounding of sums of clipped vectors, and what it adds to the sensitivity of a computed sum."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ ROUNDING_COUNTED: Final = 1e-3
 """Beyond this share of the clip norm the rounding of sums is part of the sensitivity."""
 
 SUM_ROWS: Final = 512
-"""A float64 product of pairs runs over at most so many rows of whole examples, or over one example."""
+"""A float64 product of pairs of several examples runs over at most so many rows."""
 
-CANCELLATION: Final = 2.0**-14
-"""Least share of a certified norm in the sum of the norms of the terms that it is the sum of (operations on pairs)."""
+CANCELLATION: Final = 1 / 64
+"""And over examples whose certified norm is at least this share of the sum of their terms' norms; others go alone."""
 
-TIED: Final = 0.25
+TIED: Final = 1 / 16
 """Least share of a tied matrix's certified norm in the sum of its two parts' norms."""
+
+TIED_EXAMPLES: Final = 64
+"""So many examples' two parts of a tied matrix are added one after the other at most."""
 
 
 def rounding(terms: int) -> float:
@@ -30,7 +33,17 @@ def rounding(terms: int) -> float:
     (1 - B u)`` of the true one, and two sums of neighboring data sets differ by at most C and twice that. The dimension
     does not enter.
 
+    Vectors that are pairs (`dpcore.spec.pair_ops`) add to it:
+
+    - A product of several examples adds all their rows in any order, at most `SUM_ROWS`, each rounded 8 times at most
+      before. Relative to the sizes of the terms that is 520 u, and these are at most C / `CANCELLATION` an example.
+    - A tied matrix is added in two parts of at most C / `TIED` each, those of `TIED_EXAMPLES` examples after each
+      other. So 2 B additions carry up to ``64 / TIED`` C more than whole examples do, and the linear parts of 64
+      examples take one more addition to the total.
+
     In float32 (u = 2^-24) one example moved sums by 5.65 C at B = 1,000,000, d = 9.
     """
     u = 2.0**-53
-    return terms * (terms + 3) * u / (1 - terms * u)
+    additions = terms * (terms + 3) * (1 + 1 / TIED_EXAMPLES)
+    pairs = 2 * terms * ((SUM_ROWS + 8) / CANCELLATION + 2 * TIED_EXAMPLES / TIED)
+    return (additions + pairs) * u / (1 - terms * u)

@@ -1,0 +1,204 @@
+"""Pairs of activations and output gradients: each norm bounds what the sum really adds, each sum is the true one.
+
+The reference is a loop in `numpy.longdouble`: 64 bits of mantissa, and exponents that no product here leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpcore_numpy as backend
+from dpcore.spec.ops import CLIP_RULES
+from dpcore.spec.rounding import TIED
+
+pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider type to compare with")
+
+Array = np.ndarray[Any, Any]
+Long = np.longdouble
+seeds = st.integers(0, 2**32 - 1)
+dtypes = st.sampled_from(["float32", "float64"])
+# "spread": rows from denormals to the largest numbers. "near": parts at points next to each other, with weights w and
+# 1 - w, as in DiSK.
+kinds = st.sampled_from(["benign", "benign", "spread", "tiny", "huge", "near"])
+widths = st.sampled_from([1, 2, 5, 16, 33])
+times = st.one_of(st.lists(st.integers(0, 20), min_size=1, max_size=3), st.just([1]), st.just([24]), st.just([20, 20]))
+LARGEST = {"float32": 3e38, "float64": 1e140}
+SMALLEST = {"float32": 1e-45, "float64": 1e-140}
+
+
+class Pairs(NamedTuple):
+    """Arguments of the operations, on parts of one kind."""
+
+    inputs: list[Array]
+    gradients: list[Array]
+    weights: list[float]
+
+
+def rows(rng: np.random.Generator, kind: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Rows of the sizes that `kind` says."""
+    low, high = np.log10(SMALLEST[dtype]), np.log10(LARGEST[dtype])
+    exponent = {"spread": rng.uniform(low, high, (*shape[:-1], 1)), "tiny": low + 4, "huge": high - 0.7}.get(kind, 0.0)
+    values = np.clip(rng.normal(size=shape), -3, 3) * 10.0 ** np.asarray(exponent)
+    return np.clip(values, -LARGEST[dtype], LARGEST[dtype]).astype(dtype)
+
+
+def pairs(rng: np.random.Generator, kind: str, dtype: str, times: list[int], examples: int, p: int, q: int) -> Pairs:
+    """Random parts."""
+    if kind != "near":
+        weights = [float(rng.choice([1.0, -0.3, 7.0, 1000.0])) for _ in times]
+        return Pairs(*([rows(rng, kind, dtype, (examples, t, n)) for t in times] for n in (p, q)), weights)
+    times = [times[0], times[0]]
+    first = [rows(rng, kind, dtype, (examples, times[0], n)) for n in (p, q)]
+    distance = rng.choice([1e-2, 1e-4, 1e-6])
+    second = [(x * (1 + distance * rng.normal(size=x.shape))).astype(dtype) for x in first]
+    weight = float(rng.choice([0.857, 10.0, 1000.0]))
+    return Pairs([first[0], second[0]], [first[1], second[1]], [weight, 1 - weight])
+
+
+def linear(one: Pairs, scale: Array | None = None) -> tuple[Array, Array]:
+    """Every example's vector and the sums of its terms' sizes: (B, q p), in long doubles."""
+    examples, p, q = len(one.inputs[0]), one.inputs[0].shape[2], one.gradients[0].shape[2]
+    total, terms = np.zeros((examples, q, p), Long), np.zeros((examples, q, p), Long)
+    for a, e, weight in zip(one.inputs, one.gradients, one.weights, strict=True):
+        for t in range(a.shape[1]):
+            product = Long(weight) * e[:, t, :, None].astype(Long) * a[:, t, None, :].astype(Long)
+            total += product
+            terms += np.abs(product)
+    factor = np.ones(q * p, Long) if scale is None else scale.astype(Long)
+    return total.reshape(examples, -1) * factor, terms.reshape(examples, -1) * np.abs(factor)
+
+
+def embedding(
+    indices: list[Array], gradients: list[Array], weights: list[float], size: int, scale: Array | None = None
+):
+    """The same of an embedding: (B, size q)."""
+    examples, q = len(indices[0]), gradients[0].shape[2]
+    total, terms = np.zeros((examples, size, q), Long), np.zeros((examples, size, q), Long)
+    for index, e, weight in zip(indices, gradients, weights, strict=True):
+        for i, t in np.ndindex(*index.shape):
+            if index[i, t] >= 0:
+                total[i, index[i, t]] += Long(weight) * e[i, t].astype(Long)
+                terms[i, index[i, t]] += np.abs(Long(weight) * e[i, t].astype(Long))
+    factor = np.ones(size * q, Long) if scale is None else scale.astype(Long)
+    return total.reshape(examples, -1) * factor, terms.reshape(examples, -1) * np.abs(factor)
+
+
+def norm(vector: Array) -> Any:
+    """Euclidean norm in long doubles, over the last axis."""
+    return np.sqrt(np.square(vector.astype(Long)).sum(axis=-1))
+
+
+class Promise(NamedTuple):
+    """What is promised beyond the bound itself."""
+
+    loose: float  # the share of its terms' square that a norm's square may be too large by, for benign arrays
+    coarse: Any = 0.0  # (B,): what underflows, where sizes of rows lie further apart than float32 reaches
+    least: Any = 0.0  # (B,): norms may be as large
+
+
+def linear_promise(one: Pairs, exact: bool) -> Promise:
+    """In float32 products are relative to the largest entries of either side."""
+    if exact or one.inputs[0].dtype == np.float64:
+        return Promise(1e-11)
+    sizes = [np.max([np.abs(x).max(axis=(1, 2), initial=0) for x in side], axis=0).astype(Long) for side in one[:2]]
+    return Promise(1e-4, 1e-34 * sizes[0] * sizes[1] * np.abs(one.weights).max())
+
+
+def check(norms: Array, true: tuple[Array, Array], add: Any, dtype: str, kind: str, promise: Promise) -> None:
+    """Hold every promise about one tensor; `add` takes weights and an output."""
+    vectors, terms = true
+    examples, size = vectors.shape
+    assert norms.shape == (examples,)
+    assert norms.dtype == np.float64
+    assert np.isfinite(norms).all()
+    finest = 4 * np.finfo(np.longdouble).eps
+    coarse, least = np.broadcast_to(promise.coarse, examples), np.broadcast_to(promise.least, examples)
+    # What each example adds by itself, with weight 1 and with each rule's factor.
+    for i in range(examples):
+        weights, alone = np.zeros(examples, dtype), np.zeros(size)
+        weights[i] = 1
+        add(weights, alone)
+        assert norm(alone) <= norms[i] * (1 + finest)
+        assert (np.abs(alone - vectors[i]) <= 1e-5 * terms[i] + coarse[i]).all()
+        if kind == "benign":
+            assert norms[i] ** 2 <= max(norm(vectors[i]), least[i]) ** 2 + promise.loose * norm(terms[i]) ** 2
+    for rule in CLIP_RULES:
+        bound = 0.37
+        (factors,) = backend.clip_factors([norms], rule, [bound], [size], dtype)
+        for i in range(examples):
+            weights, alone = np.zeros(examples, dtype), np.zeros(size)
+            weights[i] = factors[i]
+            add(weights, alone)
+            assert norm(alone) <= (1 if rule == "normalized" else bound)
+    # All together, on top of what is there; nothing is added for a weight of 0.
+    weights = np.linspace(0, 1, examples).astype(dtype)
+    start = np.linspace(-1, 1, size)
+    out = start.copy()
+    add(weights, out)
+    weighted = weights.astype(Long)[:, None]
+    allowed = (weighted * (1e-5 * terms + coarse[:, None])).sum(axis=0) + 1e-15
+    assert (np.abs(out - start - (weighted * vectors).sum(axis=0)) <= allowed).all()
+
+
+@given(seeds, kinds, dtypes, times, widths, widths, st.booleans(), st.booleans(), st.booleans())
+def test_a_linear_norm_bounds_what_the_sum_adds(
+    seed: int, kind: str, dtype: str, times: list[int], p: int, q: int, scaled: bool, gram: bool, exact: bool
+):
+    rng = np.random.default_rng(seed)
+    one = pairs(rng, kind, dtype, times, 3, p, q)
+    scale = (10.0 ** rng.uniform(-6, 6, p * q)).astype(dtype) if scaled else None
+    norms = backend.linear_norms(*one, scale=scale, gram=gram, exact=exact)
+
+    def add(weights: Array, out: Array) -> None:
+        backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
+
+    promise = linear_promise(one, exact)
+    if scale is not None:
+        promise = promise._replace(coarse=promise.coarse * scale.max())
+    check(norms, linear(one, scale), add, dtype, kind, promise)
+
+
+@given(seeds, kinds, dtypes, times, widths, st.sampled_from([1, 3, 50]), st.booleans())
+def test_an_embedding_norm_bounds_what_the_sum_adds(
+    seed: int, kind: str, dtype: str, times: list[int], q: int, size: int, scaled: bool
+):
+    rng = np.random.default_rng(seed)
+    _, gradients, weights = pairs(rng, kind, dtype, times, 3, 1, q)
+    indices = [rng.integers(-1, size, e.shape[:2]) for e in gradients]
+    scale = (10.0 ** rng.uniform(-6, 6, size * q)).astype(dtype) if scaled else None
+    for index, e in zip(indices, gradients, strict=True):
+        e[(index < 0) & (rng.random(index.shape) < 0.5)] = np.nan  # what belongs to padding is nobody's
+    norms = backend.embedding_norms(indices, gradients, weights, size, scale=scale)
+
+    def add(weights_: Array, out: Array) -> None:
+        backend.embedding_sum(indices, gradients, weights, weights_, out, scale=scale)
+
+    check(norms, embedding(indices, gradients, weights, size, scale), add, dtype, kind, Promise(1e-11))
+
+
+@given(seeds, kinds, dtypes, times, times, widths, st.sampled_from([1, 3, 50]), st.booleans())
+def test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add(
+    seed: int, kind: str, dtype: str, first: list[int], second: list[int], p: int, size: int, exact: bool
+):
+    rng = np.random.default_rng(seed)
+    _, tokens, token_weights = pairs(rng, kind, dtype, first, 3, 1, p)
+    indices = [rng.integers(-1, size, e.shape[:2]) for e in tokens]
+    one = pairs(rng, kind, dtype, second, 3, p, size)
+    if kind != "benign" and rng.random() < 0.5:  # parts that nearly cancel: the head's first token against its own row
+        one = Pairs([np.abs(a) for a in one.inputs], [np.abs(e) for e in one.gradients], one.weights)
+        tokens = [-np.abs(e) for e in tokens]
+    norms = backend.tied_norms(indices, tokens, token_weights, *one, size, exact=exact)
+    (e, e_terms), (h, h_terms) = embedding(indices, tokens, token_weights, size), linear(one)
+    floor = TIED * (norm(e) + norm(h))
+    assert (norms >= floor).all()
+
+    def add(weights: Array, out: Array) -> None:
+        backend.embedding_sum(indices, tokens, token_weights, weights, out)
+        backend.linear_sum(*one, weights, out, exact=exact)
+
+    check(norms, (e + h, e_terms + h_terms), add, dtype, kind, linear_promise(one, exact)._replace(least=floor))
