@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.sources.derived import Derived
@@ -36,18 +35,23 @@ class Operation:
         self.tracer = tracer
         self.function = _as_now(function)
         self.examples = tracer.examples
+        self.gave = site.gave
+        self._layouts = dict(zip(map(id, tensors((args, kwargs))), site.took, strict=True))
         self._derived: dict[int, Derived] = {}
+        self.args, self.kwargs = self._cut(args), self._cut(kwargs)
 
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            derived = tracer.derived(tensor)
+    def _cut(self, tree: Any) -> Any:
+        """Return a tree as `tensors` sees it, with values in the place of derived tensors."""
+        if isinstance(tree, torch.Tensor):
+            derived = self.tracer.derived(tree)
             if derived is None:
-                return tensor
+                return tree
             self._derived[id(derived.value)] = derived
             return derived.value
-
-        self._layouts = dict(zip(map(id, tensors((args, kwargs))), site.took, strict=True))
-        self.gave = site.gave
-        self.args, self.kwargs = tree_map_only(torch.Tensor, cut, (args, kwargs))
+        if isinstance(tree, (tuple, list)):
+            values = [self._cut(value) for value in tree]
+            return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        return {key: self._cut(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
     def derived(self, tensor: Any) -> Derived | None:
         """Return what a value in the arguments stands for, if it is a derived tensor's."""
