@@ -44,7 +44,9 @@ class Derived:
         if self.indices is not None:
             return self.whole(rows.mT @ columns)
         first, second = (columns, rows) if self.transposed else (rows, columns)
-        return Linear(inputs=(second,), gradients=(self._placed(first, -1),), point_weights=(1.0,))
+        first = self._placed(first, -1)
+        times, q, p = first.shape[1], first.shape[2], second.shape[2]
+        return Linear((second,), (first,), (1.0,), gram=times * (p + q) < p * q)
 
     def whole(self, gradients: torch.Tensor) -> Block:
         """Return the block of explicit gradients (B, *shape)."""

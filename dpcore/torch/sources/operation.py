@@ -86,6 +86,12 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__name__", function))
 
 
+def in_place(function: Any) -> bool:
+    """Whether an operation writes to a tensor that it takes."""
+    name = name_of(function)
+    return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
+
+
 def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function as it is under the present autocast, for the backward pass, which is outside of it."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

@@ -32,7 +32,7 @@ from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.model.functional import FAILURES
 from dpcore.torch.sources.derived import Derived, made
 from dpcore.torch.sources.losses import LOSSES, example_losses_inside
-from dpcore.torch.sources.operation import Collect, Operation, name_of
+from dpcore.torch.sources.operation import Collect, Operation, in_place, name_of
 from dpcore.torch.sources.places import Call, Shapes, Site, UnknownLayout, tensors
 from dpcore.torch.sources.sites import Sites
 from dpcore.torch.sources.written_out import WRITTEN_OUT
@@ -162,9 +162,12 @@ class Tracer(TorchFunctionMode):
 
     def _run(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived], site: Site) -> Any:
         if any(site.gave) and not name_of(function).startswith("new_"):
-            apart = _out_of_place(function)
+            rule = self._rules(function)
+            if not in_place(function) or rule is not self._rules(None):
+                return rule(Operation(self, function, args, kwargs, site))
+            apart = getattr(torch.Tensor, _out_of_place(name_of(function)), None)
             if apart is None:
-                return self._rules(function)(Operation(self, function, args, kwargs, site))
+                raise UnknownLayout(f"{name_of(function)} with a parameter changes a tensor in place")
             # What the operation would have written, in its place: all who hold the tensor see it.
             before = (args[0].clone(), *args[1:])
             return args[0].copy_(self._rules(apart)(Operation(self, apart, before, kwargs, site)))
@@ -241,12 +244,9 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _out_of_place(function: Any) -> Any:
-    """Return the method that gives what a method such as ``add_`` or ``__iadd__`` writes; None if it is no such."""
-    name = name_of(function)
-    if name.startswith("__i"):
-        return getattr(torch.Tensor, f"__{name[3:]}", None)
-    return getattr(torch.Tensor, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+def _out_of_place(name: str) -> str:
+    """Return the name of the method that gives what ``add_`` or ``__iadd__`` writes."""
+    return name[:-1] if not name.endswith("__") else f"__{name[3:]}"
 
 
 class _Tap(torch.autograd.Function):
@@ -267,4 +267,4 @@ class _Tap(torch.autograd.Function):
         return (gradient, *[None] * (2 + len(saved)))
 
 
-__all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer"]
+__all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer", "in_place"]

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from dpcore.torch.sources.rules.convolution import convolution
-from dpcore.torch.sources.rules.elementwise import added, expanded, multiplied, repeated
+from dpcore.torch.sources.rules import elementwise as each
 from dpcore.torch.sources.rules.embedding import embedding
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
+from dpcore.torch.sources.rules.normalization import normalization
 from dpcore.torch.sources.rules.recurrent import cell, gru, lstm, plain, recurrent
 from dpcore.torch.sources.tracer import Rule
 
@@ -20,15 +21,27 @@ _STEPS = {"lstm": lstm, "gru": gru, "rnn_tanh": plain(torch.tanh), "rnn_relu": p
 # fmt: off
 RULES: dict[Any, Rule] = {
     F.linear: linear,
-    torch.addmm: addmm,
+    **dict.fromkeys((torch.addmm, torch.Tensor.addmm), addmm),
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution(transposed=False)),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolution(transposed=True)),
     F.embedding: embedding,
-    **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), expanded),
-    torch.Tensor.repeat: repeated,
-    **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), added),
-    **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), multiplied),
+    **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), each.expanded),
+    torch.Tensor.repeat: each.repeated,
+    **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), each.added),
+    **dict.fromkeys((torch.Tensor.add_, torch.Tensor.__iadd__), each.added_in_place),
+    **dict.fromkeys((torch.sub, torch.Tensor.sub, torch.Tensor.__sub__), each.subtracted),
+    torch.Tensor.__rsub__: each.subtracted_from,
+    **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), each.multiplied),
+    **dict.fromkeys((torch.div, torch.Tensor.div, torch.Tensor.__truediv__), each.divided),
+    torch.Tensor.__rtruediv__: each.divided_by,
+    F.layer_norm: normalization("input normalized_shape weight bias eps", channels=False),
+    F.rms_norm: normalization("input normalized_shape weight eps", channels=False),
+    F.group_norm: normalization("input num_groups weight bias eps", channels=True),
+    F.batch_norm: normalization("input running_mean running_var weight bias training momentum eps", channels=True),
+    F.instance_norm: normalization(
+        "input running_mean running_var weight bias use_input_stats momentum eps", channels=True
+    ),
     **{getattr(torch._VF, name): recurrent(step) for name, step in _STEPS.items()},
     **{getattr(torch._VF, f"{name}_cell"): cell(step) for name, step in _STEPS.items()},
 }

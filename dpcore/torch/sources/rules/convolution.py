@@ -108,7 +108,7 @@ def _weight_block(matrix: Derived, x: torch.Tensor, e: torch.Tensor, examples: i
         columns = _patches(wide, shape[2:], narrow.shape[2:], form)
         rows = narrow.flatten(2).mT.reshape(examples, -1, q)
         return matrix.product(rows, columns.reshape(examples, -1, p))
-    weight = e.new_empty(1).expand(examples * q, *shape[1:])
+    weight = e.new_empty(examples * q, *shape[1:])  # only its shape counts; one expanded from a number would be copied
     folded = (t.unflatten(0, (examples, -1)).transpose(0, 1).flatten(1, 2) for t in (e, x))
     gradient = torch.ops.aten.convolution_backward(
         *folded, weight, None, form.stride, form.padding, form.dilation, form.transposed, form.output_padding,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.places import UnknownLayout
 from dpcore.torch.sources.rules.general import general
-from dpcore.torch.sources.tracer import Derived, Operation
+from dpcore.torch.sources.tracer import Derived, Operation, Rule
 
 
 def expanded(operation: Operation) -> Any:
@@ -40,30 +41,48 @@ def repeated(operation: Operation) -> Any:
     return operation.tap(operation.run(), (), collect)
 
 
-def added(operation: Operation) -> Any:
-    """``x + parameter``, either way round."""
+Factor = Callable[[torch.Tensor, torch.Tensor, bool], Any]
+"""The derivative of ``f(x, parameter)`` by the parameter, given both; the flag says that it is ``f(parameter, x)``."""
+
+
+def combined(factor: Factor, needs: bool) -> Rule:
+    """Return the rule of ``f(x, parameter)``, either way round; `needs`: the factor depends on x."""
+
+    def rule(operation: Operation) -> Any:
+        pair = _pair(operation)
+        if pair is None:
+            return general(operation)
+        derived, other, given = pair
+        first = operation.args[0] is derived.value
+
+        def collect(gradient: torch.Tensor, saved: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
+            product = gradient * factor(saved[0] if needs else gradient, derived.value, first)
+            yield derived, reduced(derived, operation.examples_first(product, given), given.dim)
+
+        return operation.tap(operation.run(), (other,) if needs else (), collect)
+
+    return rule
+
+
+added = combined(lambda x, p, first: 1, needs=False)
+subtracted = combined(lambda x, p, first: 1 if first else -1, needs=False)
+subtracted_from = combined(lambda x, p, first: -1 if first else 1, needs=False)
+multiplied = combined(lambda x, p, first: x, needs=True)
+divided = combined(lambda x, p, first: 1 / x if first else -x / p**2, needs=True)
+divided_by = combined(lambda x, p, first: -x / p**2 if first else 1 / x, needs=True)
+
+
+def added_in_place(operation: Operation) -> Any:
+    """``x += parameter``: what is added is tapped, not the sum, which has other names already."""
     pair = _pair(operation)
-    if pair is None:
-        return general(operation)
-    derived, _, given = pair
+    if pair is None or pair[1] is not operation.args[0]:
+        raise UnknownLayout("a parameter changed in place")
+    derived, x, given = pair
 
     def collect(gradient: torch.Tensor, _: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
         yield derived, reduced(derived, operation.examples_first(gradient, given), given.dim)
 
-    return operation.tap(operation.run(), (), collect)
-
-
-def multiplied(operation: Operation) -> Any:
-    """``x * parameter``, either way round."""
-    pair = _pair(operation)
-    if pair is None:
-        return general(operation)
-    derived, other, given = pair
-
-    def collect(gradient: torch.Tensor, saved: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
-        yield derived, reduced(derived, operation.examples_first(gradient * saved[0], given), given.dim)
-
-    return operation.tap(operation.run(), (other,), collect)
+    return operation.function(x, operation.tap(derived.value.expand(x.shape), (), collect))
 
 
 def _pair(operation: Operation) -> tuple[Derived, torch.Tensor, Any] | None:

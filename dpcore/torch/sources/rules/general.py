@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.sources.places import UnknownLayout
-from dpcore.torch.sources.tracer import Derived, Operation
+from dpcore.torch.sources.tracer import Derived, Operation, in_place
 
 
 def general(operation: Operation) -> Any:
@@ -21,7 +21,7 @@ def general(operation: Operation) -> Any:
     held = {k: layout for k, leaf in enumerate(leaves) if (layout := operation.layout(leaf)) is not None}
     name = getattr(operation.function, "__name__", str(operation.function))
     output = operation.run()
-    if not isinstance(output, torch.Tensor) or name.endswith("_") and not name.endswith("__") or "out" in operation.kwargs:
+    if not isinstance(output, torch.Tensor) or in_place(operation.function) or "out" in operation.kwargs:
         raise UnknownLayout(f"{name} with a parameter changes a tensor in place, or has several results")
     (given,) = operation.gave
     assert given is not None
