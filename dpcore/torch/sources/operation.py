@@ -36,7 +36,8 @@ class Operation:
         self.function = _as_now(function)
         self.examples = tracer.examples
         self.gave = site.gave
-        self._layouts = dict(zip(map(id, tensors((args, kwargs))), site.took, strict=True))
+        self._taken = tensors((args, kwargs))
+        self._layouts = dict(zip(map(id, self._taken), site.took, strict=True))
         self._derived: dict[int, Derived] = {}
         self.args, self.kwargs = self._cut(args), self._cut(kwargs)
 
@@ -63,9 +64,9 @@ class Operation:
 
     def run(self) -> Any:
         """Do the operation with the values."""
-        versions = [(tensor, tensor._version) for tensor in tensors((self.args, self.kwargs))]
+        versions = [tensor._version for tensor in self._taken]
         result = self.function(*self.args, **self.kwargs)
-        if any(tensor._version != version for tensor, version in versions):
+        if versions != [tensor._version for tensor in self._taken]:
             # A rule would save the changed tensor in place of the one that the operation took.
             raise UnknownLayout(f"{name_of(self.function)} with a parameter changes a tensor in place")
         return result

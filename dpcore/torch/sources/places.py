@@ -8,7 +8,7 @@ of each example, one example after the other; whether this is so, and whether ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,16 +72,22 @@ class UnknownLayout(Exception):
     """The examples cannot be found in a tensor: the caller takes the explicit path."""
 
 
-def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among the arguments or results of an operation."""
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments or results of an operation."""
+    found: list[torch.Tensor] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Any, found: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
-        yield tree
+        found.append(tree)
     elif isinstance(tree, (tuple, list)):
         for value in tree:
-            yield from tensors(value)
+            _gather(value, found)
     elif isinstance(tree, dict):
         for value in tree.values():
-            yield from tensors(value)
+            _gather(value, found)
 
 
 def sites(few: Sequence[Call], more: Sequence[Call]) -> list[tuple[Call, Site | None]]:

@@ -120,9 +120,13 @@ class Tracer(TorchFunctionMode):
         return self._run(function, args, kwargs, found, site)
 
     def _found(self, args: Any, kwargs: Any) -> list[Derived]:
-        known = self._derived
-        found = [known[id(a)] for a in args if id(a) in known]
-        if kwargs or any(type(a) in (tuple, list) for a in args):
+        known, found, nested = self._derived, [], bool(kwargs)
+        for a in args:
+            if id(a) in known:
+                found.append(known[id(a)])
+            elif type(a) is tuple or type(a) is list:
+                nested = True
+        if nested:
             found = [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
         if found and not all(derived.current for derived in found):
             # Parameters and constants alone were written into it (`_run`); only its graph tells what it is now.
@@ -191,7 +195,7 @@ class Tracer(TorchFunctionMode):
             if self.phase is not Phase.BACKWARD:
                 raise UnknownLayout("the model takes gradients of its own")
             try:
-                with torch.no_grad(), torch._C.DisableTorchFunction():
+                with torch._C.DisableTorchFunction():
                     for derived, block in collect(gradient, kept):
                         derived.blocks.append(block)
             except torch.OutOfMemoryError:
