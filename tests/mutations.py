@@ -116,20 +116,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/mechanism/loop.py": [
         ("clip the points of a query one by one", "total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted",
          "total = total or weighted", "papers/test_disk.py"),
-        ("clip the examples of a user one by one", "blocks = [block.units(mechanism.backend, sizes) for block in blocks]", "pass",
+        ("clip the examples of a user one by one", "for units in [blocks] if sizes is None else", "for units in [blocks] if sizes is None or not more else",
          "unit/sampling/test_users.py"),
-        ("forget the part of a user that an earlier micro-batch held", "blocks = [joined(both) for both in zip(blocks, begun, strict=True)]", "pass",
+        ("forget the part of a user that an earlier micro-batch held", "units = [joined(both) for both in zip(units, begun, strict=True)]", "pass",
          "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/blocks.py": [
         ("leave a tensor out of its group's norm", "for i in others]\n    if len(norms) == 1:", "for i in others[bool(rows):]]\n    if len(norms) == 1:",
          "unit/mechanism/test_sources.py"),
         ("do not raise the norm of a group by its rounding", "* (1 + (len(norms) + 8) * 2.0**-53)", "* 1.0", "unit/stages/test_blocks.py"),
+        ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
+         "unit/stages/test_blocks.py unit/mechanism/test_sources.py"),
         ("square the norms of a group as they are", "total = total + (total == 0)", "total = total * 0 + 1", "unit/stages/test_blocks.py"),
     ],
     "dpcore/stages/clipping/pairs.py": [
-        ("let the padding of a user hold its neighbor's pairs", "gathered[backend.from_numpy(place >= counts[:, None])] = fill", "pass",
-         "unit/stages/test_blocks.py"),
         ("take float32 products where points are subtracted", "return min(self.point_weights) < 0 < max(self.point_weights)", "return False",
          "unit/stages/test_blocks.py"),
         ("forget the second use of a matrix", "return Linear(self.inputs + other.inputs, self.gradients + other.gradients, weights, gram)", "return self",
@@ -439,9 +439,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("save a secret part for everybody", "0o600", "0o644", "unit/torch/test_checkpoint.py"),
     ],
     "dpcore/torch/model/per_example.py": [
-        ("let a model write to the batch", "inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))",
-         "inputs, targets = batches.normalize(batch)", "unit/torch/test_state_probe.py"),
+        ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",
+         "unit/torch/test_state_probe.py"),
+        ("take a batch that leads elsewhere by what was learned", 'if synthetic or self.way != "pairs":', "if True:", "unit/torch/test_per_example.py"),
         ("look for state on made-up examples only", "if synthetic or self._calls & (self._calls - 1):", "if True:", "unit/torch/test_state_probe.py"),
+    ],
+    "dpcore/torch/model/compare.py": [
+        ("believe the rules", "if not apart <= tolerance *", "if False and not apart <= tolerance *", "unit/torch/sources/test_checks.py"),
+        ("compare with other values only", "(poisoned(batch), True)", "", "unit/torch/sources/test_checks.py"),
+    ],
+    "dpcore/torch/sources/tracer.py": [
+        ("forget the use of a parameter that torch does not show", "if leaf.tensor.grad is not None:", "if False:", "unit/torch/sources/test_checks.py"),
     ],
     "dpcore/torch/model/functional.py": [
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",

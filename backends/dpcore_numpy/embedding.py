@@ -68,13 +68,13 @@ def _sums(keys: Indices, factors: Wide, rows: Wide) -> tuple[Indices, Wide]:
     """Return the keys that are not negative, each once, and the sums of their rows times factors."""
     from scipy.sparse import csr_array  # a tenth of a second that only models with embeddings need
 
-    flat, width = keys.reshape(-1), rows.shape[-1]
+    flat = keys.reshape(-1)
     order = np.argsort(flat, kind="stable")
     order = order[np.searchsorted(flat[order], 0) :]
     ordered = flat[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     table = (factors.reshape(-1)[order], order, np.append(starts, len(order)))
-    sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(-1, width)
+    sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(len(flat), rows.shape[-1])
     return ordered[starts], sums
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from dpcore_numpy.pairs import RANGE, TINY, U32, U64, Floats, Side, Wide, gamma, terms_of
 
 # Entries of a piece in float64; columns of a float32 inner product.
-_PIECE, _COLUMNS = 1 << 18, 128
+_PIECE, _COLUMNS = 1 << 18, 256
 
 
 def _pieces(a: Side, e: Side) -> Iterator[slice]:
@@ -19,14 +19,12 @@ def _pieces(a: Side, e: Side) -> Iterator[slice]:
         yield slice(first, first + count)
 
 
-def few(a: Side, e: Side, scale: Floats | None) -> tuple[Wide, Wide]:
-    """Return norms and S of few rows, by float64 products of pairs of rows.
+def few(a: Side, e: Side, scale: Floats) -> tuple[Wide, Wide]:
+    """Return norms and S of few rows under a scale, by float64 products of pairs of rows.
 
     With D the squared scale, ``|v|^2 = sum_{s,t} (e_s e_t)^T D (a_s a_t)``. Each inner product rounds by gamma times
     the product of the norms, so that their sum is off by at most ``gamma_{p + q + T^2 + 10} S^2``.
     """
-    if scale is None:
-        return gram_wide(a, e)
     norms, terms = np.empty(a.examples), np.empty(a.examples)
     squared = np.square(scale, dtype=np.float64).reshape(e.width, a.width)
     for chosen in _pieces(a, e):
@@ -59,19 +57,23 @@ def gram_wide(a: Side, e: Side) -> tuple[Wide, Wide]:
 
 
 def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
-    """Return norms and S by float32 inner products of at most 128 columns, added in float64.
+    """Return norms and S by float32 inner products of at most 256 columns, added in float64.
 
-    With g = gamma_{130} in float32 an inner product of two rows is off by at most g times the product of their norms
-    (the entries may have been rounded twice: 4 more), and by n 2^-125 where products underflow. So the product of the
-    two is off by at most ``(2 g + g^2) |a_s| |a_t| |e_s| |e_t|``, the sum by ``(2 g + g^2) S^2``; underflow adds at
-    most ``T (p + q) 2^-125`` times the largest possible sum of squares, ``2^26``.
+    With g = gamma_264 in float32 an inner product of two rows is off by at most g times the product of their norms (an
+    entry may have been rounded twice: 4 more), and by n 2^-125 where products underflow. With A and E the computed
+    inner products the sum is off by at most ``g sum_{s,t} (|a_s| |a_t| |E_st| + |e_s| |e_t| |A_st|) + g^2 S^2``: much
+    less than ``2 g S^2`` where rows are far from parallel. Underflow adds at most ``T (p + q) 2^-125`` times the
+    largest possible sum of squares, ``2^26``.
     """
     square, terms = np.empty(a.examples), terms_of(a, e)
-    for i in range(a.examples):
-        square[i] = np.vdot(_inner(a.narrow(i)), _inner(e.narrow(i)))
     g = gamma(_COLUMNS + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
+    for i in range(a.examples):
+        x, y = np.sqrt(a.measured[1][i]), np.sqrt(e.measured[1][i])
+        inputs, gradients = _inner(a.narrow(i)), _inner(e.narrow(i))
+        off = x @ np.abs(gradients) @ x + y @ np.abs(inputs) @ y
+        square[i] = np.maximum(np.vdot(inputs, gradients), 0) + g * (1 + g) * off
     underflow = a.time * (a.width + e.width) * TINY * 2.0 ** (2 * RANGE + 4)
-    return np.sqrt(np.maximum(square, 0) + (2 * g + g * g) * np.square(terms) + underflow), terms
+    return np.sqrt(square + g * g * np.square(terms) + underflow), terms
 
 
 def _inner(rows: Floats) -> Wide:

@@ -13,7 +13,8 @@ from dpcore_numpy.gram import few, gram_narrow, gram_wide
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, rounding_of
 from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
 
-# Up to so many rows an example, norms are by float64 inner products; from so many on, sums are by float32 tiles.
+# Up to so many rows of an example, norms are by float64 inner products; from so many on, sums are by float32 tiles, and
+# inner products are float32.
 _FEW, _MANY = 8, 24
 _ROWS, _COLUMNS = 512, 1024  # of a piece of a float64 product
 
@@ -30,7 +31,10 @@ def linear_norms(
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     check_linear(inputs, gradients, point_weights, scale)
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        norms, rounding, _ = linear_bound(Side(inputs), Side(gradients, point_weights), scale, gram, exact)
+        a, e = Side(inputs), Side(gradients, point_weights)
+        norms, rounding, terms = linear_bound(a, e, scale, gram, exact)
+        if scale is not None and not exact and a.time < _MANY:  # what `linear_sum` relies on
+            norms = np.maximum(norms, CANCELLATION * terms)
         return norms + rounding
 
 
@@ -44,18 +48,19 @@ def linear_bound(a: Side, e: Side, scale: Floats | None = None, gram: bool = Fal
     of its terms' sizes (weights round e_t twice), so that the vector moves by gamma_{T+3} S at most.
     """
     wide = exact or a.double
-    if a.time <= _FEW:
+    if scale is not None and a.time <= _FEW:
         norms, terms = few(a, e, scale)
-    elif gram and scale is None:
-        norms, terms = gram_wide(a, e) if wide else gram_narrow(a, e)
+    elif scale is None and (gram or a.time <= _FEW):
+        norms, terms = gram_wide(a, e) if wide or a.time < _MANY else gram_narrow(a, e)
     else:
         norms, terms = tile_norms(a, e, scale, wide)
     rounding = rounding_of(a, e, scale, terms, wide or a.time < _MANY)
-    # 2^-480: squares and products that underflow, of numbers that are relative to the largest.
-    used = (a.measured[1].sum(axis=1) != 0) & (e.measured[1].sum(axis=1) != 0)
+    # 2^-480: squares and products that underflow, of numbers that are relative to the largest. A side of zeros makes a
+    # vector of zeros, unless the other side is not finite.
+    sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
     unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
     parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
-    return Bound(*(np.where(used, x, 0.0) for x in parts))
+    return Bound(*(np.where(sizes == 0, 0.0, x) for x in parts))
 
 
 def linear_sum(
@@ -76,22 +81,22 @@ def linear_sum(
     factor = None if scale is None else scale.reshape(e.width, a.width)
     with np.errstate(all="ignore"):
         factors, wide = weights.astype(np.float64), exact or a.double or a.time < _MANY
-        together = _together(a, e, scale)[used]
+        together = _together(a, e, scale, exact)[used]
         _add_products(a, e, factors, used[together], total, factor)
         add_tiles(a, e, factors, used[~together], total, factor, wide)
 
 
-def _together(a: Side, e: Side, scale: Floats | None) -> NDArray[np.bool_]:
-    """Return which examples may share a product: those of few rows whose terms do not cancel.
+def _together(a: Side, e: Side, scale: Floats | None, exact: bool) -> NDArray[np.bool_]:
+    """Return which examples may share a product: those of few rows whose terms do not cancel beyond `CANCELLATION`.
 
-    What `dpcore.spec.rounding` adds for products is relative to the sizes of the terms. Asked is twice
-    `CANCELLATION`, for a norm of another kind may come out smaller than this one, by no more than that.
+    Norms of scaled vectors would cost more than the sum: there `linear_norms` sees to it, unless what cancels is to be
+    exact. Asked is twice the share: a norm of another kind may come out smaller than this one, by no more than that.
     """
-    if a.time >= _MANY or (scale is not None and a.time > 1):
+    if a.time >= _MANY or (scale is not None and exact and a.time > 1):
         return np.zeros(a.examples, np.bool_)
-    if a.time <= 1:
+    if a.time <= 1 or scale is not None:
         return np.ones(a.examples, np.bool_)
-    norms, terms = gram_narrow(a, e) if a.time > _FEW and not a.double else gram_wide(a, e)
+    norms, terms = gram_wide(a, e)
     alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms
     return alike
 
@@ -102,8 +107,8 @@ def _add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, s
     scratch = np.empty(_ROWS * _COLUMNS)
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
-        x = a.wide(chosen, normalized=False).reshape(-1, a.width)
-        y = e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit).reshape(-1, e.width)
+        x = a.wide(chosen, normalized=False).reshape(len(chosen) * a.time, a.width)
+        y = e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit).reshape(len(x), e.width)
         for rows, columns in blocks(a, e, _ROWS, _COLUMNS):
             shape = (rows.stop - rows.start, columns.stop - columns.start)
             piece = np.matmul(y[:, rows].T, x[:, columns], out=scratch[: shape[0] * shape[1]].reshape(shape))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
 from dpcore.spec.rounding import TIED
 from dpcore_numpy.embedding import embedding_bound
 from dpcore_numpy.linear import linear_bound
@@ -33,6 +33,7 @@ def tied_norms(
     """
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
+    check_tied(token_gradients, inputs, gradients, size)
     g, a, e = Side(token_gradients, token_weights), Side(inputs), Side(gradients, point_weights)
     with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)

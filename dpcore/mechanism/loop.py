@@ -16,7 +16,7 @@ from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.recorder import Recorder
 from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
-from dpcore.stages.clipping.blocks import Block, as_block, joined
+from dpcore.stages.clipping.blocks import Block, as_block, joined, of_units
 from dpcore.stages.queries import Point
 
 PRIVATE_DIAGNOSTICS = (
@@ -69,14 +69,13 @@ class Loop:
         begun: list[Block] | None = None  # the sum so far of a user larger than a micro-batch
         for part, sizes, more in self._parts(count):
             blocks = combined(weights, (at(part) for at in gradients))
-            if sizes is not None:
-                blocks = [block.units(mechanism.backend, sizes) for block in blocks]
-            if begun is not None:
-                blocks = [joined(both) for both in zip(blocks, begun, strict=True)]
-            # As rows: the pairs of all parts together may not fit into memory, their one vector does.
-            begun = [as_block(block.rows()) for block in blocks] if more else None
-            if not more:
-                mechanism.add(blocks)
+            for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
+                if begun is not None:
+                    units = [joined(both) for both in zip(units, begun, strict=True)]
+                # As rows: the pairs of all parts together may not fit into memory, their one vector does.
+                begun = [as_block(block.rows()) for block in units] if more else None
+                if not more:
+                    mechanism.add(units)
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
         """Yield each micro-batch; for users how many rows each has, and whether its user goes on in the next one."""

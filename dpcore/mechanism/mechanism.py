@@ -76,11 +76,12 @@ class Mechanism(SavedMechanism):
         if len(blocks) != len(self.vectors.totals):
             count = len(self.vectors.totals)
             raise ArgumentError(f"len(blocks)={len(blocks)}: must be {count}, one block for each tensor")
-        checked = as_blocks(blocks, [entry.size for entry in self.layout.entries])
+        checked = as_blocks(blocks, [total.shape[0] for total in self.vectors.totals])
         with self.turns.alone("add"):
             self.turns.check(self.step)
             self._drop_earlier_sum()
             self.turns.adding()
+            self._dirty = True
             self._add(checked)
 
     def _add(self, blocks: list[Block]) -> None:

@@ -63,6 +63,7 @@ class MechanismState:
             self._running = RunningNorm(adaptive, plan.clip_at().max_grad_norm, plan.batch_size)
         self._summed = 0
         self._torn = False
+        self._dirty = False  # whether the totals may hold a sum
         self._caller_noise = False
         self._statistics = self._filter.initial() if self._filter.adaptive else ()
         self._corrections = [0.0] * len(parameters)
@@ -131,8 +132,10 @@ class MechanismState:
 
     def _discard(self) -> None:
         self.turns.dropped()
-        for total in self.vectors.totals:
-            total[...] = 0
+        if self._dirty:
+            for total in self.vectors.totals:
+                total[...] = 0
+            self._dirty = False
         if self._running is not None:
             self._running.forget()
 

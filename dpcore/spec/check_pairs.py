@@ -41,6 +41,14 @@ def check_embedding(
         check_float("scale", scale, None, (size * gradients[0].shape[2],))
 
 
+def check_tied(token_gradients: Sequence[Any], inputs: Sequence[Any], gradients: Sequence[Any], size: int) -> None:
+    """Refuse two uses, each checked by itself, that are not of one matrix and one batch."""
+    for index, part in enumerate(inputs):
+        shape = (token_gradients[0].shape[0], part.shape[1], token_gradients[0].shape[2])
+        check_float(f"inputs[{index}]", part, dtype_name(token_gradients[0]), shape)
+        check_float(f"gradients[{index}]", gradients[index], None, (*shape[:2], size))
+
+
 def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:
     """Refuse weights that are not (B,) and an output that is not a contiguous (d,) of float64."""
     check_float("weights", weights, None, (examples,))

@@ -25,9 +25,9 @@ from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
+from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.microbatch import DEFAULT_MAX_MEMORY, parse_memory, peak_bytes
 from dpcore.torch.model.microbatch import microbatch_size as fitting_microbatch_size
-from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
@@ -185,7 +185,9 @@ def make_private(
     try_out(gradient, example, frozen, gradients)
     if gradient.way != WAYS[0] and gradients == "auto":
         told = gradient.reasons[WAYS[0]]
-        warnings.warn(f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2)
+        warnings.warn(
+            f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2
+        )
     if size is None:
         rows = layout.dimension * working.dtype.itemsize * min(_points(plan), 2)
         at, made = gradient.parameters(), [trial_batch(example, examples) for examples in (1, 2)]

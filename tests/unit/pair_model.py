@@ -78,7 +78,7 @@ def as_rows(found: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
 def gradients(kind: str, parameters: Sequence[np.ndarray], indices: np.ndarray) -> list:
     """The examples' gradients, in a kind of `KINDS`."""
     found = uses(parameters, indices)
+    if kind != "mixed":
+        return as_pairs(found) if kind == "pairs" else as_rows(found)
     pairs, rows = as_pairs(found), as_rows(found)
-    if kind == "mixed":
-        return [pairs[0], rows[1], pairs[2], rows[3], rows[4]]
-    return pairs if kind == "pairs" else rows
+    return [pairs[0], rows[1], pairs[2], rows[3], rows[4]]

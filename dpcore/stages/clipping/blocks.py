@@ -8,7 +8,7 @@ kind a block is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ __all__ = [
     "as_blocks",
     "group_norms",
     "joined",
+    "of_units",
     "scaled",
 ]
 
@@ -73,8 +74,8 @@ class Block(Protocol):
     def weighted(self, weight: float) -> Block:
         """Return the block of `weight` times the vectors."""
 
-    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Block:
-        """Return the sums of neighboring examples, `sizes` of them each: what is clipped where one user has several."""
+    def units(self, size: int) -> Block:
+        """Return the sums of each `size` neighboring examples, which belong to one unit."""
 
     def map(self, function: Callable[[Any], Any]) -> Block:
         """Return the block with `function` applied to every array, those of indices too."""
@@ -89,17 +90,35 @@ def as_block(values: Any) -> Block:
 def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
     """Return blocks of one B and one dtype, with `sizes` coordinates; refuse others before anything is summed."""
     blocks = [as_block(each) for each in values]
-    rows = [block.values for block in blocks if isinstance(block, Rows)]
-    if rows:
-        check_rows(rows, None)
+    for block in blocks:
+        if isinstance(block, Rows) and len(getattr(block.values, "shape", ())) != 2:
+            check_rows([block.values], None)
+    examples, dtype = blocks[0].examples, blocks[0].dtype
     for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+        # The sum of rows checks their dtype, before it or any other block's adds something.
         if math.prod(block.shape) != size:
             raise ArgumentError(f"blocks[{i}].shape={tuple(block.shape)}: must have {size} coordinates, as the tensor")
-        if block.examples != blocks[0].examples:
-            raise ArgumentError(f"blocks[{i}].examples={block.examples}: must be {blocks[0].examples}, as of the first")
-        if block.dtype != blocks[0].dtype:
-            raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {blocks[0].dtype}, as of the first")
+        if block.examples != examples:
+            raise ArgumentError(f"blocks[{i}].examples={block.examples}: must be {examples}, as of the first")
+        if not isinstance(block, Rows) and block.dtype != dtype:
+            raise ArgumentTypeError(f"blocks[{i}].dtype={block.dtype}: must be {dtype}, as of the first")
     return blocks
+
+
+def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int]) -> Iterator[list[Block]]:
+    """Yield the sums of each unit's examples, which are clipped where a user has several: units of one size at a time.
+
+    No unit is padded to the size of another. The bounds of its norms, and so its factors, then depend on its own
+    examples only: one large user must not move what all others add, be it by a rounding each.
+    """
+    counts = np.asarray(sizes, dtype=np.int64)
+    unit_size = np.repeat(counts, counts)  # of each example
+    for size in sorted(set(sizes)):
+        same = blocks
+        if len(set(sizes)) > 1:
+            which = backend.from_numpy(np.flatnonzero(unit_size == size))
+            same = [block.map(lambda array: array[which]) for block in blocks]  # noqa: B023
+        yield [block.units(size) for block in same]
 
 
 def joined(blocks: Iterable[Block]) -> Block:
@@ -185,5 +204,7 @@ def add_sums(
 
 def _apart(blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> tuple[list[int], list[int]]:
     """Return which members are rows with nothing left to scale, which one operation takes together, and the others."""
-    rows = [i for i in members if isinstance(blocks[i], Rows) and scales[i] is None]
-    return rows, [i for i in members if i not in set(rows)]
+    rows, others = list[int](), list[int]()
+    for i in members:
+        (rows if isinstance(blocks[i], Rows) and scales[i] is None else others).append(i)
+    return rows, others

@@ -7,7 +7,7 @@ nothing here needs to know which.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,9 +81,9 @@ class Linear:
         """See `Block.weighted`."""
         return replace(self, point_weights=tuple(weight * w for w in self.point_weights))
 
-    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Linear:
+    def units(self, size: int) -> Linear:
         """See `Block.units`."""
-        return self.map(lambda array: _of_units(backend, array, sizes, 0))
+        return self.map(lambda array: _of_units(array, size))
 
     def beside(self, other: Linear) -> Linear:
         """Return the sum with another block of this matrix."""
@@ -157,11 +157,9 @@ class Embedding:
         """See `Block.weighted`."""
         return replace(self, point_weights=tuple(weight * w for w in self.point_weights))
 
-    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Embedding:
+    def units(self, size: int) -> Embedding:
         """See `Block.units`."""
-        indices = tuple(_of_units(backend, array, sizes, -1) for array in self.indices)
-        gradients = tuple(_of_units(backend, array, sizes, 0) for array in self.gradients)
-        return replace(self, indices=indices, gradients=gradients)
+        return self.map(lambda array: _of_units(array, size))
 
     def beside(self, other: Embedding) -> Embedding:
         """Return the sum with another block of this table."""
@@ -173,16 +171,7 @@ class Embedding:
         return replace(self, indices=tuple(map(function, self.indices)), gradients=tuple(map(function, self.gradients)))
 
 
-def _of_units(backend: Backend[Any], array: Any, sizes: Sequence[int], fill: int) -> Any:
-    """Put the rows (B, T, ...) of each unit's examples one after the other: (U, T K, ...), K of them or `fill`.
-
-    Padding is overwritten, not multiplied by zero: a NaN must not get from one unit to another.
-    """
-    if len(sizes) == array.shape[0]:
-        return array
-    counts, most = np.array(sizes, dtype=np.int64), max(sizes, default=1)
-    place = np.arange(most)
-    example = (np.cumsum(counts) - counts)[:, None] + np.minimum(place, counts[:, None] - 1)
-    gathered = array[backend.from_numpy(example)]
-    gathered[backend.from_numpy(place >= counts[:, None])] = fill
-    return gathered.reshape(len(sizes), most * array.shape[1], *array.shape[2:])
+def _of_units(array: Any, size: int) -> Any:
+    """Put the rows (B, T, ...) of each `size` neighbors one after the other: (B / size, size T, ...)."""
+    examples, time, *rest = array.shape
+    return array.reshape(examples // size, size * time, *rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,9 @@ class Tied:
         """See `Block.weighted`."""
         return Tied(self.embedding.weighted(weight), self.linear.weighted(weight))
 
-    def units(self, backend: Backend[Any], sizes: Sequence[int]) -> Tied:
+    def units(self, size: int) -> Tied:
         """See `Block.units`."""
-        return Tied(self.embedding.units(backend, sizes), self.linear.units(backend, sizes))
+        return Tied(self.embedding.units(size), self.linear.units(size))
 
     def map(self, function: Callable[[Any], Any]) -> Tied:
         """See `Block.map`."""

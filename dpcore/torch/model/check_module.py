@@ -58,8 +58,6 @@ def _complaint(module: nn.Module) -> tuple[str, str] | None:
         return "mixes the examples of a batch", remedy
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return "keeps running statistics of private examples", "set track_running_stats=False, or use GroupNorm"
-    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)) and not module.batch_first:
-        return "has batch_first=False, so its first dimension is not the examples", "set batch_first=True"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         if module.max_norm is not None:
             return "rescales its weights in forward", "set max_norm=None and rely on per-example clipping"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from dpcore.stages.clipping.blocks import Block
-from dpcore.torch.data.batches import Tree
 from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.per_example import PerExampleGradient, Unfit
 from dpcore.torch.model.probe import EXAMPLES, poisoned, replaced

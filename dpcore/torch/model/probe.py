@@ -84,6 +84,8 @@ def _compare(model: nn.Module, base: Calls, changed: Tree, is_poison: bool) -> N
             culprit = module
             break
     remedy = "use a layer that treats each example alone (GroupNorm or LayerNorm for normalization)"
+    if getattr(culprit, "batch_first", True) is False:
+        remedy = "set batch_first=True, or transpose what goes in"
     raise ArgumentError(refusal(names[culprit], culprit, "mixes the examples of a batch", remedy))
 
 

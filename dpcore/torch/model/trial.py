@@ -15,16 +15,14 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.compare import learn_and_check
-from dpcore.torch.model.per_example import WAYS, PerExampleGradient, Unfit
 from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.per_example import WAYS, PerExampleGradient, Unfit
 from dpcore.torch.model.probe import probe
 from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
 
-def try_out(
-    gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto"
-) -> None:
+def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Choose the fastest way to take gradients that this model bears, or refuse the model.
 
     It must not mix examples, model and loss must keep nothing, and under "pairs" each example's gradient must be what

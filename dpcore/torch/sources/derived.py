@@ -80,6 +80,17 @@ _TRANSPOSED = {
 }  # fmt: skip
 
 
+def name_of(function: Any) -> str:
+    """Return an operation's name, for a sentence."""
+    return str(getattr(function, "__name__", function))
+
+
+def in_place(function: Any) -> bool:
+    """Whether an operation writes to a tensor that it takes."""
+    name = name_of(function)
+    return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
+
+
 LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 """Arguments of ``F.embedding``."""
 

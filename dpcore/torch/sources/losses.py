@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpcore.torch.sources.places import Layout, Shapes, UnknownLayout, layouts, shapes_for, shapes_of_one, tensors
 
-
 LOSSES = frozenset({
     F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.hinge_embedding_loss, F.multi_margin_loss,

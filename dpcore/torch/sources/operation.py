@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpcore.stages.clipping.blocks import Block
-from dpcore.torch.sources.derived import Derived
+from dpcore.torch.sources.derived import Derived, name_of
 from dpcore.torch.sources.places import Layout, Site, UnknownLayout, tensors
 
 if TYPE_CHECKING:
@@ -80,17 +80,6 @@ class Operation:
     def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
         """Return the output, which tells `collect` its gradient in the backward pass, together with `saved`."""
         return self.tracer.tap(output, saved, collect, name_of(self.function))
-
-
-def name_of(function: Any) -> str:
-    """Return an operation's name, for a sentence."""
-    return str(getattr(function, "__name__", function))
-
-
-def in_place(function: Any) -> bool:
-    """Whether an operation writes to a tensor that it takes."""
-    name = name_of(function)
-    return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
 
 
 def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:

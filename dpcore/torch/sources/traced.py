@@ -63,6 +63,7 @@ class TracedGradient:
             losses = found
         self.sites, self.outputs = Sites(), Outputs(first, second)
         self(point, batches.tree_map(torch.clone, batch), Learning(learning, state))
+        torch.default_generator.set_state(state)
 
     def _recorded(
         self, point: Sequence[torch.Tensor], batch: Tree, count: int, state: torch.Tensor, losses: dict[int, Site]

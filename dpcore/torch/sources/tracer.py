@@ -30,9 +30,9 @@ from torch.overrides import TorchFunctionMode
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.model.functional import FAILURES
-from dpcore.torch.sources.derived import Derived, made
+from dpcore.torch.sources.derived import Derived, in_place, made, name_of
 from dpcore.torch.sources.losses import LOSSES, example_losses_inside
-from dpcore.torch.sources.operation import Collect, Operation, in_place, name_of
+from dpcore.torch.sources.operation import Collect, Operation
 from dpcore.torch.sources.places import Call, Shapes, Site, UnknownLayout, tensors
 from dpcore.torch.sources.sites import Sites
 from dpcore.torch.sources.written_out import WRITTEN_OUT
@@ -196,7 +196,7 @@ class Tracer(TorchFunctionMode):
                 raise UnknownLayout("the model takes gradients of its own")
             try:
                 with torch._C.DisableTorchFunction():
-                    for derived, block in collect(gradient, kept):
+                    for derived, block in collect(gradient, [tensor.detach() for tensor in kept]):
                         derived.blocks.append(block)
             except torch.OutOfMemoryError:
                 raise
@@ -271,4 +271,4 @@ class _Tap(torch.autograd.Function):
         return (gradient, *[None] * (2 + len(saved)))
 
 
-__all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer", "in_place"]
+__all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer"]

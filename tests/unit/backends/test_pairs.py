@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpcore_numpy as backend
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.spec.rounding import TIED
+from dpcore.spec.rounding import TIED, rounding
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider type to compare with")
 
@@ -202,3 +203,157 @@ def test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add(
         backend.linear_sum(*one, weights, out, exact=exact)
 
     check(norms, (e + h, e_terms + h_terms), add, dtype, kind, linear_promise(one, exact)._replace(least=floor))
+
+
+def benign(seed: int, times: list[int], examples: int, p: int, q: int, weights: list[float]) -> Pairs:
+    """Float32 parts with these weights."""
+    rng = np.random.default_rng(seed)
+    return pairs(rng, "benign", "float32", times, examples, p, q)._replace(weights=weights)
+
+
+@pytest.mark.parametrize(("times", "exact"), [([1], False), ([3], False), ([24], False), ([12, 13], True)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_matrices_of_several_tiles(times: list[int], exact: bool, scaled: bool):
+    one = benign(1, times, 2, 300, 521, [0.5, -2.0][: len(times)])
+    scale = np.linspace(0.1, 9, 300 * 521, dtype=np.float32) if scaled else None
+
+    def add(weights: Array, out: Array) -> None:
+        backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
+
+    for gram in (False, True):
+        norms = backend.linear_norms(*one, scale=scale, gram=gram, exact=exact)
+        check(norms, linear(one, scale), add, "float32", "benign", linear_promise(one, exact))
+
+
+@pytest.mark.parametrize(("times", "examples"), [([1], 1100), ([1, 2], 400), ([24], 70)])
+def test_many_examples(times: list[int], examples: int):
+    one = benign(2, times, examples, 4, 3, [0.5, -2.0][: len(times)])
+    weights, out = np.linspace(-1, 1, examples), np.zeros(12)
+    backend.linear_sum(*one, weights, out)
+    vectors, terms = linear(one)
+    assert (np.abs(out - weights @ vectors) <= 1e-6 * (np.abs(weights) @ terms)).all()
+    norms = backend.linear_norms(*one)
+    np.testing.assert_allclose(norms, norm(vectors).astype(float), rtol=1e-4)
+    assert (norms >= norm(vectors)).all()
+
+
+def test_examples_that_cancel_do_not_round_the_sum():
+    """Rounding in proportion to terms a million times as large as the vectors would pass the bound of sums."""
+    rng, bound = np.random.default_rng(3), 1.0
+    a = rng.normal(size=(256, 1, 3)).astype(np.float32)
+    e = rng.normal(size=(256, 1, 2)).astype(np.float32)
+    near = (e * (1 + 1e-6 * rng.normal(size=e.shape))).astype(np.float32)
+    one = Pairs([a, a], [e, near], [1e7, 1 - 1e7])
+    weights = bound / backend.linear_norms(*one, exact=True)
+    together, alone = np.zeros(6), np.zeros((256, 6))
+    backend.linear_sum(*one, weights, together, exact=True)
+    for i in range(256):
+        backend.linear_sum(*one, np.where(np.arange(256) == i, weights, 0), alone[i], exact=True)
+    assert norm(together - alone.astype(Long).sum(axis=0)) <= rounding(256) / 2
+    assert (norm(alone) <= bound).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("times", [[1], [3], [24], [12, 14]])
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum(value: float, times: list[int], side: int):
+    one = benign(4, times, 3, 5, 6, [0.5, -2.0][: len(times)])
+    clean, weights = np.zeros((2, 30)), np.array([0.7, 0, 1], np.float32)
+    for exact in (False, True):
+        backend.linear_sum(*one, weights, clean[int(exact)], exact=exact)
+    one[side][-1][1, -1, 2] = value
+    one[1 - side][-1][1, -1] = 0
+    scale = np.linspace(1, 2, 30, dtype=np.float32)
+    for exact in (False, True):
+        for options in ({}, {"gram": True}, {"scale": scale}):
+            norms = backend.linear_norms(*one, exact=exact, **options)
+            assert np.isfinite(norms).tolist() == [True, False, True]
+        out = np.zeros(30)
+        backend.linear_sum(*one, weights, out, exact=exact)
+        np.testing.assert_array_equal(out, clean[int(exact)])
+    indices = [np.full(e.shape[:2], 1) for e in one.gradients]
+    if side == 1:
+        assert np.isfinite(backend.embedding_norms(indices, *one[1:], 2)).tolist() == [True, False, True]
+        out = np.zeros(12)
+        backend.embedding_sum(indices, *one[1:], weights, out)
+        assert np.isfinite(out).all()
+    norms = backend.tied_norms(indices, one.inputs, one.weights, *one, 6)
+    assert np.isfinite(norms).tolist() == [True, False, True]
+
+
+def test_arguments_stay_as_they_are_and_may_have_gaps():
+    whole = np.random.default_rng(5).normal(size=(26, 4, 14)).astype(np.float32)
+    a, e = whole.transpose(1, 0, 2)[:, :, ::2], whole.transpose(1, 0, 2)[::-1, ::-1, 1::2]
+    whole.flags.writeable = False
+    for time in (1, 5, 26):
+        one = Pairs([a[:, :time]], [e[:, :time]], [-3.0])
+        copies = Pairs([one.inputs[0].copy()], [one.gradients[0].copy()], [-3.0])
+        np.testing.assert_allclose(backend.linear_norms(*one), backend.linear_norms(*copies), rtol=1e-6)
+        out, same = np.zeros(49), np.zeros(49)
+        backend.linear_sum(*one, np.ones(4, np.float32), out)
+        backend.linear_sum(*copies, np.ones(4, np.float32), same)
+        np.testing.assert_allclose(out, same, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("examples", "times", "p", "q"), [(0, [2], 3, 4), (2, [0], 3, 4), (2, [0, 0], 3, 4),
+                                                           (2, [2], 0, 4), (2, [30], 3, 0)])  # fmt: skip
+def test_nothing_has_norm_zero_and_adds_nothing(examples: int, times: list[int], p: int, q: int):
+    one = benign(6, times, examples, p, q, [2.0, -1.0][: len(times)])
+    for scale in (None, np.ones(p * q, np.float32)):
+        for exact in (False, True):
+            norms = backend.linear_norms(*one, scale=scale, gram=scale is None, exact=exact)
+            assert norms.tolist() == [0.0] * examples
+            out = np.full(p * q, 0.5)
+            backend.linear_sum(*one, np.ones(examples), out, scale=scale, exact=exact)
+            assert (out == 0.5).all()
+    indices = [np.zeros(e.shape[:2], np.int64) for e in one.gradients]
+    if 0 in (examples, sum(times), q):
+        assert backend.embedding_norms(indices, *one[1:], 3).tolist() == [0.0] * examples
+    if 0 in (examples, sum(times), p):
+        assert backend.tied_norms(indices, one.inputs, one.weights, *one, q).tolist() == [0.0] * examples
+
+
+def test_an_example_without_a_gradient_has_norm_zero():
+    one = benign(7, [30], 2, 5, 6, [1.0])
+    one.gradients[0][1] = 0
+    assert (backend.linear_norms(*one) > 0).tolist() == [True, False]
+
+
+BAD = [
+    ({"inputs": []}, ArgumentError, "inputs"),
+    ({"inputs": [np.zeros((2, 3), np.float32)]}, ArgumentError, "three axes"),
+    ({"gradients": [np.zeros((2, 4, 6), np.float32)]}, ArgumentError, r"must be \(2, 3, 6\)"),
+    ({"gradients": [np.zeros((2, 3, 6))]}, ArgumentTypeError, "must be float32 beside"),
+    ({"point_weights": [1.0, 2.0]}, ArgumentError, "one for each part"),
+    ({"point_weights": [np.inf]}, ArgumentError, "finite"),
+    ({"scale": np.zeros(29)}, ArgumentError, r"must be \(30,\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD)
+def test_refuses_parts_that_do_not_fit(change: dict[str, Any], error: type[Exception], words: str):
+    good = dict(zip(("inputs", "gradients", "point_weights"), benign(8, [3], 2, 5, 6, [1.0]), strict=True))
+    with pytest.raises(error, match=words):
+        backend.linear_norms(**{**good, **change})
+    with pytest.raises(error, match=words):
+        backend.linear_sum(**{**good, **change}, weights=np.ones(2), out=np.zeros(30))
+
+
+def test_refuses_tokens_that_are_none_and_outputs_that_do_not_fit():
+    e, index = [np.ones((2, 3, 4), np.float32)], np.zeros((2, 3), np.int64)
+    with pytest.raises(ArgumentTypeError, match="int64"):
+        backend.embedding_norms([index.astype(np.int32)], e, [1.0], 5)
+    with pytest.raises(ArgumentError, match=r"must be \(2, 3\)"):
+        backend.embedding_norms([index[:, :2]], e, [1.0], 5)
+    with pytest.raises(ArgumentError, match="size=5"):
+        backend.embedding_norms([index + 5], e, [1.0], 5)
+    with pytest.raises(ArgumentError, match=r"out.shape=\(21,\)"):
+        backend.embedding_sum([index], e, [1.0], np.ones(2), np.zeros(21))
+    with pytest.raises(ArgumentError, match=r"inputs\[0\].shape"):
+        backend.tied_norms(
+            [index], e, [1.0], [np.ones((2, 3, 3), np.float32)], [np.ones((2, 3, 5), np.float32)], [1.0], 5
+        )
+    with pytest.raises(ArgumentError, match=r"gradients\[0\].shape"):
+        backend.tied_norms([index], e, [1.0], e, [np.ones((2, 3, 6), np.float32)], [1.0], 5)
+    with pytest.raises(ArgumentTypeError, match="contiguous"):
+        backend.embedding_sum([index], e, [1.0], np.ones(2), np.zeros(40)[::2])

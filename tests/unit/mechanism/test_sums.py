@@ -72,7 +72,7 @@ def test_the_bound_on_rounding_holds_in_rational_arithmetic() -> None:
         exact = [sum(map(Fraction, column)) for column in vectors.T.tolist()]
         error = math.sqrt(sum(float(Fraction(a) - b) ** 2 for a, b in zip(computed.tolist(), exact, strict=True)))
         assert 2 * error <= rounding(terms)
-    assert rounding(1_000_000) == pytest.approx(1.11e-4, rel=1e-2)
+    assert rounding(1_000_000) == pytest.approx(1.21e-4, rel=1e-2)
 
 
 @pytest.mark.parametrize(("n", "mean"), [(10**8, 1000.0), (10**7, 5e6), (1000, 2.0)])
@@ -110,7 +110,7 @@ def test_the_noise_covers_the_rounding_of_the_largest_batch(sampler, terms: int)
 
 @pytest.mark.parametrize(
     ("size", "words"),
-    [(5_000_000, "2.8e-03 of the clip norm more; that is counted"), (500_000, "not counted"), (900, "")],
+    [(5_000_000, "2.9e-03 of the clip norm more; that is counted"), (500_000, "not counted"), (900, "")],
 )
 def test_a_statement_says_how_much_rounding_may_move_a_sum(size: int, words: str) -> None:
     said = statement(sampled(FixedOrderSampler(dataset_size=2 * size, batch_size=size)))

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpcore.torch.sources.rules.convolution import convolution
 from dpcore.torch.sources.rules import elementwise as each
-from dpcore.torch.sources.rules.embedding import embedding
+from dpcore.torch.sources.rules.convolution import convolve
+from dpcore.torch.sources.rules.einsum import einsum
+from dpcore.torch.sources.rules.embedding import embedding, embedding_bag
 from dpcore.torch.sources.rules.general import general
 from dpcore.torch.sources.rules.linear import addmm, linear, matmul
 from dpcore.torch.sources.rules.normalization import normalization
@@ -23,18 +24,18 @@ RULES: dict[Any, Rule] = {
     F.linear: linear,
     **dict.fromkeys((torch.addmm, torch.Tensor.addmm), addmm),
     **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.__matmul__), matmul),
-    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution(transposed=False)),
-    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolution(transposed=True)),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolve(transposed=False)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolve(transposed=True)),
+    torch.einsum: einsum,
     F.embedding: embedding,
+    F.embedding_bag: embedding_bag,
     **dict.fromkeys((torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to), each.expanded),
     torch.Tensor.repeat: each.repeated,
     **dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), each.added),
     **dict.fromkeys((torch.Tensor.add_, torch.Tensor.__iadd__), each.added_in_place),
     **dict.fromkeys((torch.sub, torch.Tensor.sub, torch.Tensor.__sub__), each.subtracted),
-    torch.Tensor.__rsub__: each.subtracted_from,
     **dict.fromkeys((torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__), each.multiplied),
     **dict.fromkeys((torch.div, torch.Tensor.div, torch.Tensor.__truediv__), each.divided),
-    torch.Tensor.__rtruediv__: each.divided_by,
     F.layer_norm: normalization("input normalized_shape weight bias eps", channels=False),
     F.rms_norm: normalization("input normalized_shape weight eps", channels=False),
     F.group_norm: normalization("input num_groups weight bias eps", channels=True),

@@ -32,8 +32,9 @@ import torch
 import torch.nn.functional as F
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.derived import Derived
 from dpcore.torch.sources.places import UnknownLayout
-from dpcore.torch.sources.tracer import Derived, Operation, Rule
+from dpcore.torch.sources.tracer import Operation, Rule
 
 _PAIRS = 3.0
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -51,7 +52,7 @@ class _Form(NamedTuple):
     groups: int
 
 
-def convolution(transposed: bool) -> Rule:
+def convolve(transposed: bool) -> Rule:
     """Return the rule of ``F.conv1d``, ``conv2d`` and ``conv3d``, or of their transposed kinds."""
     names = _TRANSPOSED if transposed else _NAMES
 
@@ -90,7 +91,9 @@ def _form(values: dict[str, Any], weight: torch.Tensor, transposed: bool) -> tup
     dilation, groups = each("dilation", 1), values.get("groups", 1)
     uneven = [0] * (2 * dims)
     if isinstance(values.get("padding"), str):
-        total = [d * (k - 1) if values["padding"] == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        total = [
+            d * (k - 1) if values["padding"] == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)
+        ]
         padding = [t // 2 for t in total]
         uneven[1::2] = [t % 2 for t in total[::-1]]
     else:
@@ -101,7 +104,11 @@ def _form(values: dict[str, Any], weight: torch.Tensor, transposed: bool) -> tup
 def _weight_block(matrix: Derived, x: torch.Tensor, e: torch.Tensor, examples: int, form: _Form) -> Block:
     """Return the block of the weight, given input and output gradient (B times rows, channels, places...)."""
     shape = matrix.tensor.shape
-    q, p, places = shape[0], math.prod(shape[1:]), len(x) // examples * math.prod((x if form.transposed else e).shape[2:])
+    q, p, places = (
+        shape[0],
+        math.prod(shape[1:]),
+        len(x) // examples * math.prod((x if form.transposed else e).shape[2:]),
+    )
     if form.groups == 1 and q * p >= _PAIRS * places * (p + q):
         # A transposed convolution is the gradient of one: input and output gradient change their parts.
         narrow, wide = (x, e) if form.transposed else (e, x)

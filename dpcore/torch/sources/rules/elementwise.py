@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.derived import Derived
 from dpcore.torch.sources.places import UnknownLayout
 from dpcore.torch.sources.rules.general import general
-from dpcore.torch.sources.tracer import Derived, Operation, Rule
+from dpcore.torch.sources.tracer import Operation, Rule
 
 
 def expanded(operation: Operation) -> Any:
@@ -64,12 +65,10 @@ def combined(factor: Factor, needs: bool) -> Rule:
     return rule
 
 
-added = combined(lambda x, p, first: 1, needs=False)
-subtracted = combined(lambda x, p, first: 1 if first else -1, needs=False)
-subtracted_from = combined(lambda x, p, first: -1 if first else 1, needs=False)
-multiplied = combined(lambda x, p, first: x, needs=True)
+added = combined(lambda _x, _p, _first: 1, needs=False)
+subtracted = combined(lambda _x, _p, first: 1 if first else -1, needs=False)
+multiplied = combined(lambda x, _p, _first: x, needs=True)
 divided = combined(lambda x, p, first: 1 / x if first else -x / p**2, needs=True)
-divided_by = combined(lambda x, p, first: -x / p**2 if first else 1 / x, needs=True)
 
 
 def added_in_place(operation: Operation) -> Any:

@@ -10,8 +10,9 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.derived import Derived, in_place
 from dpcore.torch.sources.places import UnknownLayout
-from dpcore.torch.sources.tracer import Derived, Operation, in_place
+from dpcore.torch.sources.tracer import Operation
 
 
 def general(operation: Operation) -> Any:

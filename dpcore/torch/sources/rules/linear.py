@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from dpcore.stages.clipping.blocks import Block, Rows
+from dpcore.torch.sources.derived import Derived
 from dpcore.torch.sources.places import Layout, UnknownLayout
 from dpcore.torch.sources.rules.general import general
-from dpcore.torch.sources.tracer import Derived, Operation
+from dpcore.torch.sources.tracer import Operation
 
 
 def linear(operation: Operation) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.derived import Derived
 from dpcore.torch.sources.places import UnknownLayout
 from dpcore.torch.sources.rules.elementwise import reduced
-from dpcore.torch.sources.tracer import Derived, Operation, Rule
+from dpcore.torch.sources.tracer import Operation, Rule
 
 _STATISTICS = {"running_mean": None, "running_var": None}
 
@@ -29,7 +30,7 @@ def normalization(names: str, channels: bool) -> Rule:
         inputs, weight, bias = (values.get(name) for name in ("input", "weight", "bias"))
         scale, shift, (given,) = operation.derived(weight), operation.derived(bias), operation.gave
         layout, own = operation.layout(inputs), values.get("use_input_stats", False)
-        if layout is None or given is None or values.get("training") or channels and given.dim:
+        if layout is None or given is None or values.get("training") or (channels and given.dim):
             raise UnknownLayout("a normalization that mixes examples")
         others = {"weight": None, "bias": None} if "bias" in names else {"weight": None}
         plain = values | others | (_STATISTICS if own else {})

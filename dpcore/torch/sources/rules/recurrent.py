@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.sources.derived import Derived
 from dpcore.torch.sources.places import Layout, UnknownLayout
 from dpcore.torch.sources.rules.linear import summed
-from dpcore.torch.sources.tracer import Derived, Operation, Rule
+from dpcore.torch.sources.tracer import Operation, Rule
 
 States = tuple[torch.Tensor, ...]
 Step = Callable[[torch.Tensor, States, torch.Tensor, Any], tuple[States, torch.Tensor | None]]
@@ -66,7 +67,13 @@ def cell(step: Step) -> Rule:
 
 
 def _layer(
-    operation: Operation, step: Step, x: torch.Tensor, states: States, weights: Sequence[Any], biases: bool, backward: bool
+    operation: Operation,
+    step: Step,
+    x: torch.Tensor,
+    states: States,
+    weights: Sequence[Any],
+    biases: bool,
+    backward: bool,
 ) -> tuple[torch.Tensor, States]:
     """Run one layer one way over (T, N, p); return the outputs (T, N, H) and the last states."""
     layout = _examples_along(operation)
@@ -134,7 +141,7 @@ def _projection(operation: Operation, weight: Any, times: int, states: States, r
     return project
 
 
-def lstm(given: torch.Tensor, states: States, weight: torch.Tensor, bias: Any) -> tuple[States, torch.Tensor | None]:
+def lstm(given: torch.Tensor, states: States, weight: torch.Tensor, _: Any) -> tuple[States, torch.Tensor | None]:
     """See `Step`."""
     hidden, memory = states
     into, forget, new, out = torch.addmm(given, hidden, weight).chunk(4, 1)
@@ -156,7 +163,7 @@ def gru(given: torch.Tensor, states: States, weight: torch.Tensor, bias: Any) ->
 def plain(activation: Callable[[torch.Tensor], torch.Tensor]) -> Step:
     """Return the step of a network without gates."""
 
-    def step(given: torch.Tensor, states: States, weight: torch.Tensor, bias: Any) -> tuple[States, None]:
+    def step(given: torch.Tensor, states: States, weight: torch.Tensor, _: Any) -> tuple[States, None]:
         return (activation(torch.addmm(given, states[0], weight)),), None
 
     return step

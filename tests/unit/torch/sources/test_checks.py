@@ -1,0 +1,148 @@
+"""What mixes examples, or what the tracer takes wrongly, is noticed before the first step, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpcore.errors import ArgumentError, SpeedWarning
+from dpcore.torch.model.per_example import PerExampleGradient
+from dpcore.torch.model.trial import try_out
+from dpcore.torch.sources.rules import RULES
+from dpcore.torch.sources.rules.linear import linear
+from tests.unit.torch_runs import DATA, start
+
+EXAMPLE = (torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64))
+
+
+def way_of(model: nn.Module, loss: Any = F.cross_entropy, way: str = "auto") -> PerExampleGradient:
+    gradient = PerExampleGradient(model, loss)
+    try_out(gradient, EXAMPLE, way=way)
+    return gradient
+
+
+class Mixing(nn.Linear):
+    """Subtracts the mean over the batch, always or only where gradients are enabled."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__(5, 3)
+        self.always = always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out - out.mean(0) if self.always or torch.is_grad_enabled() else out
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_model_that_mixes_is_refused_by_name(always: bool) -> None:
+    with pytest.raises(ArgumentError, match=r"module '0' \(Mixing\) mixes the examples"):
+        way_of(nn.Sequential(Mixing(always)))
+
+
+class MixesGradients(torch.autograd.Function):
+    """The identity forward; backward, every example gets the mean over the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.mean(0, keepdim=True).expand_as(gradient)
+
+
+class Backward(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return MixesGradients.apply(super().forward(x))
+
+
+def test_a_model_that_mixes_in_its_backward_pass_alone_is_never_taken_in_batches() -> None:
+    gradient = way_of(Backward(nn.Linear(5, 3)))
+    assert gradient.way != "pairs"
+    assert "differs from what autograd gives for it alone" in gradient.reasons["pairs"]
+
+
+class Hidden(torch.autograd.Function):
+    """A product that torch's modes do not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.T @ x
+
+
+class Unseen(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Hidden.apply(x, self.weight) + self.bias
+
+
+def test_a_parameter_that_goes_past_the_tracer_is_noticed() -> None:
+    gradient = way_of(nn.Sequential(nn.Linear(5, 4), Unseen(4, 3)))
+    assert gradient.way == "one-by-one"  # vmap refuses such functions, too
+    assert "does not show took a parameter" in gradient.reasons["pairs"]
+
+
+def test_a_wrong_rule_is_noticed_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(operation: Any) -> Any:
+        taken = operation.tap
+        operation.tap = lambda out, saved, collect: taken(out, saved, lambda e, kept: collect(1.01 * e, kept))
+        return linear(operation)
+
+    monkeypatch.setitem(RULES, F.linear, wrong)
+    with pytest.warns(SpeedWarning, match="takes 'vmap'.*differs from what autograd gives for it alone"):
+        run = start(nn.Linear(5, 3))
+    assert run._engine.gradient.way == "vmap"
+    with pytest.raises(ArgumentError, match="differs from what autograd gives for it alone"):
+        start(nn.Linear(5, 3), gradients="pairs")
+
+
+class Leaks(torch.autograd.Function):
+    """Forward the identity; backward it adds a trace of the whole batch's activations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.trace = 1e-9 * x.sum()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient + ctx.trace
+
+
+class Leaking(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Leaks.apply(super().forward(x))
+
+
+def test_a_trace_of_another_example_is_found_by_nan() -> None:
+    gradient = way_of(Leaking(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
+    assert gradient.way != "pairs"
+    assert "depends on another example" in gradient.reasons["pairs"]
+
+
+def test_a_batch_that_leads_elsewhere_is_taken_one_by_one() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.usual, self.rare = nn.Linear(5, 3), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if (x > 50).any():  # what no made-up example does
+                return torch.stack([(self.rare if row.max() > 50 else self.usual)(row) for row in x])
+            return self.usual(x)
+
+    net = Branching()
+    before = net.rare.weight.detach().clone()
+    run = start(net, data=(DATA[0] + 100 * (torch.arange(30) % 2)[:, None], DATA[1]))
+    assert run._engine.gradient.way == "pairs"
+    run.step(next(iter(run.loader)))
+    assert not torch.equal(net.rare.weight, before)

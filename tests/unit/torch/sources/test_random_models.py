@@ -1,0 +1,165 @@
+"""Random models, shapes, points and weights: blocks are what one-by-one autograd gives, and no clipped vector passes C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dpcore.spec.backends import load_backend
+from dpcore.stages.clipping.blocks import add_sums, group_norms, joined
+from dpcore.torch.data import batches
+from dpcore.torch.model.compare import learn_and_check
+from dpcore.torch.model.per_example import PerExampleGradient
+
+WIDTH = 4
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+class Scaled(nn.Module):
+    """Parameters without a layer: one for each feature, one for all, and one for each position."""
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(1, positions, WIDTH))
+        self.factor = nn.Parameter(torch.randn(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale + self.shift) * self.factor
+
+
+class Over(nn.Module):
+    """A layer that works on (B, channels, positions)."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Last(nn.Module):
+    """The head: mean over positions, as logits."""
+
+    def __init__(self, body: nn.Module, tied: nn.Module | None) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(WIDTH, 5)
+        if tied is not None:
+            self.head.weight = tied.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean(1))
+
+
+def layer(kind: str, positions: int) -> nn.Module:
+    made: dict[str, Any] = {
+        "linear": lambda: nn.Linear(WIDTH, WIDTH),
+        "bias only": lambda: nn.Linear(WIDTH, WIDTH),
+        "no bias": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
+        "layer norm": lambda: nn.LayerNorm(WIDTH),
+        "rms norm": lambda: nn.RMSNorm(WIDTH),
+        "group norm": lambda: Over(nn.GroupNorm(2, WIDTH)),
+        "convolution": lambda: Over(nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=2)),
+        "transposed": lambda: Over(nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)),
+        "parameters": lambda: Scaled(positions),
+        "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+        "prelu": nn.PReLU,
+        "attention": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 6, 0.0, batch_first=True),
+        "gelu": nn.GELU,
+        "relu in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
+    }
+    result = made[kind]()
+    if kind == "bias only":
+        result.weight.requires_grad_(False)
+    return result
+
+
+KINDS = (
+    "linear", "bias only", "no bias", "layer norm", "rms norm", "group norm", "convolution", "transposed", "parameters",
+    "weight norm", "prelu", "attention", "gelu", "relu in place",
+)  # fmt: skip
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[nn.Module, Any, int]:
+    """A model, its batch of examples, and their number."""
+    torch.manual_seed(draw(st.integers(0, 99)))
+    positions, examples = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+    layers = [layer(kind, positions) for kind in kinds]
+    if draw(st.booleans()):
+        layers = [Residual(inner) for inner in layers]
+    if draw(st.booleans()):
+        layers.append(layers[0])  # a module that is used twice
+    tokens = draw(st.booleans())
+    if tokens:
+        layers.insert(0, nn.Embedding(5, WIDTH, padding_idx=draw(st.sampled_from([None, 0]))))
+    model = Last(nn.Sequential(*layers), layers[0] if tokens and draw(st.booleans()) else None)
+    double = draw(st.booleans())
+    if tokens:
+        inputs = torch.randint(5, (examples, positions))
+    else:
+        inputs = torch.randn(examples, positions, WIDTH, dtype=torch.float64 if double else torch.float32)
+    return model.double() if double else model, (inputs, torch.randint(5, (examples,))), examples
+
+
+def alone(model: nn.Module, batch: Any, point: list[torch.Tensor], names: tuple[str, ...]) -> list[list[torch.Tensor]]:
+    """Each example's gradients, by torch's own backward pass on a batch of one."""
+    found = []
+    for i in range(len(batch[1])):
+        leaves = [value.clone().requires_grad_() for value in point]
+        state = dict(zip(names, leaves, strict=True))
+        output = torch.func.functional_call(model, state, (batch[0][i : i + 1],))
+        F.cross_entropy(output, batch[1][i : i + 1]).backward()
+        found.append([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+    return found
+
+
+@given(drawn=models(), weights=st.lists(st.sampled_from([1.0, -0.7, 3.0, 1000.0, -999.0]), min_size=1, max_size=3),
+       apart=st.sampled_from([1e-2, 1e-4, 1e-6]))  # fmt: skip
+def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[float], apart: float) -> None:
+    model, batch, examples = drawn
+    gradient, backend = PerExampleGradient(model, F.cross_entropy), load_backend("numpy")
+    learn_and_check(gradient, batches.tree_map(lambda t: t[:1], batch))
+    here = gradient.parameters()
+    points = [[value + j * apart * torch.randn_like(value) for value in here] for j in range(len(weights))]
+    taken = [gradient(point, batch, synthetic=True) for point in points]
+    blocks = [
+        joined(block.weighted(w) for block, w in zip(column, weights, strict=True)).map(lambda t: t.detach().numpy())
+        for column in zip(*taken, strict=True)
+    ]
+    singly = [alone(model, batch, point, gradient.names) for point in points]
+    unit = 1e-5 if here[0].dtype == torch.float32 else 1e-10
+    for place, block in enumerate(blocks):
+        of_points = [torch.stack([row[place].flatten() for row in rows]).double() for rows in singly]
+        wanted = sum(w * rows for w, rows in zip(weights, of_points, strict=True))
+        terms = sum(abs(w) * rows.norm(dim=1, keepdim=True) for w, rows in zip(weights, of_points, strict=True))
+        found = torch.from_numpy(np.array(block.rows())).double()
+        assert ((found - wanted).norm(dim=1, keepdim=True) <= 20 * unit * terms + 1e-6 * unit).all(), gradient.names[
+            place
+        ]
+
+    c = 0.1
+    everything = list(range(len(blocks)))
+    norms = group_norms(backend, blocks, everything, [None] * len(blocks))
+    sizes = [sum(value.numel() for value in here)]
+    (factors,) = backend.clip_factors([norms], "standard", [c], sizes, blocks[0].dtype)
+    for i in range(examples):
+        only = np.where(np.arange(examples) == i, factors, 0).astype(factors.dtype)
+        totals = [np.zeros(value.numel()) for value in here]
+        add_sums(backend, blocks, [only] * len(blocks), totals, [None] * len(blocks))
+        assert np.sqrt(sum((total.astype(np.longdouble) ** 2).sum() for total in totals)) <= c
