@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from tests.unit.torch.sources.traced_models import assert_same, cross_entropy, own_loss, randomized
 
 # Warnings of those packages to each other.
@@ -112,7 +113,9 @@ def test_adapters_of_frozen_models(kind: str) -> None:
 def test_adapters_under_gradient_checkpoints() -> None:
     """The common recipe: the frozen embedding's output is made to require gradients."""
     peft = pytest.importorskip("peft", exc_type=ImportError)
-    model = peft.get_peft_model(built("GPT2LMHeadModel"), peft.LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True))
+    model = peft.get_peft_model(
+        built("GPT2LMHeadModel"), peft.LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True)
+    )
     model.gradient_checkpointing_enable()
     model.enable_input_require_grads()
     assert_same(randomized(model), own_loss, batch_of("GPT2LMHeadModel"), sizes=(4,))
@@ -120,10 +123,13 @@ def test_adapters_under_gradient_checkpoints() -> None:
 
 def test_speech() -> None:
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
-    still = dict.fromkeys(("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "layerdrop"), 0.0)
+    still = dict.fromkeys(
+        ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "layerdrop"), 0.0
+    )
     config = transformers.Wav2Vec2Config(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20, num_labels=3,
-        conv_dim=(8, 8), conv_stride=(3, 2), conv_kernel=(5, 3), num_conv_pos_embeddings=4, classifier_proj_size=8,
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20,
+        num_labels=3, conv_dim=(8, 8), conv_stride=(3, 2), conv_kernel=(5, 3), num_conv_pos_embeddings=4,
+        classifier_proj_size=8,
         num_conv_pos_embedding_groups=2, apply_spec_augment=False, final_dropout=0.0, **still,
     )  # fmt: skip
     torch.manual_seed(0)

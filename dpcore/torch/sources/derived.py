@@ -105,10 +105,10 @@ def made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor
         if function in _PARTS and not first.transposed and not first.size and _neighbors(tensor, first.tensor):
             start = (tensor.storage_offset() - first.tensor.storage_offset()) // max(1, first.tensor.stride(0))
             return Derived(tensor, roots, first.of, start=start, size=first.tensor.shape[0])
-        if function in _TRANSPOSED and tensor.dim() == 2 and tensor.shape == first.tensor.shape[::-1]:
-            # A square matrix transposed along one and the same dimension is none.
-            if not kwargs and len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1:
-                return Derived(tensor, roots, first.of, not first.transposed, None, first.start, first.size)
+        # A square matrix transposed along one and the same dimension is none.
+        turned = function in _TRANSPOSED and not kwargs and len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1
+        if turned and tensor.dim() == 2 and tensor.shape == first.tensor.shape[::-1]:
+            return Derived(tensor, roots, first.of, not first.transposed, None, first.start, first.size)
         if function is F.embedding and not first.transposed and not first.size:
             values = dict(zip(LOOKUP, args, strict=False)) | kwargs
             indices, size, padding = values["input"], first.tensor.shape[0], values.get("padding_idx")

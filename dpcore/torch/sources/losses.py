@@ -8,9 +8,9 @@ just that.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
-from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -45,7 +45,9 @@ def example_losses_inside(
     held = {name: value for name, value in given.items() if known.get(id(value)) is not None}
     if not held:
         return None
-    if not held.keys() <= set(_FIRST) or any(known[id(value)] != (0, value.shape[0] // examples) for value in held.values()):
+    if not held.keys() <= set(_FIRST) or any(
+        known[id(value)] != (0, value.shape[0] // examples) for value in held.values()
+    ):
         raise UnknownLayout("a loss function in the model whose examples do not lie along the first dimension")
     parts = [value.unflatten(0, (examples, -1)) for value in held.values()]
 
@@ -106,11 +108,11 @@ class _NoExamples(torch.autograd.Function):
     """The identity on an output that holds all examples at once, or none: a loss must not depend on it."""
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+    def forward(_ctx: Any, output: torch.Tensor) -> torch.Tensor:
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(_ctx: Any, *_gradients: torch.Tensor) -> Any:  # type: ignore[override]
         raise UnknownLayout("the loss takes an output of the model that has no dimension of examples")
 
 

@@ -72,7 +72,7 @@ class Operation:
         return result
 
     def examples_first(self, tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-        """Return a view (B, T, ...) of a tensor that holds the examples along `layout`; T = 1 where each has one row."""
+        """Return a view (B, T, ...) of a tensor whose examples lie along `layout`; T = 1 where each has one row."""
         if layout is None or tensor.shape[layout.dim] != self.examples * layout.rows:
             raise UnknownLayout(f"no examples in a tensor of shape {tuple(tensor.shape)}")
         return tensor.movedim(layout.dim, 0).unflatten(0, (self.examples, layout.rows))

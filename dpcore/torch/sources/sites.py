@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from dpcore.torch.sources.places import Shapes, Site, UnknownLayout
+import torch
+
+from dpcore.torch.sources.places import Call, Shapes, Site
 
 Key = tuple[Any, ...]
 """A function, and the parameters that each of the derived tensors among its arguments is made of."""
@@ -40,3 +43,10 @@ class Sites:
             same = len({(s.took, s.gave) for s in fitting}) == 1
             self._known[place] = fitting[0] if same and None not in learned else None
         return self._known[place]
+
+
+class Learning(NamedTuple):
+    """What every operation of a pass is, in order, and from which state of torch's generator each of them draws."""
+
+    calls: Sequence[tuple[Call, Site | None]]
+    state: torch.Tensor

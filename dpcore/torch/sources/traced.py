@@ -13,12 +13,12 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import call_with, check_versions, places, refuse_foreign, within
+from dpcore.torch.sources.losses import LOSSES, Outputs, example_losses
 from dpcore.torch.sources.places import FEW, MORE, Call, Site, UnknownLayout, sites
 from dpcore.torch.sources.recorder import Recorder
-from dpcore.torch.sources.losses import LOSSES, Outputs, example_losses
 from dpcore.torch.sources.rules import rule_of
-from dpcore.torch.sources.sites import Sites
-from dpcore.torch.sources.tracer import Learning, Phase, Tracer
+from dpcore.torch.sources.sites import Learning, Sites
+from dpcore.torch.sources.tracer import Phase, Tracer
 
 ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
 """The loss of one example: its output and its targets, each as a batch of one; a scalar."""
@@ -95,7 +95,7 @@ class TracedGradient:
                     refuse_foreign(losses, [*leaves, tracer.dummy, *tracer.made_leaves])
                 _backward(losses.sum())
 
-        # Gradient checkpoints run parts of the model again in the backward pass: it needs the tracer and the state, too.
+        # Gradient checkpoints run parts of the model again in the backward pass: it needs tracer and state, too.
         versions = {name: tensor._version for name, tensor in state.items()}
         with torch.enable_grad(), _eager(), tracer:
             within(self.model, state, both)

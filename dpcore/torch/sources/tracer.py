@@ -1,7 +1,7 @@
 """Watches the operations of a model on its trained parameters, and learns the gradient of each one's output.
 
 A parameter meets the examples in few operations (the product of a linear layer, the lookup of an embedding). There the
-parameter is replaced by its value, so that autograd computes no gradient for it, and the output passes through `_Tap`,
+parameter is replaced by its value, so that autograd computes no gradient for it, and the output passes through `Tap`,
 which receives the output's gradient in the backward pass. Both together give each example's gradient without forming
 it (`dpcore.torch.sources.rules`). What is made of parameters alone, as a transposed or a normalized weight, is
 `Derived`: a small graph of its own, through which the examples' gradients are carried back in the end.
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -33,8 +33,9 @@ from dpcore.torch.model.functional import FAILURES
 from dpcore.torch.sources.derived import Derived, in_place, made, name_of
 from dpcore.torch.sources.losses import LOSSES, example_losses_inside
 from dpcore.torch.sources.operation import Collect, Operation
-from dpcore.torch.sources.places import Call, Shapes, Site, UnknownLayout, tensors
-from dpcore.torch.sources.sites import Sites
+from dpcore.torch.sources.places import Shapes, Site, UnknownLayout, tensors
+from dpcore.torch.sources.sites import Learning, Sites
+from dpcore.torch.sources.tap import Tap
 from dpcore.torch.sources.written_out import WRITTEN_OUT
 
 _MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
@@ -48,13 +49,6 @@ class Phase(Enum):
     """What runs at the moment. In the backward pass checkpoints run parts of the model again."""
 
     MODEL, LOSS, BACKWARD = range(3)
-
-
-class Learning(NamedTuple):
-    """What every operation of a pass is, in order, and from which state of torch's generator each of them draws."""
-
-    calls: Sequence[tuple[Call, Site | None]]
-    state: torch.Tensor
 
 
 class Tracer(TorchFunctionMode):
@@ -113,7 +107,9 @@ class Tracer(TorchFunctionMode):
             return self._run_without_grad(function, args, kwargs, found, site)
         if site is None:
             shapes = [tuple(shape) for shape in took]
-            raise UnknownLayout(f"{name_of(function)} of tensors of shapes {shapes}: the examples are not found in them")
+            raise UnknownLayout(
+                f"{name_of(function)} of tensors of shapes {shapes}: the examples are not found in them"
+            )
         if loss:
             replaced = example_losses_inside(function, args, kwargs, self.examples, site.took)
             return function(*args, **kwargs) if replaced is None else replaced
@@ -203,7 +199,7 @@ class Tracer(TorchFunctionMode):
             except FAILURES as cause:
                 raise UnknownLayout(f"{name} cannot be differentiated example by example") from cause
 
-        result: torch.Tensor = _Tap.apply(output, self.dummy, record, *saved)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = Tap.apply(output, self.dummy, record, *saved)  # type: ignore[no-untyped-call]
         return result
 
     def blocks(self) -> list[Block]:
@@ -218,7 +214,8 @@ class Tracer(TorchFunctionMode):
         for leaf in self._leaves:
             if leaf.tensor.grad is not None:
                 raise UnknownLayout("an operation that torch does not show took a parameter")
-        return [joined(leaf.blocks) if leaf.blocks else self._nothing(leaf.tensor) for leaf in self._leaves]
+        none = [Rows(leaf.value.new_zeros(1).expand(self.examples, leaf.value.numel())) for leaf in self._leaves]
+        return [joined(leaf.blocks) if leaf.blocks else zeros for leaf, zeros in zip(self._leaves, none, strict=True)]
 
     def _carry_back(self, derived: Derived) -> None:
         rows = joined(derived.blocks).rows()
@@ -235,9 +232,6 @@ class Tracer(TorchFunctionMode):
             if gradient is not None:
                 leaf.blocks.append(leaf.whole(gradient))
 
-    def _nothing(self, parameter: torch.Tensor) -> Block:
-        return Rows(parameter.new_zeros(1).expand(self.examples, parameter.numel()))
-
 
 def _key(function: Any, found: Sequence[Derived]) -> tuple[Any, ...]:
     # Not by place in the pass: a model may leave out layers (stochastic depth), and checkpoints repeat some.
@@ -251,24 +245,6 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 def _out_of_place(name: str) -> str:
     """Return the name of the method that gives what ``add_`` or ``__iadd__`` writes."""
     return name[:-1] if not name.endswith("__") else f"__{name[3:]}"
-
-
-class _Tap(torch.autograd.Function):
-    """The identity; its backward pass hands the gradient over. Saved tensors go through autograd, so that gradient
-    checkpoints drop them and make them again."""
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, dummy: torch.Tensor, record: Any, *saved: torch.Tensor) -> torch.Tensor:
-        ctx.record = record
-        ctx.save_for_backward(*saved)
-        # The same memory, and no view of it in autograd's eyes: what follows may change it in place, as ReLU does.
-        return torch.ops.aten._unsafe_view(output, output.shape)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        saved = ctx.saved_tensors  # once: a gradient checkpoint makes them anew
-        ctx.record(gradient, saved)
-        return (gradient, *[None] * (2 + len(saved)))
 
 
 __all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.torch.sources.traced_models import Layers, assert_same, cross_entropy, rows, traced
 
 from dpcore.torch.sources.places import UnknownLayout
+from tests.unit.torch.sources.traced_models import Layers, assert_same, cross_entropy, rows, traced
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,9 @@ INSIDE = [
     lambda z, y: F.mse_loss(z.squeeze(), F.one_hot(y, 3).float().squeeze()) * 2,
     lambda z, y: F.mse_loss(z, F.one_hot(y, 3).float(), None, None, "none").mean((1, 2)),
     lambda z, y: F.nll_loss(z.log_softmax(-1).mT, y, reduction="sum") + F.mse_loss(torch.ones(12), torch.zeros(12)),
-    lambda z, y: F.binary_cross_entropy_with_logits(z, (y > 0).float().unsqueeze(-1).expand_as(z), pos_weight=torch.ones(3)),
+    lambda z, y: F.binary_cross_entropy_with_logits(
+        z, (y > 0).float().unsqueeze(-1).expand_as(z), pos_weight=torch.ones(3)
+    ),
 ]
 
 
@@ -86,7 +88,11 @@ def test_losses_that_a_model_computes(inside: Any, times: int) -> None:
 
 
 REFUSED = [
-    (lambda s, x: (plain(s, x), plain(s, x).mean()), lambda out, t: F.cross_entropy(out[0], t[0]) + out[1], "no dimension"),
+    (
+        lambda s, x: (plain(s, x), plain(s, x).mean()),
+        lambda out, t: F.cross_entropy(out[0], t[0]) + out[1],
+        "no dimension",
+    ),
     (lambda s, x: plain(s, x).mean(), lambda out, t: out, "no dimension of examples"),
     (lambda s, x: (z := plain(s, x)) @ z.T, lambda out, t: out.sum(), "shapes"),
     (lambda s, x: F.mse_loss(plain(s, x).T, x.T[:3]), lambda out, t: out, "first dimension"),

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-from tests.unit.torch.sources.traced_models import Layers, alone, assert_same, cross_entropy, rows, traced
 
+from dpcore.errors import ArgumentError
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.sources.places import UnknownLayout
+from tests.unit.torch.sources.traced_models import Layers, alone, assert_same, cross_entropy, rows, traced
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,16 @@ def plain(s: Any, x: torch.Tensor) -> torch.Tensor:
 def changed(tensor: torch.Tensor, method: str, *args: Any) -> torch.Tensor:
     """A tensor after a method that changes it in place."""
     getattr(tensor, method)(*args)
+    return tensor
+
+
+def changed_of_two_names(tensor: torch.Tensor, method: str, *args: Any) -> torch.Tensor:
+    changed(tensor, method, *args)
+    return torch.sin(tensor)
+
+
+def part_doubled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+    tensor[:, :2].mul_(factor)  # a view
     return tensor
 
 
@@ -81,12 +92,12 @@ def test_a_parameter_with_the_examples_in_two_places() -> None:
 
 VECTORS = [
     lambda s, x: s.b(F.relu_(s.a(x))),
-    lambda s, x: s.b((lambda h: (h[:, :2].mul_(2.0), h)[1])(s.a(x))),  # a view of what was tapped
-    lambda s, x: s.b((lambda h: (changed(h, "mul_", s.scale), torch.sin(h))[1])(torch.tanh(s.a(x)) * 1.0)),
-    lambda s, x: s.b((lambda h: (changed(h, "__iadd__", s.scale), torch.sin(h))[1])(s.a(x))),
+    lambda s, x: s.b(part_doubled(s.a(x), 2.0)),  # a view of what was tapped
+    lambda s, x: s.b(changed_of_two_names(torch.tanh(s.a(x)) * 1.0, "mul_", s.scale)),
+    lambda s, x: s.b(changed_of_two_names(s.a(x), "__iadd__", s.scale)),
     lambda s, x: s.b(F.linear(x, changed(s.a.weight.clone(), "mul_", 2.0))),
     lambda s, x: s.b(F.linear(x, written(s.a.weight.clone(), slice(1, 3), 0.0))),
-    lambda s, x: s.b(F.linear(x, (lambda w: (w[1:3].mul_(s.scale[:5]), w)[1])(s.a.weight.clone()))),
+    lambda s, x: s.b(F.linear(x, part_doubled(s.a.weight.clone().T, s.scale[:5, None]).T)),
     lambda s, x: plain(s, x) + F.linear(s.a(x).detach(), s.b.weight.detach()) + (x @ s.a.weight.data.T)[:, :3],
     lambda s, x: s.b(torch.tanh(s.a.weight @ x.T).T),
     lambda s, x: plain(s, x @ s.square.T + x @ s.square + x @ s.square.transpose(0, 0)),
@@ -111,7 +122,9 @@ def test_vectors(forward: Any) -> None:
 
 SEQUENCES = [
     lambda s, x: s.b(torch.tanh(s.a(x)).mean(1) - torch.tanh(s.a(x[:, :2])).mean(1)),
-    lambda s, x: s.b(s.a(x.reshape(-1, 5)).view(len(x), -1, 6).mean(1) - s.a(x[:, :2].reshape(-1, 5)).view(-1, 2, 6)[:, 0]),
+    lambda s, x: s.b(
+        s.a(x.reshape(-1, 5)).view(len(x), -1, 6).mean(1) - s.a(x[:, :2].reshape(-1, 5)).view(-1, 2, 6)[:, 0]
+    ),
     lambda s, x: plain(s, torch.cat([s.token.expand(len(x), -1, -1), x], 1)).mean(1),
     lambda s, x: plain(s, torch.cat([s.token.repeat(len(x), 1, 1), x], 1)).mean(1),
     lambda s, x: plain(s, torch.softmax(s.queries @ x.transpose(1, 2), -1) @ x).mean(1),
@@ -189,8 +202,8 @@ def test_tied_and_unused_parameters_and_no_examples() -> None:
 def test_frozen_parts_cost_nothing() -> None:
     model = Layers(plain)
     model.a.requires_grad_(False)
-    gradient, point = traced(model, cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
-    assert {function for function, _ in gradient.sites._learned} == {F.linear, F.cross_entropy} - {F.cross_entropy}
+    gradient, _ = traced(model, cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+    assert list(gradient.sites._learned) == [(F.linear, ((0,), (1,)))]
     assert_same(model, cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
@@ -297,17 +310,14 @@ ON_VALUES = [
 @pytest.mark.parametrize("forward", ON_VALUES)
 def test_what_shapes_cannot_tell_is_found_on_values(forward: Any) -> None:
     """Rows in another order, and examples that mix: never the way "pairs"."""
-    from dpcore.errors import ArgumentError
-
     model = Layers(forward)
     gradient = PerExampleGradient(model, F.cross_entropy)
     batch = torch.randn(4, 3, 5), torch.arange(4) % 3
     try:
         try_out(gradient, batch)
-    except ArgumentError as refusal:
-        assert "example" in str(refusal)
-    else:
-        assert gradient.way != "pairs"
-        blocks = gradient(gradient.parameters(), batch)
-        for block, right in zip(blocks, alone(model, cross_entropy, batch), strict=True):
-            torch.testing.assert_close(block.rows().double(), right, rtol=1e-4, atol=1e-6)
+    except ArgumentError:  # a model that mixes examples is refused
+        return
+    assert gradient.way != "pairs"
+    blocks = gradient(gradient.parameters(), batch)
+    for block, right in zip(blocks, alone(model, cross_entropy, batch), strict=True):
+        torch.testing.assert_close(block.rows().double(), right, rtol=1e-4, atol=1e-6)

@@ -73,7 +73,9 @@ def alone(model: nn.Module, loss: Any, batch: Any) -> list[torch.Tensor]:
     return [torch.stack(column).flatten(1).double() for column in zip(*found, strict=True)]
 
 
-def assert_same(model: nn.Module, loss: Any, batch: Any, sizes: Sequence[int] = (4, 1), tolerance: float = 1e-4) -> None:
+def assert_same(
+    model: nn.Module, loss: Any, batch: Any, sizes: Sequence[int] = (4, 1), tolerance: float = 1e-4
+) -> None:
     """Compare the two for batches of the first few examples."""
     gradient, point = traced(model, loss, batch)
     for size in sizes:
