@@ -41,6 +41,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let adaptive bits be free", "return sigma / math.sqrt(1 - (sigma / (2 * bit_noise)) ** 2)", "return sigma", "unit/sampling/test_exact.py"),
     ],
     "dpcore/mechanism/mechanism.py": [
+        ("read ahead what nobody has paid for", "return None if unpaid or", "return None if", "unit/torch/test_ahead.py"),
         ("drop the clip", "weights[i] = factor", "weights[i] = 0 * factor + 1", "papers/test_methods.py"),
         ("divide by one example less", "                plan.batch_size,\n", "                plan.batch_size - 1,\n",
          "papers/test_methods.py::test_the_average_divides_by_the_expected_batch_size"),
@@ -105,6 +106,55 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/plan/test_plan.py"),
         ("take a strategy's word for its own noise", "            check_streaming(strategy, self.steps)\n", "", "unit/plan/test_plan.py"),
     ],
+    "backends/dpcore_numpy/linear.py": [
+        ("let terms that cancel share a product", "alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms",
+         "alike: NDArray[np.bool_] = norms >= 0 * terms",
+         "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_round_the_sum"),
+        ("add what is exact in float32", "factors, wide = weights.astype(np.float64), exact or a.double",
+         "factors, wide = weights.astype(np.float64), a.double",
+         "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
+        ("take zeros beside infinities for nothing", "np.where(sizes == 0, 0.0, x)",
+         "np.where((a.measured[1].sum(axis=1) == 0) | (e.measured[1].sum(axis=1) == 0), 0.0, x)",
+         "unit/backends/test_pairs.py::test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum"),
+        ("add pairs of weight 0", "used = out.reshape(e.width, a.width), np.flatnonzero(weights)",
+         "used = out.reshape(e.width, a.width), np.arange(len(weights))",
+         "unit/backends/test_pairs.py::test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum"),
+        ("let scaled terms cancel in a product", "norms = np.maximum(norms, CANCELLATION * terms)",
+         "pass",
+         "unit/backends/test_pairs.py::test_what_cancels_keeps_the_share_that_sums_rely_on"),
+    ],
+    "backends/dpcore_numpy/gram.py": [
+        ("trust float64 inner products", "np.maximum(square, 0) + error * np.square(terms)",
+         "np.maximum(square, 0)",
+         "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_round_the_sum"),
+        ("trust float32 inner products", "+ g * (1 + g) * off",
+         "+ 0 * off",
+         "unit/backends/test_pairs.py::test_float32_norms_hold_where_points_cancel"),
+    ],
+    "backends/dpcore_numpy/pairs.py": [
+        ("lose the sign of a single part", "self.unit = float(given[np.abs(given).argmax()])",
+         "self.unit = float(np.abs(given).max())",
+         "unit/backends/test_pairs.py::test_matrices_of_several_tiles"),
+        ("multiply several examples in float32", "out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))",
+         "out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]), np.float32)",
+         "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
+    ],
+    "backends/dpcore_numpy/embedding.py": [
+        ("add tokens of weight 0", "out.reshape(size, e.width), np.flatnonzero(weights)",
+         "out.reshape(size, e.width), np.arange(len(weights))",
+         "unit/backends/test_pairs.py::test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum"),
+        ("take padding's gradients in", "    rows[index < 0] = 0.0\n",
+         "",
+         "unit/backends/test_pairs.py::test_an_embedding_norm_bounds_what_the_sum_adds"),
+    ],
+    "backends/dpcore_numpy/tied.py": [
+        ("leave out the cross term of tied uses", "2 * (_cross(indices, g, a, e, unit) + error)",
+         "2 * error",
+         "unit/backends/test_pairs.py::test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add"),
+        ("let tied uses cancel", "np.maximum(norms, TIED * (",
+         "np.maximum(norms, 0 * TIED * (",
+         "unit/backends/test_pairs.py::test_what_cancels_keeps_the_share_that_sums_rely_on"),
+    ],
     "backends/dpcore_numpy/clip.py": [
         ("sum in float32", "total[columns] += factors @ piece.astype(np.float64)",
          "total[columns] = np.float32(total[columns]) + np.float32(factors) @ np.float32(piece)", "unit/mechanism/test_sums.py"),
@@ -114,6 +164,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("multiply a NaN row by zero", "if not used[rows_].all():", "if False:", "unit/stages/test_clip.py"),
     ],
     "dpcore/mechanism/loop.py": [
+        ("clip each view by itself", "units * self.views, most", "np.repeat(units, self.views), most", "unit/torch/test_augmentations.py"),
+        ("add up the views of an example", "float(point.weight) / self.views", "float(point.weight)", "unit/torch/test_augmentations.py"),
         ("clip the points of a query one by one", "total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted",
          "total = total or weighted", "papers/test_disk.py"),
         ("clip the examples of a user one by one", "for units in [blocks] if sizes is None else", "for units in [blocks] if sizes is None or not more else",
@@ -446,7 +498,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/model/compare.py": [
         ("believe the rules", "if not apart <= tolerance *", "if False and not apart <= tolerance *", "unit/torch/sources/test_checks.py"),
-        ("compare with other values only", "(poisoned(batch), True)", "", "unit/torch/sources/test_checks.py"),
+        ("compare with other values only", "(poisoned(unlike), True)", "", "unit/torch/sources/test_checks.py"),
     ],
     "dpcore/torch/sources/tracer.py": [
         ("forget the use of a parameter that torch does not show", "if leaf.tensor.grad is not None:", "if False:", "unit/torch/sources/test_checks.py"),
@@ -455,8 +507,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
-    "dpcore/torch/data/data.py": [
-        ("leave the generators of a data set alone", "with seeded(self.device, seed, self._generators):", "with seeded(self.device, seed):",
+    "dpcore/torch/data/ahead.py": [
+        ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
+        ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
+    ],
+    "dpcore/torch/data/batches.py": [
+        ("try the same public example twice", "return synthetic(batch, examples, seed=1)", "return synthetic(batch, examples)",
+         "unit/torch/test_example_batch.py"),
+        ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
+    ],
+    "dpcore/torch/data/reading.py": [
+        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
     ],
     "dpcore/cli/train/resume.py": [

@@ -135,7 +135,8 @@ class Bound(NamedTuple):
 
 def terms_of(a: Side, e: Side) -> Wide:
     """Return S, not scaled."""
-    return np.vecdot(np.sqrt(a.measured[1]), np.sqrt(e.measured[1])) * (1 + gamma(a.time + 8, U64))
+    terms: Wide = np.vecdot(np.sqrt(a.measured[1]), np.sqrt(e.measured[1])) * (1 + gamma(a.time + 8, U64))
+    return terms
 
 
 def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool) -> Wide:
@@ -145,7 +146,9 @@ def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool)
     entry: ``4 T 2^-126 2^13`` a coordinate.
     """
     if wide:
-        return gamma(a.time + 8, U64) * terms
-    underflow = 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
-    largest = 1.0 if scale is None else float(np.abs(scale).max(initial=0.0))
-    return gamma(a.time + 3, U32) * terms + underflow * largest
+        error, underflow = gamma(a.time + 8, U64), 0.0
+    else:
+        error, underflow = gamma(a.time + 3, U32), 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
+        underflow *= 1.0 if scale is None else float(np.abs(scale).max(initial=0.0))
+    rounding: Wide = error * terms + underflow
+    return rounding

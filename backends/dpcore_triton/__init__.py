@@ -8,10 +8,13 @@ require_device()
 
 from dpcore_triton.arrays import from_numpy, to_numpy, zeros_like  # noqa: E402
 from dpcore_triton.clip import clip_factors, row_norms, weighted_sum  # noqa: E402
+from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
+from dpcore_triton.linear import linear_norms, linear_sum  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.step import step  # noqa: E402
 from dpcore_triton.stream import words  # noqa: E402
+from dpcore_triton.tied import tied_norms  # noqa: E402
 from dpcore_triton.update import update  # noqa: E402
 
 name: Final = "triton"
@@ -20,12 +23,17 @@ arrays: Final = "torch"
 __all__ = [
     "arrays",
     "clip_factors",
+    "embedding_norms",
+    "embedding_sum",
     "from_numpy",
+    "linear_norms",
+    "linear_sum",
     "name",
     "normal",
     "recurrence",
     "row_norms",
     "step",
+    "tied_norms",
     "to_numpy",
     "update",
     "weighted_sum",

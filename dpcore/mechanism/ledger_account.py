@@ -41,6 +41,11 @@ class LedgerAccount:
         with self._at_work():
             self.begin().reserve(step)
 
+    def has_paid(self, step: int) -> bool:
+        """Whether the row is reserved already, as one of those that are reserved together."""
+        with self._at_work():
+            return self.run is not None and step < self.run.mark
+
     def before_release(self, step: int) -> None:
         """Reserve the row, if it was given back since the draw, and never give it back again."""
         with self._at_work():

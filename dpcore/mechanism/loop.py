@@ -37,12 +37,15 @@ Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], Sequence[Any]]
 class Loop:
     """Takes a mechanism's steps, with gradients of `microbatch_size` examples at once (None: of the whole batch).
 
-    `recorder` keeps coordinates of what is released, and `diagnostics` each step's ``clipped_mean_norm``: **secret**.
+    `views` rows of a batch, neighbors in it, are views of one example: the mean of their gradients is its vector, which
+    is clipped as one, so that its sensitivity is what it is with one row. `recorder` keeps coordinates of what is
+    released, and `diagnostics` each step's ``clipped_mean_norm``: **secret**.
     """
 
     def __init__(self, mechanism: Mechanism, microbatch_size: int | None = None) -> None:
         self.mechanism = mechanism
         self.microbatch_size = microbatch_size
+        self.views = 1
         self.recorder: Recorder | None = None
         self.diagnostics: list[float] | None = None
         self._public: Sequence[Any] | None = None
@@ -65,8 +68,8 @@ class Loop:
         mechanism.discard()
         points = mechanism.points()
         gradients = [blocks_at(mechanism.at(parameters, point), point) for point in points]
-        weights = [float(point.weight) for point in points]
-        begun: list[Block] | None = None  # the sum so far of a user larger than a micro-batch
+        weights = [float(point.weight) / self.views for point in points]
+        begun: list[Block] | None = None  # the sum so far of a unit larger than a micro-batch
         for part, sizes, more in self._parts(count):
             blocks = combined(weights, (at(part) for at in gradients))
             for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
@@ -78,11 +81,13 @@ class Loop:
                     mechanism.add(units)
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
-        """Yield each micro-batch; for users how many rows each has, and whether its user goes on in the next one."""
+        """Yield each micro-batch; for units of several rows their sizes, and whether a unit goes on in the next one."""
         sampler, most = self.mechanism.plan.sampler, self.microbatch_size or max(count, 1)
         units = sampler.units(self.mechanism.keys.sampling, self.mechanism.step)
+        if units is None and self.views > 1:
+            units = np.ones(count // self.views, dtype=np.int64)
         if units is not None:
-            for start, stop, sizes, more in portions(units, most):
+            for start, stop, sizes, more in portions(units * self.views, most):
                 yield slice(start, stop), sizes, more
             return
         for start in range(0, count, most):

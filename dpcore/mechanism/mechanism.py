@@ -57,6 +57,15 @@ class Mechanism(SavedMechanism):
             self.turns.drew(self.step)
             return self.plan.sampler.indices(self.keys.sampling, self.step)
 
+    def ahead(self, step: int) -> NDArray[np.int64] | None:
+        """Return what the draw of a later step will give, to read it meanwhile; None where nobody has paid for it yet.
+
+        It is no draw: that comes in its turn, and may give something else after a fork. As secret as `draw`.
+        """
+        with self.turns.alone("ahead"):
+            unpaid = self.account is not None and not self.account.has_paid(step)
+            return None if unpaid or step >= self.plan.steps else self.plan.sampler.indices(self.keys.sampling, step)
+
     def points(self) -> tuple[Point, ...]:
         """Return where this step's gradients are taken, and with which weights they are combined."""
         return self.plan.method.query.points(self.step)

@@ -16,6 +16,7 @@ class Agreement:
     kind: Literal["bitwise", "ulps", "terms"]
     ulps: float
     reason: str
+    digits: int = 23  #: binary digits of what an ulp is of: 23 of float32, 52 of float64
 
 
 AGREEMENT: Final = {
@@ -23,7 +24,16 @@ AGREEMENT: Final = {
     "normal": Agreement("ulps", 16, "each float32 backend lies within 8 ulps of the float64 definition"),
     "row_norms": Agreement("ulps", 0.5, "accumulated in float64; half a float32 ulp leaves room for (d + 8) 2^-53"),
     "clip_factors": Agreement("ulps", 2, "one rounding to float32 toward zero of nearly equal float64 numbers"),
-    "weighted_sum": Agreement("terms", 64, "B additions in any order: at most B float64 ulps, B <= 64 in the tests"),
+    "weighted_sum": Agreement(
+        "terms", 64, "B additions in any order: at most B float64 ulps, B <= 64 in the tests", 52
+    ),
+    "linear_norms": Agreement("ulps", 1, "certified bounds, each about as tight as float64 arithmetic allows"),
+    "linear_sum": Agreement(
+        "terms", 1024, "B T products in any order: at most B T float64 ulps, below 1024 in the tests", 52
+    ),
+    "embedding_norms": Agreement("ulps", 1, "as linear_norms"),
+    "embedding_sum": Agreement("terms", 1024, "as linear_sum", 52),
+    "tied_norms": Agreement("ulps", 1, "as linear_norms"),
     "recurrence": Agreement("terms", 8, "three products and three sums a state vector"),
     "update": Agreement("terms", 16, "a square root, two quotients and six products, each correctly rounded"),
     "step": Agreement("terms", 32, "the composition of normal, recurrence and update"),

@@ -13,9 +13,7 @@ from torch import nn
 from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
-from dpcore.sampling import Sampler, is_sampler
-from dpcore.sampling import sampler as make_sampler
+from dpcore.sampling import Sampler
 from dpcore.spec import validate
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
@@ -32,6 +30,7 @@ from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, check_place
+from dpcore.torch.planning import most_points, plan_of, sampler_of, with_noise
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateRun
 
@@ -56,6 +55,9 @@ def make_private(
     gradients: str = "auto",
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
+    prefetch: int = 0,
+    augmentations: int = 1,
+    example_batch: Any = None,
     key: bytes | None = None,
     exact_key: bool = False,
     private_diagnostics: bool = False,
@@ -71,7 +73,8 @@ def make_private(
         On its device already. Parameters with ``requires_grad`` are trained, the others left alone. Modules that mix
         examples, or that keep anything between calls, are refused, and then the model is as it was.
     data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
-        A map-style dataset or ``(inputs, *targets)``; its number of examples is taken to be public.
+        A map-style dataset (of Hugging Face, too; a list of examples is one) or ``(inputs, *targets)``; its number of
+        examples is taken to be public.
     method : Method
         As ``dpcore.methods.disk(...)`` returns, with its `batch_size` (the expected one).
     target_epsilon, target_delta : float, optional
@@ -107,6 +110,15 @@ def make_private(
         the others.
     num_workers : int
         Threads that read examples of a dataset.
+    prefetch : int
+        Batches of a dataset that are read ahead while steps run, each in a process of its own with a copy of the data
+        set. With a ledger only as far as steps are reserved.
+    augmentations : int
+        K, times that each drawn example of a dataset is read. The mean of its K gradients is clipped as one, so that
+        more views cost no privacy.
+    example_batch : batch, optional
+        Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
+        range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
     key : bytes, optional
         32 secret bytes; by default from the operating system. See `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
     private_diagnostics : bool
@@ -144,7 +156,7 @@ def make_private(
 
     Notes
     -----
-    Only shapes and dtypes of the data are read here; the model is tried out on synthetic values.
+    Only shapes and dtypes of the data are read here; the model is tried out on synthetic values, or `example_batch`.
     """
     # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
     if not isinstance(model, nn.Module):
@@ -163,9 +175,10 @@ def make_private(
     gradient = PerExampleGradient(model, loss)
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
-    source = Data(data, device, collate_fn, num_workers)
-    sampler = _sampler(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
-    plan = _with_noise(_plan(method, sampler, epochs, steps, gradient.names), target_epsilon, target_delta, accountant)
+    source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)
+    sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
+    plan = plan_of(method, sampler, epochs, steps, gradient.names)
+    plan = with_noise(plan, target_epsilon, target_delta, accountant)
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=2)
@@ -173,6 +186,7 @@ def make_private(
     mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)
     loader = PrivateLoader(source, mechanism)
     engine = Engine(gradient, mechanism, working, size or 1)
+    engine.views = source.views
     engine.diagnostics = [] if private_diagnostics else None
     optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
     if ledger is not None:
@@ -180,7 +194,7 @@ def make_private(
 
         ledger = open_ledger(ledger)
 
-    example = source.template()
+    gradient.example = example = source.example(example_batch)
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen, gradients)
     if gradient.way != WAYS[0] and gradients == "auto":
@@ -189,7 +203,7 @@ def make_private(
             f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2
         )
     if size is None:
-        rows = layout.dimension * working.dtype.itemsize * min(_points(plan), 2)
+        rows = layout.dimension * working.dtype.itemsize * min(most_points(plan), 2)
         at, made = gradient.parameters(), [trial_batch(example, examples) for examples in (1, 2)]
         one, two = (peak_bytes(functools.partial(gradient, at, few, synthetic=True)) for few in made)
         engine.microbatch_size = fitting_microbatch_size(max_memory, one, two, rows)
@@ -197,60 +211,3 @@ def make_private(
         attach(ledger, engine, source, data_id=data_id, run_name=run_name)
     caveats = (CAVEAT,) if gradient.draws or source.tensors is None else ()
     return PrivateRun(optimizer, loader, engine, frozen, target_delta, caveats)
-
-
-def _points(plan: Plan) -> int:
-    """The most parameter points of a step. Windows fill up in the first steps; later the number changes little."""
-    first = range(min(plan.steps, plan.method.query.lags + 8))
-    return max(len(plan.method.query.points(step)) for step in first)
-
-
-def _sampler(method: Method, examples: int, sampling: str | Sampler, **options: int | None) -> Sampler:
-    """Return the sampler for so many examples, given by name with its options, or as an object."""
-    if isinstance(sampling, str):
-        if method.batch_size is None:
-            raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
-        return make_sampler(sampling, dataset_size=examples, batch_size=method.batch_size, **options)
-    for option, value in options.items():
-        if value is not None:
-            raise ArgumentError(f"{option}={value!r}: is only for a sampling by name; the sampler has its own")
-    if not is_sampler(sampling):
-        raise ArgumentTypeError(
-            f"sampling={sampling!r}: must be a name, such as 'poisson', or a sampler of dpcore.sampling, such as "
-            "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
-        )
-    if sampling.example_count != examples:
-        told = f"dataset_size={sampling.example_count}: must be"
-        if sampling.unit_of_privacy != "example":
-            told = f"user_of_example of length {sampling.example_count}: must name the user of each of the"
-        raise ArgumentError(f"sampling.{told} {examples}, the number of examples of the data")
-    return sampling
-
-
-def _plan(method: Method, sampler: Sampler, epochs: int | None, steps: int | None, names: tuple[str, ...]) -> Plan:
-    if (epochs is None) == (steps is None):
-        raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
-    if steps is None:
-        steps = validate.integer(minimum=1, epochs=epochs) * sampler.steps_per_epoch
-    return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
-
-
-def _with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str | None) -> Plan:
-    if target_delta is not None:
-        validate.open_unit(target_delta=target_delta)
-    given = plan.method.noise.noise_multiplier
-    if target_epsilon is None:
-        if given is None:
-            raise ArgumentError(
-                "noise_multiplier=None: give the method one, or target_epsilon and target_delta to have it calibrated"
-            )
-        plan.check_covered(accountant)
-        return plan
-    validate.positive(target_epsilon=target_epsilon)
-    if given is not None:
-        raise ArgumentError(
-            f"target_epsilon={target_epsilon!r}: the method already has noise_multiplier={given!r}; give one of them"
-        )
-    if target_delta is None:
-        raise ArgumentError("target_delta=None: must be given with target_epsilon, for example 1e-5")
-    return plan.calibrated(target_epsilon, target_delta, accountant=accountant)

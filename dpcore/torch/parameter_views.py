@@ -1,7 +1,7 @@
 """The parameters as the mechanism works on them: contiguous arrays of the backend, float32 or float64.
 
-A parameter that already is one crosses without a copy. One in bfloat16, or in another memory format than row-major,
-has a contiguous copy here (bfloat16 in float32), and what the mechanism made of the copy is cast and written back last.
+A parameter that already is one crosses without a copy. One of 16 bits, or in another memory format than row-major, has
+a contiguous copy here (16 bits in float32), and what the mechanism made of the copy is cast and written back last.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Working:
 
 
 def _widened(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype == torch.bfloat16 else dtype
+    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 def _words(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:

@@ -80,8 +80,9 @@ def seeded(
     states = [generator_state(generator) for generator in every]
     try:
         for number, generator in enumerate(every):
-            # torch's default generators share one seed, all others have one each.
-            _set(generator, seed if number < place else hashlib.sha256(seed + bytes([number])).digest())
+            # torch's default generators share one seed, all others have one each, the same with and without a GPU.
+            own = seed if number < place else hashlib.sha256(seed + bytes([number - place + 1])).digest()
+            _set(generator, own)
         start = [generator_state(generator) for generator in every]
         yield lambda: [g for g, s in zip(every, start, strict=True) if not same_state(generator_state(g), s)]
     finally:

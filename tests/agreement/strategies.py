@@ -89,7 +89,6 @@ def assert_agree(operation: str, got: Any, expected: np.ndarray, terms: Any = No
     if rule.kind == "bitwise":
         np.testing.assert_array_equal(got, expected)
         return
-    digits = 52 if operation == "weighted_sum" else 23
     with np.errstate(all="ignore"):
         magnitude = np.abs(expected).astype(np.float64) if rule.kind == "ulps" else np.asarray(terms, dtype=np.float64)
         near_overflow = ~(magnitude < LARGEST / 16) & (operation != "row_norms")
@@ -97,7 +96,7 @@ def assert_agree(operation: str, got: Any, expected: np.ndarray, terms: Any = No
         np.testing.assert_array_equal(np.isnan(got) | near_overflow, np.isnan(expected) | near_overflow)
         same = (got == expected) | near_overflow | (np.isnan(got) & np.isnan(expected))
         error = np.where(
-            same, 0.0, np.abs(got.astype(np.float64) - expected.astype(np.float64)) / unit(magnitude, digits)
+            same, 0.0, np.abs(got.astype(np.float64) - expected.astype(np.float64)) / unit(magnitude, rule.digits)
         )
     worst = int(np.argmax(error)) if error.size else 0
     assert not error.size or error.flat[worst] <= rule.ulps, (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpcore.spec.ops import Backend
+from dpcore.spec.rounding import TIED_EXAMPLES
 from dpcore.stages.clipping.pairs import Embedding, Linear
 from dpcore.stages.clipping.rows import Rows
 
@@ -60,10 +61,14 @@ class Tied:
         if scale is not None:
             Rows(self.rows()).add_sum(backend, weights, out, scale)
             return
-        self.embedding.add_sum(backend, weights, out)
-        # As the norms were taken: they bound this sum, not that of the layer alone.
-        head = self.linear
-        backend.linear_sum(head.inputs, head.gradients, head.point_weights, weights, out, exact=self.exact)
+        # Few at a time: the two parts of an example may be far longer than their sum (`dpcore.spec.rounding`).
+        for first in range(0, self.examples, TIED_EXAMPLES):
+            some = slice(first, first + TIED_EXAMPLES)
+            part = self.map(lambda array: array[some])  # noqa: B023
+            part.embedding.add_sum(backend, weights[some], out)
+            # As the norms were taken: they bound this sum, not that of the layer alone.
+            head = part.linear
+            backend.linear_sum(head.inputs, head.gradients, head.point_weights, weights[some], out, exact=self.exact)
 
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:

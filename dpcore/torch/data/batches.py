@@ -1,53 +1,111 @@
 """The form of a batch: the parts for the model and the loss, and the number of examples.
 
-A batch is a tensor (the model's input), a mapping of tensors (the model's keyword arguments), or a sequence
-``(inputs, *targets)`` whose first item is either of those, or a sequence of positional arguments, and whose
-others go to the loss after the model's output.
+A batch is a tensor (the model's input), a mapping of tensors (the model's keyword arguments), a dataclass (the model's
+one argument), or a sequence ``(inputs, *targets)`` whose first item is one of those, or a sequence of positional
+arguments, and whose others go to the loss after the model's output.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
 Tree = Any
-"""A tensor, or a sequence or mapping of trees."""
+"""A tensor, None, or a container of trees (see `parts`)."""
+
+
+class Parts(NamedTuple):
+    """What a container holds: how each item is reached, the items, and what builds the container of other items."""
+
+    names: list[str]
+    values: list[Any]
+    build: Callable[[list[Any]], Any]
+
+
+def parts(tree: Any) -> Parts | None:
+    """Return the parts of a container, None for everything else.
+
+    A container is what torch's pytree knows (lists, tuples, NamedTuples, dicts, the outputs of Hugging Face models,
+    and what was registered), any other mapping or sequence, which is built again as a dict or a tuple, and a dataclass.
+    """
+    if tree is None or isinstance(tree, (torch.Tensor, str, bytes)):
+        return None
+    values, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
+    known = not (len(values) == 1 and values[0] is tree)
+    if isinstance(tree, Mapping):
+        keys = list(tree)
+        names = [f"[{key!r}]" for key in keys]
+        if known and len(keys) == len(values):
+            return Parts(names, values, lambda items: _pytree.tree_unflatten(items, spec))
+        return Parts(names, list(tree.values()), lambda items: dict(zip(keys, items, strict=True)))
+    if known:
+        names = [f"[{place}]" for place in range(len(values))]
+        return Parts(names, values, lambda items: _pytree.tree_unflatten(items, spec))
+    if isinstance(tree, Sequence):
+        return Parts([f"[{place}]" for place in range(len(tree))], list(tree), tuple)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = [field.name for field in dataclasses.fields(tree)]
+        values = [getattr(tree, name, None) for name in fields]
+        return Parts([f".{name}" for name in fields], values, lambda items: _replaced(tree, fields, items))
+    return None
+
+
+def _replaced(instance: Any, fields: list[str], values: list[Any]) -> Any:
+    """Return a copy of a dataclass with other values, without a call of what it does when it is made."""
+    result = copy.copy(instance)
+    for name, value in zip(fields, values, strict=True):
+        object.__setattr__(result, name, value)  # it may be frozen
+    return result
+
+
+def named_map(function: Callable[[str, torch.Tensor], Any], tree: Tree, path: str = "batch") -> Tree:
+    """Return the tree with ``function(name, tensor)`` in the place of each tensor; None stays."""
+    if isinstance(tree, torch.Tensor):
+        return function(path, tree)
+    if tree is None:
+        return None
+    found = parts(tree)
+    if found is None:
+        raise ArgumentTypeError(
+            f"{path}={type(tree).__name__!r}: a batch holds tensors, None, or sequences, mappings and dataclasses of "
+            "them, with the examples along the first dimension of each tensor"
+        )
+    pairs = zip(found.names, found.values, strict=True)
+    return found.build([named_map(function, value, path + name) for name, value in pairs])
 
 
 def tree_map(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
-    """Return the tree with `function` applied to each tensor."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: tree_map(function, value) for key, value in tree.items()}
-    if isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
-        return tuple(tree_map(function, value) for value in tree)
-    raise ArgumentTypeError(
-        f"batch={type(tree).__name__!r}: a batch holds tensors, or sequences and mappings of tensors, "
-        "with the examples along the first dimension"
-    )
+    """Return the tree with `function` applied to each tensor; None stays, all else is refused."""
+    return named_map(lambda _, tensor: function(tensor), tree)
 
 
 def leaves(tree: Tree) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the tree in order."""
+    """Yield the tensors of the tree in order; whatever else there is, as in a model's output, is passed over."""
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, (Mapping, Sequence)) and not isinstance(tree, (str, bytes)):
-        for value in tree.values() if isinstance(tree, Mapping) else tree:
+    else:
+        found = parts(tree)
+        for value in () if found is None else found.values:
             yield from leaves(value)
 
 
 def normalize(batch: Tree) -> tuple[Tree, tuple[Tree, ...]]:
     """Split a batch into (inputs, targets)."""
+    if isinstance(batch, Public):
+        inputs, targets = normalize(batch.batch)
+        return Public(inputs), tuple(Public(target) for target in targets)
     batch = tree_map(lambda tensor: tensor, batch)
-    if isinstance(batch, tuple):
+    if isinstance(batch, (tuple, list)):
         if not batch:
             raise ArgumentError("batch=(): a batch is (inputs, *targets)")
-        return batch[0], batch[1:]
+        return batch[0], tuple(batch[1:])
     return batch, ()
 
 
@@ -63,29 +121,92 @@ def size(batch: Tree) -> int:
     return counts[0]
 
 
+def named(batch: Tree) -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch by their names."""
+    found: dict[str, torch.Tensor] = {}
+    named_map(found.setdefault, batch)
+    return found
+
+
+def form(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return the shape of one example and the dtype of each of a batch's tensors."""
+    return {name: (tensor.shape[1:], tensor.dtype) for name, tensor in tensors.items()}
+
+
 def call(function: Callable[..., Any], inputs: Tree) -> Any:
-    """Call the model: a tensor as its one argument, a sequence as positional, a mapping as keyword arguments."""
+    """Call the model: a sequence as positional, a mapping as keyword arguments, all else as its one argument."""
     if isinstance(inputs, Mapping):
         return function(**inputs)
-    if isinstance(inputs, tuple):
+    if isinstance(inputs, (tuple, list)):
         return function(*inputs)
     return function(inputs)
 
 
-def synthetic(batch: Tree, examples: int, seed: int = 0) -> Tree:
-    """Return a batch of `examples` rows of the shapes and dtypes of `batch`, on its devices, with none of its values.
+@dataclasses.dataclass(frozen=True)
+class Public:
+    """A batch of public values: the examples that the caller gave to try the model on."""
 
-    Floating entries are standard normal, integers 0 or 1 (valid indices of any embedding or class label).
+    batch: Tree
+
+
+def synthetic(batch: Tree, examples: int, seed: int = 0) -> Tree:
+    """Return a made-up batch of `examples` rows in the form of `batch`, on its devices, with none of its values.
+
+    Floating entries are standard normal, integers 0 or 1 (valid indices of any embedding or class label). Masks, which
+    are integers with "mask" in their name and rows of booleans, mask nothing under seed 0 and one entry, the last,
+    under others: a row that is masked as a whole has no attention to compute. Of a `Public` batch the rows are taken
+    in turn, beginning with row `seed`.
     """
+    if isinstance(batch, Public):
+        rows = (torch.arange(examples) + seed) % size(batch.batch)
+        return tree_map(lambda tensor: tensor[rows.to(tensor.device)], batch.batch)
     # Not the stream: these values only try the model out, on copies, and reach no release.
     generator = torch.Generator().manual_seed(seed)  # noqa: TID251
 
-    def fresh(tensor: torch.Tensor) -> torch.Tensor:
-        shape = (examples, *tensor.shape[1:])
+    def fresh(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        shape, kept = (examples, *tensor.shape[1:]), _kept(name, tensor)
         if tensor.is_floating_point():
             values = torch.empty(shape, dtype=torch.float32, device="cpu").normal_(generator=generator)
-        else:
+        elif kept is None:
             values = torch.randint(0, 2, shape, generator=generator, device="cpu")
+        else:
+            values = torch.full(shape, int(kept), device="cpu")
+            if seed:
+                _flip_last(values)
         return values.to(dtype=tensor.dtype, device=tensor.device)
 
-    return tree_map(fresh, batch)
+    return named_map(fresh, batch)
+
+
+def another(batch: Tree, examples: int) -> Tree:
+    """Return a made-up batch that is unlike ``synthetic(batch, examples)`` in every entry, but of the same range.
+
+    Of masks only the last entry is another, and of a `Public` batch each row is the next one.
+    """
+    if isinstance(batch, Public):
+        return synthetic(batch, examples, seed=1)
+
+    def unlike(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point():
+            return tensor + 1
+        return (tensor == 0).to(tensor.dtype) if _kept(name, tensor) is None else _flip_last(tensor)
+
+    return named_map(unlike, synthetic(batch, examples))
+
+
+def _kept(name: str, tensor: torch.Tensor) -> bool | None:
+    """Return what a mask holds where it masks nothing, None for what is no mask.
+
+    True, as in an attention mask; but in a padding mask of torch's, True is what to leave out.
+    """
+    named, rows = "mask" in name.lower(), tensor.dim() > 1 and tensor.shape[-1] > 1
+    if tensor.is_floating_point() or not (named or (tensor.dtype == torch.bool and rows)):
+        return None
+    return not (named and "pad" in name.lower())
+
+
+def _flip_last(mask: torch.Tensor) -> torch.Tensor:
+    """Flip the last entry of each row, in place, where a row has others."""
+    if mask.dim() > 1 and mask.shape[-1] > 1:
+        mask[..., -1] = mask[..., -1] == 0
+    return mask

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling.base import Indices
 from dpcore.spec import validate
 from dpcore.torch.data import batches
+from dpcore.torch.data.ahead import Ahead
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.randomness import GENERATORS, TRIAL, seeded
-from dpcore.torch.reachable import walk
-
-_SEARCHED = 1000
-"""Items of each container of a data set that are searched for generators."""
+from dpcore.torch.data.reading import Reader, check_example
+from dpcore.torch.randomness import TRIAL
 
 
 class Data:
     """Batches by indices, of a dataset read example by example, or of tensors and arrays, which are indexed directly.
 
     Subclasses of TensorDataset are read example by example too. A DataLoader is refused: it draws its own batches,
-    which the accounting does not cover. `collate_fn` joins a list of a dataset's examples, each into one row (torch's
-    default_collate if not given); `num_workers` threads read them, 0 is this thread.
+    which the accounting does not cover. `collate_fn` joins a list of a dataset's examples, each into one row
+    (`dpcore.torch.data.reading.join` if not given); `num_workers` threads read them, 0 is this thread.
+
+    A dataset may be read `views` times for each index: its rows are then the views of the first example, those of the
+    second, and so on. Up to `prefetch` batches are read ahead, each in a process of its own.
 
     Nothing that an error says of a drawn batch (its size, shapes or values) may be published: sentences leave it out,
     and it stays in ``__cause__``.
     """
 
     def __init__(
-        self, data: Any, device: torch.device, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
+        self,
+        data: Any,
+        device: torch.device,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        views: int = 1,
+        prefetch: int = 0,
     ) -> None:
         if isinstance(data, DataLoader):
             told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
@@ -52,82 +59,91 @@ class Data:
                     "torch.utils.data.TensorDataset(*data)"
                 )
             tree = None
+        self.views = validate.integer(minimum=1, augmentations=views)
+        self.prefetch = validate.integer(minimum=0, prefetch=prefetch)
+        if tree is not None and self.views > 1:
+            raise ArgumentError(
+                f"augmentations={views} with tensors as data: a row of a tensor is the same at each reading; pass a "
+                "dataset whose __getitem__ draws"
+            )
         self._tree = tree
         self.tensors = None if tree is None else tuple(batches.leaves(tree))
         self.dataset = data
         self.length = _length(data) if tree is None else batches.size(tree)
-        self._collate = collate_fn or default_collate
         if self.length == 0:
             raise ArgumentError("data with 0 examples: must have at least one")
         if isinstance(data, list) and tree is None and collate_fn is None:
-            _check_example(data[0])
-        workers = validate.integer(minimum=0, num_workers=num_workers)
-        self._pool = ThreadPoolExecutor(workers, "dpcore-data") if workers and self.tensors is None else None
+            check_example(data[0])
+        self._reader = Reader(data, collate_fn, num_workers, device)
+        self._ahead = None if tree is not None or not self.prefetch else Ahead(self._reader, self.prefetch)
         self._one: Tree | None = None
-        self._generators: list[Any] = []
 
-    def batch(self, indices: np.ndarray[Any, np.dtype[np.int64]], seed: bytes) -> Tree:
+    def batch(self, indices: Indices, seed: bytes) -> Tree:
         """Return the examples at `indices`, in that order, on the device; with none, tensors of 0 rows.
 
         What reading and joining them draws follows from the secret `seed`. Refuses rows of other shapes than example 0
         has alone: padding to the longest of a batch lets one example change the inputs of all others.
         """
-        if self.tensors is not None:
+        if self._tree is not None:
             index = torch.from_numpy(np.array(indices, dtype=np.int64))
             return batches.tree_map(lambda tensor: tensor[index.to(tensor.device)].to(self.device), self._tree)
         one = self.template()
         if len(indices) == 0:
             return batches.tree_map(lambda tensor: tensor[:0].clone(), one)
-        result = self._read([int(i) for i in indices], seed)
-        if [t.shape[1:] for t in batches.leaves(result)] != [t.shape[1:] for t in batches.leaves(one)]:
+        places = self._places(indices)
+        tensors = None if self._ahead is None else self._ahead.take(places, seed)
+        if tensors is None:
+            tensors = batches.named(self._reader.read(places, seed))
+        if batches.form(tensors) != batches.form(batches.named(one)):
             raise ArgumentError(
-                "collate_fn gave a step's examples other shapes than example 0 has alone: pad every example to one "
-                "fixed length, since padding to the longest of a batch lets one example change all others"
+                "collate_fn gave a step's examples other fields, shapes or dtypes than example 0 has alone: pad every "
+                "example to one fixed length, since padding to the longest of a batch lets one example change all "
+                "others"
             )
-        return result
+        return batches.named_map(lambda name, _: tensors[name].to(self.device), one)
+
+    def read_ahead(self, indices: Indices, seed: bytes) -> None:
+        """Begin to read the batch that `batch` will be asked for, in another process."""
+        if self._ahead is not None and len(indices):
+            self.template()  # what the first reading makes is there before the process begins
+            self._ahead.ask(self._places(indices), seed)
+
+    def _places(self, indices: Indices) -> list[int]:
+        return [int(index) for index in indices for _ in range(self.views)]
 
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
         if self._one is None:
             if self._tree is not None:
-                one = batches.tree_map(lambda tensor: tensor[:1].to(self.device), self._tree)
+                one = batches.tree_map(lambda tensor: tensor[:1], self._tree)
             else:
-                self._generators = self._found()
-                one = self._read([0], TRIAL)
-                self._generators = self._found()  # some are made by the first reading
-            self._one = batches.tree_map(torch.zeros_like, one)
+                self._reader.find_generators()
+                one = self._reader.read([0], TRIAL)
+                self._reader.find_generators()  # some are made by the first reading
+            self._one = batches.tree_map(lambda tensor: torch.zeros_like(tensor, device=self.device), one)
         return self._one
 
-    def _found(self) -> list[Any]:
-        """Return the generators that data set, transforms and collate function have of their own."""
-        roots = {"data": self.dataset, "collate_fn": self._collate}
-        found = walk(roots, most=_SEARCHED)
-        return [value for _, value, first in found if isinstance(value, GENERATORS) and not first]
-
-    def _read(self, places: list[int], seed: bytes) -> Tree:
-        read = self._pool.map if self._pool else map
-        with seeded(self.device, seed, self._generators):
-            try:
-                examples = list(read(self.dataset.__getitem__, places))
-            except Exception as cause:
-                raise ArgumentError(
-                    f"data={type(self.dataset).__name__}: failed to read a step's examples; must give one for every "
-                    "index below its len() as it was at first (the reason is this exception's __cause__, not quoted "
-                    "because it may tell which examples were drawn)"
-                ) from cause
-            if self._collate is default_collate:
-                _check_example(examples[0])
-            try:
-                joined = self._collate(examples)
-            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
-                raise ArgumentError(
-                    "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys (the "
-                    "reason is this exception's __cause__, not quoted because it may show private values)"
-                ) from cause
-        result = batches.tree_map(lambda tensor: tensor.to(self.device), joined)
-        if batches.size(result) != len(places):
-            raise ArgumentError("collate_fn made another number of rows than of examples: it must keep each as one row")
-        return result
+    def example(self, given: Tree | None) -> Tree:
+        """Return what the model is tried on: the caller's example batch, or the template, whose values are made up."""
+        one = self.template()
+        if given is None:
+            return one
+        made = batches.named_map(lambda _, tensor: tensor.detach().to(self.device), given, "example_batch")
+        wanted, found = (batches.form(batches.named(batch)) for batch in (one, made))
+        for name in {**wanted, **found}:
+            if wanted.get(name) != found.get(name):
+                has, must = (" ".join(map(str, of.get(name, ("nothing",)))) for of in (found, wanted))
+                told = f"example_batch{name.removeprefix('batch')} with {has} for an example"
+                raise ArgumentError(f"{told}: must have the form of the data's batches, {must}")
+        count, inputs = batches.size(made), batches.normalize(made)[0]
+        before = list(batches.leaves(batches.tree_map(lambda tensor: tensor.roll(1, 0), inputs)))
+        pairs = list(zip(batches.leaves(inputs), before, strict=True))
+        if count < 2 or any(all(torch.equal(a[i], b[i]) for a, b in pairs) for i in range(count)):
+            raise ArgumentError(
+                "example_batch: must have two examples or more, and no two neighbors with the same inputs (the last "
+                "and the first are neighbors): by one in the place of another it shows whether the model mixes them"
+            )
+        return batches.Public(made)
 
 
 def _length(data: Any) -> int:
@@ -155,10 +171,10 @@ def _arrays(data: Any) -> Tree | None:
 
 
 def _tensors(data: Any, path: str) -> Tree:
-    if isinstance(data, Mapping):
-        return {key: _tensors(value, f"{path}[{key!r}]") for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        return tuple(_tensors(value, f"{path}[{place}]") for place, value in enumerate(data))
+    found = batches.parts(data)
+    if found is not None:
+        pairs = zip(found.names, found.values, strict=True)
+        return found.build([None if value is None else _tensors(value, path + name) for name, value in pairs])
     if not isinstance(data, (torch.Tensor, np.ndarray)):
         raise ArgumentTypeError(
             f"{path}={type(data).__name__}: must be a tensor or an array with a row for each example; examples one by "
@@ -171,18 +187,3 @@ def _tensors(data: Any, path: str) -> Tree:
             return torch.as_tensor(data)
         except TypeError as cause:
             raise ArgumentTypeError(f"{path} of dtype {data.dtype}: must be numbers ({cause})") from None
-
-
-def _check_example(example: Any, inside: bool = False) -> None:
-    """Refuse lists of numbers, which default_collate would turn round: one tensor for each place in the list."""
-    parts = list(example.values()) if isinstance(example, Mapping) else example
-    if not isinstance(parts, (list, tuple)):
-        return
-    numbers = all(isinstance(part, (bool, int, float)) for part in parts)
-    if parts and numbers and (inside or isinstance(example, list)):
-        raise ArgumentTypeError(
-            "data with lists of numbers in its examples: must be tensors or arrays, as by torch.tensor(...), or give a "
-            "collate_fn that makes them"
-        )
-    for part in parts:
-        _check_example(part, inside=True)

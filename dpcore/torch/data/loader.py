@@ -17,7 +17,7 @@ class PrivateLoader:
     """Iterates over one epoch of the run's batches; the next iteration goes on where this one ended.
 
     Step t is drawn only after step t - 1 was taken. A new iteration begins with the batch that was not stepped yet, if
-    there is one, so looking at a batch is harmless.
+    there is one, so looking at a batch is harmless. What is read ahead is handed out by the draw of its step only.
     """
 
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
@@ -46,9 +46,21 @@ class PrivateLoader:
                     "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
                 )
             indices = self._mechanism.draw()
-            batch = self._data.batch(indices, step_seed(self._mechanism.keys, "augmentation", step))
-            self._pending = len(indices)
+            self._read_ahead(step)
+            batch = self._data.batch(indices, self._seed(step))
+            self._pending = len(indices) * self._data.views
             yield batch
+
+    def _seed(self, step: int) -> bytes:
+        return step_seed(self._mechanism.keys, "augmentation", step)
+
+    def _read_ahead(self, step: int) -> None:
+        """Let the batches after `step` be read, as far as they are paid for. They are drawn when their turn comes."""
+        for later in range(step + 1, step + 1 + self._data.prefetch):
+            indices = self._mechanism.ahead(later)
+            if indices is None:
+                return
+            self._data.read_ahead(indices, self._seed(later))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what draws the batches holds the run's keys."""

@@ -88,8 +88,8 @@ def _check_parameters(name: str, module: nn.Module) -> None:
             raise ArgumentError(f"parameter {full!r} is not initialized: run the model once on an input of its shape")
         if not parameter.requires_grad:
             continue
-        if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+        if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
             raise ArgumentTypeError(
-                f"parameter {full!r} has dtype {parameter.dtype}: convert it to float32, float64 or bfloat16 "
-                "(per-example norms overflow in float16, and complex values have no clip rule here)"
+                f"parameter {full!r} has dtype {parameter.dtype}: convert it to float32, float64, bfloat16 or float16 "
+                "(complex values have no clip rule here)"
             )

@@ -36,7 +36,8 @@ def learn_and_check(gradient: PerExampleGradient, example: Tree) -> None:
         alone = gradient.guarded(lambda: list(gradient.explicit["one-by-one"].one_by_one(point, batch)), TRIAL, True)
         for i, wanted in enumerate(alone):
             _compare(gradient, _rows(blocks, i), wanted, tolerance, "differs from what autograd gives for it alone")
-    for other, is_poison in ((trial_batch(example, EXAMPLES, other=True), False), (poisoned(batch), True)):
+    unlike = trial_batch(example, EXAMPLES, other=True)
+    for other, is_poison in ((unlike, False), (poisoned(unlike), True)):
         try:
             changed = gradient(point, _with_second(batch, other), synthetic=True)
         except Unfit:

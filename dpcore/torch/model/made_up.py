@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.probe import unlike
 
 
 def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
     """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
 
-    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike.
+    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike. Of a `batches.Public` batch the
+    examples are taken as they are, in turn, or beginning with the next one.
     """
+    make = batches.another if other else batches.synthetic
+    if isinstance(example, batches.Public):
+        return make(example, examples)
     inputs, targets = batches.normalize(example)
-    made = batches.synthetic(inputs, examples)
-    made = batches.tree_map(unlike, made) if other else made
+    made = make(inputs, examples)
     filled = batches.tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
     return (made, *filled) if filled else made

@@ -46,7 +46,7 @@ class PerExampleGradient:
 
     `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
     random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
-    `passed_over` are large objects that are not, such as the data.
+    `passed_over` are large objects that are not, such as the data. `example` may be the caller's public examples.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
@@ -60,6 +60,7 @@ class PerExampleGradient:
         self.draws = False
         self.roots = {"model": model, "loss": loss, **GLOBAL_HOOKS}
         self.passed_over: list[Any] = []
+        self.example: Tree = None
         self.reasons: dict[str, str] = {}  # why faster ways were not taken
         self._calls = 0
         self._synthetic = False
@@ -97,12 +98,18 @@ class PerExampleGradient:
         if before.changed(after) is not None:
             # What follows from the parameters and the shapes alone is left by made-up examples as well.
             before.restore()
-            self._gradients(point, batches.tree_map(torch.zeros_like, batch), seed, synthetic=True)
+            self._gradients(point, self._made_up(batch), seed, synthetic=True)
             path = after.changed(self.held())
             if path is not None:
                 before.restore()
                 raise ArgumentError(keeps(path))
         return result
+
+    def _made_up(self, batch: Tree) -> Tree:
+        """Return a batch of as many examples with none of its values."""
+        if isinstance(self.example, batches.Public):
+            return batches.synthetic(self.example, batches.size(batch))
+        return batches.tree_map(torch.zeros_like, batch)
 
     def learn(self, made: Callable[[int], Tree]) -> None:
         """Let the way "pairs" find the examples in the model, on batches of so many made-up ones."""

@@ -1,9 +1,9 @@
 """A trial of the model on synthetic examples that shows whether they mix.
 
 The model runs on a batch of three synthetic examples and again with the second one replaced, once by other values and
-once by NaN (which any arithmetic carries along, however small its weight). Example 0's output must stay the same. All
+once by NaN (which any arithmetic carries along, however small its weight). The others' outputs must stay the same. All
 runs start from the same generator state, so dropout draws the same masks; the user's generators are put back. Forward
-hooks, removed afterwards, name the first module that takes an unchanged example 0 and returns a changed one: inner
+hooks, removed afterwards, name the first module that takes unchanged other examples and returns changed ones: inner
 modules return before the ones that contain them.
 """
 
@@ -32,13 +32,14 @@ Calls = list[tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]]
 def probe(model: nn.Module, example: Tree) -> None:
     """Refuse a model that mixes examples or changes its buffers or parameters in forward, naming the first module.
 
-    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read.
+    It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read,
+    unless they are `dpcore.torch.data.batches.Public`.
     """
     first = batches.synthetic(example, EXAMPLES, seed=0)
     _run(model, first)  # what is filled once is filled for all
     base = _run(model, first)
     _compare(model, base, replaced(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
-    _compare(model, base, replaced(first, poisoned(first)), is_poison=True)
+    _compare(model, base, replaced(first, poisoned(batches.another(example, EXAMPLES))), is_poison=True)
 
 
 def _run(model: nn.Module, inputs: Tree) -> Calls:
@@ -90,7 +91,7 @@ def _compare(model: nn.Module, base: Calls, changed: Tree, is_poison: bool) -> N
 
 
 def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    """Whether example 0 is the same in all tensors whose first dimension is the examples."""
+    """Whether the first and the last example are the same in all tensors whose first dimension is the examples."""
     if len(left) != len(right):
         return False
     for a, b in zip(left, right, strict=True):
@@ -99,7 +100,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
         if a.dim() == 0 or a.shape[0] % EXAMPLES or not a.numel():
             continue
         rows = a.shape[0] // EXAMPLES  # a layer may fold further dimensions into the first one
-        x, y = a[:rows], b[:rows]
+        x, y = (torch.cat([t[:rows], t[-rows:]]) for t in (a, b))
         if not x.is_floating_point():
             if not torch.equal(x, y):
                 return False
@@ -122,16 +123,11 @@ def replaced(tree: Tree, source: Tree) -> Tree:
     return batches.tree_map(changed, tree)
 
 
-def unlike(tensor: torch.Tensor) -> torch.Tensor:
-    """Other values in every entry, of the same range: integers take the other of the two synthetic values."""
-    return tensor + 1 if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
-
-
 def poisoned(tree: Tree) -> Tree:
     """Return the batch full of what arithmetic carries along."""
     return batches.tree_map(_poison, tree)
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN; integers, which have none, take the other of the two synthetic values."""
-    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else (tensor == 0).to(tensor.dtype)
+    """NaN; integers, which have none, stay the other values that they are."""
+    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor

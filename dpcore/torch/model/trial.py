@@ -27,7 +27,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
 
     It must not mix examples, model and loss must keep nothing, and under "pairs" each example's gradient must be what
     autograd gives for it alone. The model runs in training mode and in the mode it is in, but for `frozen` modules. Of
-    the batch `example` only shapes, dtypes and devices are read.
+    the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`.
     """
     model, inputs = gradient.model, batches.normalize(example)[0]
     _check_registered(model)

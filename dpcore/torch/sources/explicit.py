@@ -38,20 +38,21 @@ class ExplicitGradient:
             shapes = ((len(rows), value.numel()) for value in point)
             stacked = (torch.stack(c) if rows else v.new_zeros(0) for c, v in zip(columns, point, strict=True))
             return [Rows(block.reshape(shape)) for block, shape in zip(stacked, shapes, strict=True)]
-        inputs, targets = batches.normalize(batch)
+        tensors = list(batches.leaves(batch))
         trained, rest = places(self.model, self.names)
 
-        def example_loss(values: tuple[torch.Tensor, ...], one: Tree, its_targets: tuple[Tree, ...]) -> torch.Tensor:
+        def example_loss(values: tuple[torch.Tensor, ...], one: list[torch.Tensor]) -> torch.Tensor:
             state = {**rest, **{name: values[place] for name, place in trained.items()}}
-            arguments = batches.tree_map(lambda t: t.unsqueeze(0), (one, *its_targets))
-            return self.loss(call_with(self.model, state, arguments[0]), arguments[1:])
+            row = iter(one)  # vmap knows fewer containers than a batch may have
+            inputs, targets = batches.normalize(batches.tree_map(lambda _: next(row).unsqueeze(0), batch))
+            return self.loss(call_with(self.model, state, inputs), targets)
 
         given = {**dict(zip(self.names, point, strict=True)), **rest}
         versions = {name: tensor._version for name, tensor in given.items()}
         # Fused attention kernels have no batching rule; vmap would run them example by example.
         with sdpa_kernel(SDPBackend.MATH):
-            mapped = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")
-            rows = list(mapped(tuple(point), inputs, targets))
+            mapped = vmap(grad(example_loss), in_dims=(None, 0), randomness="different")
+            rows = list(mapped(tuple(point), tensors))
         check_versions(self.model, given, versions)
         if any(row.requires_grad for row in rows):
             raise ArgumentError(FOREIGN)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dpcore_numpy as backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.spec.rounding import TIED, rounding
+from dpcore.spec.rounding import CANCELLATION, TIED, rounding
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider type to compare with")
 
@@ -214,7 +214,7 @@ def benign(seed: int, times: list[int], examples: int, p: int, q: int, weights: 
 @pytest.mark.parametrize(("times", "exact"), [([1], False), ([3], False), ([24], False), ([12, 13], True)])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_matrices_of_several_tiles(times: list[int], exact: bool, scaled: bool):
-    one = benign(1, times, 2, 300, 521, [0.5, -2.0][: len(times)])
+    one = benign(1, times, 2, 300, 521, [-0.5, 2.0][: len(times)])
     scale = np.linspace(0.1, 9, 300 * 521, dtype=np.float32) if scaled else None
 
     def add(weights: Array, out: Array) -> None:
@@ -251,6 +251,25 @@ def test_examples_that_cancel_do_not_round_the_sum():
         backend.linear_sum(*one, np.where(np.arange(256) == i, weights, 0), alone[i], exact=True)
     assert norm(together - alone.astype(Long).sum(axis=0)) <= rounding(256) / 2
     assert (norm(alone) <= bound).all()
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_float32_norms_hold_where_points_cancel(gram: bool):
+    for seed in range(20):
+        one = pairs(np.random.default_rng(seed), "near", "float32", [13], 4, 5, 6)
+        norms = backend.linear_norms(*one, gram=gram)
+        for i in range(4):
+            alone = np.zeros(30)
+            backend.linear_sum(*one, (np.arange(4) == i).astype(np.float32), alone)
+            assert norm(alone) <= norms[i]
+
+
+def test_what_cancels_keeps_the_share_that_sums_rely_on():
+    ones = [np.ones((1, 1, 1), np.float32)]
+    index = [np.zeros((1, 1), np.int64)]
+    assert backend.tied_norms(index, ones, [-1.0], ones, ones, [1.0], 1)[0] >= 2 * TIED
+    twice = backend.linear_norms(ones * 2, ones * 2, [1.0, -1.0], scale=np.ones(1, np.float32))
+    assert twice[0] >= 2 * CANCELLATION
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -11,7 +11,7 @@ from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from tests.unit.torch_runs import DATA, METHODS, model, sgd, start, values
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_the_average_is_that_of_the_values_on_the_way(dtype: torch.dtype) -> None:
     decay, weights, path = 0.8, [], []
     run = start(
@@ -32,7 +32,7 @@ def test_the_average_is_that_of_the_values_on_the_way(dtype: torch.dtype) -> Non
     end = values(run.model)
     with run.averaged():
         inside = values(run.model)
-        torch.testing.assert_close(inside, want.to(dtype), rtol=2**-7 if dtype == torch.bfloat16 else 1e-12, atol=1e-6)
+        torch.testing.assert_close(inside, want.to(dtype), rtol=2**-7 if dtype.itemsize == 2 else 1e-12, atol=1e-6)
         with run.averaged():  # a second one inside changes nothing
             assert torch.equal(values(run.model), inside)
         assert torch.equal(values(run.model), inside)

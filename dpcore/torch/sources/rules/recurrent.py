@@ -98,17 +98,20 @@ def _layer(
     parts = operation.tap(given, (x,), collect).unbind(0)
     recurrent_weight, inner_bias = weights[1].t(), None if together else bias
     project = _projection(operation, weights[-1], len(x), states, rows) if len(weights) % 2 else None
-    first, outs, resets = states[0], [], []
+    first = states[0]
+    outs: list[torch.Tensor] = []
+    resets: list[torch.Tensor] = []
     for t in range(len(x))[:: -1 if backward else 1]:
         states, reset = step(parts[t], states, recurrent_weight, inner_bias)
         if project is not None:
             states = project(t, states[0]), *states[1:]
         outs.append(states[0])
-        resets.append(reset)
+        if reset is not None:
+            resets.append(reset)
     before = [first, *outs[:-1]]
     order = slice(None, None, -1 if backward else 1)
     kept.append(torch.stack(before[order]).detach())
-    if resets[0] is not None:
+    if resets:
         kept.append(torch.stack(resets[order]).detach())
     return torch.stack(outs[order]), states
 
@@ -125,7 +128,8 @@ def _examples_along(operation: Operation) -> Layout:
 
 def _projection(operation: Operation, weight: Any, times: int, states: States, rows: Any) -> Any:
     """Return what makes the outputs of an LSTM smaller; zeros, added each time, learn their gradients together."""
-    matrix, raw = operation.derived(weight), {}
+    matrix = operation.derived(weight)
+    raw: dict[int, torch.Tensor] = {}
 
     def collect(gradient: torch.Tensor, _: Sequence[torch.Tensor]) -> Iterator[tuple[Derived, Block]]:
         if matrix is not None:

@@ -101,3 +101,10 @@ def test_bfloat16():
 
 def test_weights_that_are_made_of_others():
     compare(randomized(nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 3, 2))), (4, 5))
+
+
+def test_rows_in_chunks(monkeypatch):
+    monkeypatch.setattr("dpcore.torch.sources.rules.convolution._CHUNK", 2 * 3 * 4 * 2 * 8)
+    for folded in (False, True):
+        check(nn.Conv1d(4, 3, 2), 1, torch.float64, folded, 1e9)
+        check(nn.ConvTranspose1d(4, 3, 2), 1, torch.float64, folded, 1e9)

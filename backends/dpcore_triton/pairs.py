@@ -1,0 +1,171 @@
+"""What the operations on pairs share: parts as one table, and the certified norm."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+
+from dpcore_triton.launch import COLUMNS, ROWS, jit, kernel, launch, table
+
+Tensor = torch.Tensor
+
+# Rows and columns of a tile of a gradient, positions of a block of inner products, and what one `tl.dot` adds up.
+SIDE, POSITIONS, DEPTH = 32, 16, 16
+# Numbers of a row, of `ROWS`, that are added up at a time.
+WIDTH = COLUMNS // 4
+UNIT = 2.0**-53
+UNDERFLOW = tl.constexpr(2.0**-300)
+FIELDS = tl.constexpr(8)
+
+
+class Parts(NamedTuple):
+    """The parts of a tensor: where the row of each position in the concatenated time lies, and its weight."""
+
+    device: torch.device
+    examples: int
+    total: int  #: T, the sum of T_j
+    rows: Tensor  #: of a part: its first position, address and strides (example, time) of inputs and gradients, weight
+    row_of: Tensor  #: the part of each position
+    exponent: int  #: the weights in `rows` are the point weights times ``2 ** -exponent``
+    kept: Sequence[Tensor]  #: what the addresses point into
+
+    def empty(self, width: int) -> Tensor:
+        """Return float64 memory for so many numbers of each example."""
+        return torch.empty((self.examples, width), dtype=torch.float64, device=self.device)
+
+
+def dense(arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return arrays whose last axis has no gaps; the other axes may have any strides."""
+    found = [array.detach() for array in arrays]
+    return [array if array.stride(-1) == 1 or array.shape[-1] < 2 else array.contiguous() for array in found]
+
+
+def parts_of(
+    inputs: Sequence[Tensor] | None, gradients: Sequence[Tensor], weights: Sequence[float], device: torch.device,
+    exponent: int = 0,
+) -> Parts:  # fmt: skip
+    """Put the parts' addresses, and their weights times ``2 ** -exponent``, on `device`."""
+    es = dense(gradients)
+    inputs_ = [None] * len(es) if inputs is None else dense(inputs)
+    rows = [
+        (
+            *((0, 0, 0) if a is None else (a.data_ptr(), a.stride(0), a.stride(1))),
+            *(e.data_ptr(), e.stride(0), e.stride(1)),
+            bits(math.ldexp(weight, -exponent)),
+        )
+        for a, e, weight in zip(inputs_, es, weights, strict=True)
+    ]
+    on_device, row_of, total = table(rows, [e.shape[1] for e in es], device)
+    kept = [*es, *(a for a in inputs_ if a is not None)]
+    return Parts(device, es[0].shape[0], total, on_device, row_of, exponent, kept)
+
+
+def exponent_of(weights: Sequence[float]) -> int:
+    """Return the exponent that brings the largest weight into [1, 2)."""
+    largest = max(map(abs, weights))
+    return math.frexp(largest)[1] - 1 if largest else 0
+
+
+def bits(value: float) -> int:
+    """Return the bits of a float64 as a signed integer, for a table."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+class Bound(NamedTuple):
+    """How a certified norm follows from computed numbers: ``raising sqrt(max(Q, 0) + inner S^2) + outer S + 2^-300``.
+
+    Notes
+    -----
+    Let v be an example's vector, the sum of T terms; S the sum of their norms, Q the computed ``|v|^2``, u = 2^-53. A
+    coordinate of v~, what a sum adds for v, is the sum of T products in float64, in any order, times scale and factor:
+    at most T + 4 roundings of numbers that are the sizes of the terms' coordinates. So ``||v~ - v|| <= (T + 4) u S``.
+    Where Q adds squares it is that of a v computed like v~, which is as far from v. Hence `outer`: twice that.
+
+    `inner` is the rounding of a Q whose terms have both signs (the additions of an inner product and of a Q, any
+    order), by Cauchy's inequality relative to ``S^2``; `raising` that of a Q that adds squares, and of N itself. All
+    three are doubled, for S is rounded as well, by less than half.
+
+    The last term is for underflow. Weights are scaled by a power of two, so that the largest lies in [1, 2). Then a
+    weight times a number of float32 loses at most 2^-1075. It is multiplied by three more such numbers at most (with
+    a weight, below 2^129, 2^128, 2^128) and added to at most T^2 p q others in Q: together less than
+    ``T^2 p q 2^-687``, whose root is below 2^-300 for ``T^2 p q < 2^86``. Everything else that underflows is smaller.
+    """
+
+    inner: float
+    outer: float
+    raising: float
+
+
+def bound(total: int, *, signed: int = 0, squares: int = 0) -> Bound:
+    """Return the constants for T = `total`, and so many roundings of a `signed` Q or of a Q of `squares`."""
+    return Bound(2 * signed * UNIT, 4 * (total + 4) * UNIT, 1 + 2 * (squares + 16) * UNIT)
+
+
+def norms_of(parts: Parts, chosen: Bound, squares: Tensor, lengths: Tensor) -> Tensor:
+    """Return N of each example from what adds up to Q (B, any number) and to S (B, any number)."""
+    norms = torch.empty(parts.examples, dtype=torch.float64, device=parts.device)
+    numbers, *_ = table([tuple(map(bits, (*chosen, 2.0**parts.exponent)))], [1], parts.device)
+    launch(
+        _bounds_kernel, (-(-parts.examples // ROWS),), parts.device, numbers, squares, lengths, norms, parts.examples,
+        squares.shape[1], lengths.shape[1], ROWS=ROWS, COLUMNS=WIDTH,
+    )  # fmt: skip
+    return norms
+
+
+@kernel("examples", "squares_width", "lengths_width")
+def _bounds_kernel(
+    numbers, squares, lengths, norms, examples, squares_width, lengths_width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    example = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inner, outer, raising = number(numbers, 1), number(numbers, 2), number(numbers, 3)
+    terms = added(lengths, example, examples, lengths_width, ROWS, COLUMNS)
+    square = tl.maximum(added(squares, example, examples, squares_width, ROWS, COLUMNS), 0.0)
+    # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
+    norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
+    tl.store(norms + example, norm * number(numbers, 4), mask=example < examples)
+
+
+@jit
+def number(numbers, FIELD: tl.constexpr):
+    """Return a float64 of a table."""
+    return tl.load(numbers + FIELD).to(tl.float64, bitcast=True)
+
+
+@jit
+def added(array, example, examples, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the sum of each example's `width` numbers."""
+    sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
+    while start < width:
+        column = start + tl.arange(0, COLUMNS)
+        mask = (example < examples)[:, None] & (column < width)[None, :]
+        sums += tl.load(array + example[:, None] * width + column[None, :], mask=mask, other=0.0)
+        start += COLUMNS
+    return tl.sum(sums, axis=1)
+
+
+@jit
+def rows_at(rows, row_of, example, position, mask, FIELD: tl.constexpr):
+    """Return where the rows of these examples and positions begin: of inputs (FIELD 1) or gradients (FIELD 4)."""
+    part = rows + tl.load(row_of + position, mask=mask, other=0).to(tl.int64) * FIELDS
+    time = position - tl.load(part)
+    at = example * tl.load(part + FIELD + 1) + time * tl.load(part + FIELD + 2)
+    return tl.load(part + FIELD).to(tl.pointer_type(tl.float32)) + at
+
+
+@jit
+def weights_at(rows, row_of, position, mask):
+    """Return the point weights of these positions."""
+    part = rows + tl.load(row_of + position, mask=mask, other=0).to(tl.int64) * FIELDS
+    return tl.load(part + 7).to(tl.float64, bitcast=True)
+
+
+@jit
+def dot(first, second, total):
+    """Return `total` plus a product in float64: of what were float32 numbers, exact before it is added."""
+    return tl.dot(first, second, total, input_precision="ieee", out_dtype=tl.float64)

@@ -1,0 +1,82 @@
+"""The gradient of a matrix that is an embedding and a linear map: certified norms."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+
+from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.rounding import TIED
+from dpcore_triton.embedding import joined, tokens_of
+from dpcore_triton.gram import gram_of, inner_products, lengths_of, signed_roundings
+from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
+from dpcore_triton.pairs import DEPTH, POSITIONS, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
+
+Tensor = torch.Tensor
+
+
+def tied_norms(
+    indices: Sequence[Tensor],
+    token_gradients: Sequence[Tensor],
+    token_weights: Sequence[float],
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    point_weights: Sequence[float],
+    size: int,
+    *,
+    exact: bool = False,  # noqa: ARG001
+) -> Tensor:
+    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`.
+
+    Everything is float64, and `exact` changes nothing. The linear part is measured by inner products: a vocabulary
+    is larger than a text.
+    """
+    check_embedding(indices, token_gradients, token_weights, size)
+    check_linear(inputs, gradients, point_weights)
+    arrays = {"token_gradients": token_gradients, "inputs": inputs, "gradients": gradients}
+    float32_only(**arrays)
+    device = common_device(indices=indices, **arrays)
+    exponent, p = exponent_of([*token_weights, *point_weights]), inputs[0].shape[2]
+    tokens = parts_of(None, token_gradients, token_weights, device, exponent)
+    parts = parts_of(inputs, gradients, point_weights, device, exponent)
+    index = joined(indices)
+    embedding, token_lengths = tokens_of(tokens, index, p, size, None)
+    crossed = tokens.empty(-(-tokens.total // POSITIONS))
+    launch(
+        _cross_kernel, (crossed.numel(),), device, tokens.rows, tokens.row_of, index, parts.rows, parts.row_of,
+        crossed, p, tokens.total, parts.total, size, POSITIONS=POSITIONS, DEPTH=DEPTH,
+    )  # fmt: skip
+    linear, lengths = gram_of(parts, p, size), lengths_of(parts, p, size)
+    adding = tokens.total + COLUMNS + embedding.shape[1]
+    signed = signed_roundings(parts, p, size) + adding + crossed.shape[1]
+    whole = [torch.cat([embedding, linear, crossed], dim=1), torch.cat([token_lengths, lengths], dim=1)]
+    norms = norms_of(parts, bound(tokens.total + parts.total, signed=signed), *whole)
+    first = norms_of(tokens, bound(tokens.total, squares=adding), embedding, token_lengths)
+    second = norms_of(parts, bound(parts.total, signed=signed), linear, lengths)
+    return torch.maximum(norms, TIED * (first + second))
+
+
+@kernel("p", "token_total", "total", "size")
+def _cross_kernel(
+    token_rows, token_row_of, index, rows, row_of, crossed, p, token_total, total, size,
+    POSITIONS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    blocks = (token_total + POSITIONS - 1) // POSITIONS
+    example, first = tl.program_id(0) // blocks, tl.program_id(0) % blocks * POSITIONS + tl.arange(0, POSITIONS)
+    token = tl.load(index + example.to(tl.int64) * token_total + first, mask=first < token_total, other=-1)
+    mask, start = (token >= 0) & (token < size), 0
+    g, weight = rows_at(token_rows, token_row_of, example, first, mask, 4), tl.full((POSITIONS,), 1.0, tl.float64)
+    factor = weights_at(token_rows, token_row_of, first, mask)
+    sums = tl.zeros((POSITIONS, POSITIONS), tl.float64)
+    while start < total:
+        second = start + tl.arange(0, POSITIONS)
+        used = second < total
+        a, e = rows_at(rows, row_of, example, second, used, 1), rows_at(rows, row_of, example, second, used, 4)
+        products = inner_products(g, factor, mask, a, weight, used, p, POSITIONS, DEPTH)
+        entries = tl.load(e[None, :] + token[:, None], mask=mask[:, None] & used[None, :], other=0.0).to(tl.float64)
+        sums += products * (entries * weights_at(rows, row_of, second, used)[None, :])
+        start += POSITIONS
+    tl.store(crossed + tl.program_id(0), 2 * tl.sum(tl.sum(sums, axis=1), axis=0))

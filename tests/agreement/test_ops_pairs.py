@@ -1,0 +1,306 @@
+"""Norms and sums of gradients given as pairs: Triton's kernels against the NumPy reference in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import SPECIAL, assert_agree, few, fewer, floats, seeds, writable
+
+import dpcore_numpy as reference
+from dpcore.errors import ArgumentTypeError
+from dpcore.spec.backends import load_backend
+from dpcore.spec.rounding import TIED
+
+pytest.importorskip("triton")
+
+import torch
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+Arrays = Sequence[np.ndarray]
+
+# Across the edges of tiles (32 rows and columns), of blocks of positions (16) and of what a product adds up (16).
+examples = st.sampled_from([0, 1, 3])
+times = st.lists(st.sampled_from([0, 1, 2, 15, 18]), min_size=1, max_size=2)
+widths = st.sampled_from([0, 1, 3, 16, 33])
+point_weights = st.sampled_from([1.0, -1.0, 0.3, 1000.0, 0.0, 1e-30])
+pairs_of_weights = st.sampled_from(
+    [[1000.3, -1000.3], [1000.0, -999.0], [1e-200, -1e-200], [1.0, 1e-300], [1e150, 2.0]]
+)
+sizes = st.sampled_from([1, 5, 40])
+
+
+def sent(values: Any) -> Any:
+    """Arrays in the backend's memory; what is none stays as it is."""
+    if isinstance(values, list):
+        return [sent(value) for value in values]
+    return load_backend("triton").from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
+def wide(values: Any) -> Any:
+    """Arrays of numbers in float64, in which the reference is the definition."""
+    if isinstance(values, list):
+        return [wide(value) for value in values]
+    return values.astype(np.float64) if isinstance(values, np.ndarray) and values.dtype == np.float32 else values
+
+
+def absolute(values: Any) -> Any:
+    """Absolute values of numbers, not of indices and sizes."""
+    if isinstance(values, list):
+        return [absolute(value) for value in values]
+    numbers = isinstance(values, float) or (isinstance(values, np.ndarray) and values.dtype == np.float64)
+    return abs(values) if numbers else values
+
+
+def assert_norms_agree(operation: str, *arguments: Any, **options: Any) -> np.ndarray:
+    """Hold Triton's norms to those of the reference in float64."""
+    backend = load_backend("triton")
+    got = getattr(backend, operation)(*map(sent, arguments), **{name: sent(value) for name, value in options.items()})
+    got = backend.to_numpy(got)
+    wider = {name: wide(value) for name, value in options.items()}
+    expected = getattr(reference, operation)(*map(wide, arguments), **wider)
+    assert got.dtype == np.float64
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(np.isfinite(got), finite)
+    with np.errstate(over="ignore"):
+        assert_agree(operation, got[finite].astype(np.float32), expected[finite].astype(np.float32))
+    return got
+
+
+def assert_sums_agree(operation: str, *arguments: Any, scale: np.ndarray | None) -> None:
+    """Hold Triton's sum to the reference's in float64, relative to the sum of the absolute values of all terms."""
+    backend = load_backend("triton")
+    *_, out = given_ = [*map(sent, arguments)]
+    getattr(backend, operation)(*given_, scale=sent(scale))
+    expected, terms = [wide(list(arguments)) for _ in range(2)]
+    terms = absolute(terms)
+    expected[-1], terms[-1] = writable(expected[-1]), writable(terms[-1])
+    getattr(reference, operation)(*expected, scale=wide(scale))
+    getattr(reference, operation)(*terms, scale=absolute(wide(scale)))
+    assert_agree(operation, backend.to_numpy(out), expected[-1], terms[-1])
+
+
+def factors(rng: np.random.Generator, arrays: Arrays) -> np.ndarray:
+    """Weights as a clip gives them: 0 for every example that is not finite, and for some others."""
+    weights = writable(floats(rng, len(arrays[0])))
+    for array in arrays:
+        weights[~np.isfinite(array).all(axis=(1, 2))] = 0
+    weights[rng.random(len(weights)) < 0.2] = 0
+    return weights if rng.random() < 0.5 else weights.astype(np.float64)
+
+
+@few
+@given(seeds, examples, times, widths, widths, st.data())
+def test_linear_maps_agree(seed: int, count: int, lengths: list[int], p: int, q: int, data: st.DataObject) -> None:
+    rng, special = np.random.default_rng(seed), data.draw(st.booleans()) and p * q > 0
+    inputs = [floats(rng, count, length, p, special=special) for length in lengths]
+    gradients = [floats(rng, count, length, q) for length in lengths]
+    points = [data.draw(point_weights) for _ in lengths]
+    scale = floats(rng, q * p) if data.draw(st.booleans()) else None
+    chosen = {"scale": scale, "gram": data.draw(st.booleans()), "exact": data.draw(st.booleans())}
+    assert_norms_agree("linear_norms", inputs, gradients, points, **chosen)
+    out = floats(rng, q * p).astype(np.float64)
+    assert_sums_agree("linear_sum", inputs, gradients, points, factors(rng, inputs), out, scale=scale)
+
+
+@pytest.mark.parametrize("by", ["tiles", "gram", "scale"])
+def test_linear_maps_of_several_blocks_agree(by: str) -> None:
+    """More rows, columns and positions than a program takes at once."""
+    rng = np.random.default_rng(5)
+    inputs, gradients = ([floats(rng, 2, time, n) for time in (15, 18)] for n in (33, 34))
+    scale = floats(rng, 34 * 33) if by == "scale" else None
+    assert_norms_agree("linear_norms", inputs, gradients, [2.0, -0.3], scale=scale, gram=by == "gram")
+    weights, out = factors(rng, inputs), floats(rng, 34 * 33).astype(np.float64)
+    assert_sums_agree("linear_sum", inputs, gradients, [2.0, -0.3], weights, out, scale=scale)
+
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_many_examples_of_one_position_agree(count: int) -> None:
+    """There the product runs over the batch, but for those that a clip left out."""
+    rng = np.random.default_rng(count)
+    inputs, gradients = [floats(rng, count, 1, 33, special=True)], [floats(rng, count, 1, 2)]
+    assert_norms_agree("linear_norms", inputs, gradients, [-3.0])
+    weights, out = factors(rng, inputs), floats(rng, 66).astype(np.float64)
+    assert_sums_agree("linear_sum", inputs, gradients, [-3.0], weights, out, scale=None)
+
+
+@few
+@given(seeds, examples, times, widths.filter(bool), sizes, st.data())
+def test_embeddings_agree(seed: int, count: int, lengths: list[int], q: int, size: int, data: st.DataObject) -> None:
+    rng, special = np.random.default_rng(seed), data.draw(st.booleans())
+    indices = [rng.integers(-1, size, (count, length)) for length in lengths]
+    gradients = [writable(floats(rng, count, length, q, special=special)) for length in lengths]
+    points = [data.draw(point_weights) for _ in lengths]
+    scale = floats(rng, size * q) if data.draw(st.booleans()) else None
+    weights = factors(rng, gradients)
+    for index, gradient in zip(indices, gradients, strict=True):
+        gradient[index < 0] = np.nan  # what is at a padding token does not matter
+    assert_norms_agree("embedding_norms", indices, gradients, points, size, scale=scale)
+    out = floats(rng, size * q).astype(np.float64)
+    assert_sums_agree("embedding_sum", indices, gradients, points, weights, out, scale=scale)
+
+
+@few
+@given(seeds, examples, times, times, st.sampled_from([1, 3, 17]), sizes, st.data())
+def test_norms_of_tied_matrices_agree(
+    seed: int, count: int, token_lengths: list[int], lengths: list[int], p: int, size: int, data: st.DataObject
+) -> None:
+    rng, special = np.random.default_rng(seed), data.draw(st.booleans())
+    indices = [rng.integers(-1, size, (count, length)) for length in token_lengths]
+    token_gradients = [writable(floats(rng, count, length, p)) for length in token_lengths]
+    inputs = [floats(rng, count, length, p) for length in lengths]
+    gradients = [floats(rng, count, length, size, special=special) for length in lengths]
+    points = [[data.draw(point_weights) for _ in chosen] for chosen in (token_lengths, lengths)]
+    for index, gradient in zip(indices, token_gradients, strict=True):
+        gradient[index < 0] = np.nan
+    assert_norms_agree(
+        "tied_norms", indices, token_gradients, points[0], inputs, gradients, points[1], size, exact=True
+    )
+
+
+def squared(vector: Iterable[Fraction | float]) -> Fraction:
+    """The squared norm, exactly."""
+    return sum((Fraction(value) ** 2 for value in vector), Fraction(0))
+
+
+def assert_certified(norms: torch.Tensor, add: Callable[[torch.Tensor, torch.Tensor], None], coordinates: int) -> None:
+    """Hold each norm to be one of what is added for that example alone, in rational arithmetic."""
+    backend = load_backend("triton")
+    for i, norm in enumerate(norms.tolist()):
+        weights, out = np.zeros(len(norms), np.float32), sent(np.zeros(coordinates))
+        weights[i] = 1
+        add(sent(weights), out)
+        assert squared(backend.to_numpy(out).tolist()) <= Fraction(norm) ** 2, (i, norm)
+
+
+def true_gradients(inputs: Arrays, gradients: Arrays, points: list[float], scale: Any) -> Iterator[list[Fraction]]:
+    """Each example's vector, exactly."""
+    to_exact = np.vectorize(Fraction, otypes=[object])
+    for i in range(len(inputs[0])):
+        terms = [
+            Fraction(point) * to_exact(gradient[i].astype(float)).T @ to_exact(rows[i].astype(float))
+            for point, rows, gradient in zip(points, inputs, gradients, strict=True)
+        ]
+        v = sum(terms[1:], terms[0]).ravel()
+        yield list(v if scale is None else v * to_exact(scale.astype(float)))
+
+
+def nearly_the_same(rng: np.random.Generator, *shape: int) -> list[np.ndarray]:
+    """Rows at two points, at relative distances of 1e-2, 1e-4 and 1e-6 in three examples.
+
+    In the fourth they are of any size, in the fifth 0 at the first point.
+    """
+    first = rng.standard_normal((5, *shape))
+    second = first * (1 + rng.standard_normal(first.shape) * np.array([1e-2, 1e-4, 1e-6, 0, 0])[:, None, None])
+    first[3], second[3] = (rng.choice(SPECIAL[np.isfinite(SPECIAL)], shape) for _ in range(2))
+    first[4] = 0
+    return [first.astype(np.float32), second.astype(np.float32)]
+
+
+@pytest.mark.parametrize("by", ["tiles", "gram", "exact", "scale"])
+@fewer
+@given(seeds, st.sampled_from([1, 5, 17]), pairs_of_weights)
+def test_what_a_linear_map_adds_is_within_its_norm(by: str, seed: int, time: int, points: list[float]) -> None:
+    """And so is the true vector, since another order of additions may round to it."""
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    inputs, gradients = nearly_the_same(rng, time, 3), nearly_the_same(rng, time, 2)
+    scale = rng.choice(SPECIAL[2:5], 6) if by == "scale" else None
+    parts, scales = (sent(inputs), sent(gradients), points), {"scale": sent(scale)}
+    norms = backend.linear_norms(*parts, **scales, gram=by == "gram", exact=by == "exact")
+    assert_certified(norms, lambda weights, out: backend.linear_sum(*parts, weights, out, **scales), 6)
+    for norm, vector in zip(norms.tolist(), true_gradients(inputs, gradients, points, scale), strict=True):
+        assert squared(vector) <= Fraction(norm) ** 2
+
+
+@fewer
+@given(seeds, st.sampled_from([1, 5, 17]), st.booleans(), pairs_of_weights)
+def test_what_a_tied_matrix_adds_is_within_its_norm(seed: int, time: int, alone: bool, points: list[float]) -> None:
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    index = rng.integers(-1, 3, (5, time))
+    tokens = (sent([index, index]), sent(nearly_the_same(rng, time, 2)), points)
+    linear = (sent(nearly_the_same(rng, time, 2)), sent(nearly_the_same(rng, time, 3)), points)
+
+    def add(weights: torch.Tensor, out: torch.Tensor) -> None:
+        backend.embedding_sum(*tokens, weights, out)
+        if not alone:
+            backend.linear_sum(*linear, weights, out)
+
+    norms = backend.embedding_norms(*tokens, 3) if alone else backend.tied_norms(*tokens, *linear, 3)
+    assert_certified(norms, add, 6)
+
+
+def test_a_tied_matrix_whose_parts_cancel_keeps_a_share_of_their_norms() -> None:
+    one, index = np.ones((1, 1, 1), np.float32), np.zeros((1, 1), np.int64)
+    got = assert_norms_agree("tied_norms", [index], [one], [1.0], [one], [one], [-1.0], 1)
+    assert got[0] >= 2 * TIED
+
+
+def test_lengths_of_terms_are_their_norms() -> None:
+    """What rounding is bounded by: it is too small to be seen in a norm."""
+    from dpcore_triton import embedding, linear, pairs
+
+    rng, device = np.random.default_rng(2), sent(np.zeros(1)).device
+    a, e, scale = floats(rng, 2, 18, 33), floats(rng, 2, 18, 34), floats(rng, 34 * 33)
+    parts = pairs.parts_of([sent(a)], [sent(e)], [-1.5], device)
+    terms = 1.5 * np.einsum("btq,btp->btqp", wide(e), wide(a)) * wide(scale).reshape(34, 33)
+    got = linear._scaled_lengths(parts, 33, 34, sent(scale))
+    np.testing.assert_allclose(load_backend("triton").to_numpy(got), np.linalg.norm(terms, axis=(2, 3)), rtol=1e-12)
+    index = rng.integers(-1, 33, (2, 18))
+    expected = 1.5 * np.linalg.norm(wide(e) * wide(scale).reshape(33, 34)[index], axis=2) * (index >= 0)
+    _, got = embedding.tokens_of(parts, sent(index), 34, 33, sent(scale))
+    np.testing.assert_allclose(load_backend("triton").to_numpy(got), expected, rtol=1e-12)
+
+
+def test_examples_of_weight_zero_add_nothing() -> None:
+    backend = load_backend("triton")
+    for time in (1, 2):
+        rows = np.full((3, time, 2), np.nan, np.float32)
+        rows[1] = 1
+        weights, out = sent(np.array([0, 2, -0.0])), sent(np.array([1, 1, -0.0, 0]))
+        backend.linear_sum([sent(rows)], [sent(rows)], [1.0], weights, out)
+        np.testing.assert_array_equal(backend.to_numpy(out), 2 * time + np.array([1, 1, 0, 0]))
+        index, out = np.array([[0] * time, [1] * time, [0] * time]), sent(np.array([1, 1, -0.0, 0]))
+        backend.embedding_sum([sent(index)], [sent(rows)], [1.0], weights, out)
+        np.testing.assert_array_equal(backend.to_numpy(out), [1, 1, 2 * time, 2 * time])
+
+
+def test_arrays_may_be_views() -> None:
+    """Activations with time first, a cut, one row for all examples, columns with gaps."""
+    backend, rng = load_backend("triton"), np.random.default_rng(0)
+    rows = floats(rng, 5, 4, 6)
+    whole = sent(rows)
+    first = sent(np.ascontiguousarray(rows.transpose(1, 0, 2))).transpose(0, 1)
+    views = [first, whole[:, 1:3], whole[:, :1].expand(5, 3, 6), sent(np.repeat(rows, 2, axis=2))[:, :, ::2]]
+    plain = [rows, rows[:, 1:3], np.repeat(rows[:, :1], 3, axis=1), rows]
+    gradients = [floats(rng, *part.shape[:2], 3) for part in plain]
+    out, weights, expected = sent(np.zeros(18)), sent(np.ones(5, np.float32)), np.zeros(18)
+    points = [1.0, -2.0, 0.5, 1.0]
+    backend.linear_sum(views, sent(gradients), points, weights, out)
+    for point, part, gradient in zip(points, plain, gradients, strict=True):
+        expected += point * np.einsum("bte,bta->ea", wide(gradient), wide(part)).ravel()
+    np.testing.assert_allclose(backend.to_numpy(out), expected, rtol=1e-9, atol=1e-6)
+    for gram in (False, True):
+        got = backend.linear_norms(views, sent(gradients), points, gram=gram)
+        np.testing.assert_allclose(
+            backend.to_numpy(got), reference.linear_norms(wide(plain), wide(gradients), points), rtol=1e-9
+        )
+
+
+def test_float64_is_refused_with_the_remedy() -> None:
+    backend, rows = load_backend("triton"), [sent(np.ones((2, 1, 3)))]
+    index = [sent(np.zeros((2, 1), np.int64))]
+    for run in (
+        lambda: backend.linear_norms(rows, rows, [1.0]),
+        lambda: backend.linear_sum(rows, rows, [1.0], sent(np.ones(2)), sent(np.ones(9))),
+        lambda: backend.embedding_norms(index, rows, [1.0], 1),
+        lambda: backend.embedding_sum(index, rows, [1.0], sent(np.ones(2)), sent(np.ones(3))),
+        lambda: backend.tied_norms(index, rows, [1.0], rows, rows, [1.0], 3),
+    ):
+        with pytest.raises(ArgumentTypeError, match=r"\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):
+            run()

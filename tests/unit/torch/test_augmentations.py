@@ -1,0 +1,126 @@
+"""Several views of an example: the mean of their gradients is clipped as one vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, PrivacyError
+from dpcore.methods import disk, dp_sgd
+from dpcore.sampling import PoissonSampler, UserSampler
+from tests.unit.torch_runs import DATA, finish, load, model, saved, start, values
+
+CLIP = 0.2
+
+
+class Views(Dataset[Any]):
+    """Each reading of an example is another, if `moves`."""
+
+    def __init__(self, moves: float = 1.0) -> None:
+        self.moves = moves
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        return DATA[0][index] + self.moves * torch.randn(5), int(DATA[1][index])
+
+
+def clipped_sum(batch: Any, sizes: list[int], views: int) -> torch.Tensor:
+    """Row by row, in float64: the sum of the units' clipped vectors."""
+    net = model().double()
+    rows = []
+    for x, y in zip(*batch, strict=True):
+        net.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[None].double()), y[None]).backward()
+        rows.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    units = [part.sum(0) / views for part in torch.stack(rows).split(sizes)]
+    assert any(unit.norm() > CLIP for unit in units)
+    return torch.stack([unit * min(1.0, CLIP / unit.norm().item()) for unit in units]).sum(0)
+
+
+def users() -> UserSampler:
+    return UserSampler(PoissonSampler(dataset_size=9, batch_size=4), np.arange(30) % 9, 4)
+
+
+@pytest.mark.parametrize("by_user", [False, True])
+@pytest.mark.parametrize("microbatch_size", [None, 1, 2, 3, 5])
+@pytest.mark.parametrize("views", [1, 3])
+def test_the_mean_of_an_examples_views_is_clipped_once(views: int, microbatch_size: int | None, by_user: bool) -> None:
+    method = dp_sgd(lr=0.3, noise_multiplier=1.0, batch_size=4 if by_user else 8, max_grad_norm=CLIP)
+    options = {"sampling": users()} if by_user else {}
+    run = start(
+        model(),
+        method,
+        data=Views(),
+        augmentations=views,
+        microbatch_size=microbatch_size,
+        target_delta=1e-3,
+        **options,
+    )
+    mechanism = run._engine.mechanism
+    batch = next(iter(run.loader))
+    indices = run.plan.sampler.indices(mechanism.keys.sampling, 0)
+    assert len(batch[0]) == views * len(indices)
+    assert torch.equal(batch[1], DATA[1][indices].repeat_interleave(views))
+    assert len(batch[0].unique(dim=0)) == len(batch[0])  # views are unlike
+    units = run.plan.sampler.units(mechanism.keys.sampling, 0)
+    sizes = [views] * len(indices) if units is None else [views * int(size) for size in units]
+    run._engine.accumulate(batch)
+    found = torch.cat([torch.as_tensor(total) for total in mechanism.vectors.totals])
+    assert torch.allclose(found, clipped_sum(batch, sizes, views), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [dp_sgd, disk])
+def test_views_that_are_alike_are_one_row(method: Any) -> None:
+    def end(views: int) -> torch.Tensor:
+        settings = {"lr": 0.3, "noise_multiplier": 1.0, "batch_size": 8, "max_grad_norm": CLIP}
+        return finish(start(model(), method(**settings), data=Views(0.0), augmentations=views))
+
+    assert torch.allclose(end(4), end(1), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(end(1), values(model()), rtol=1e-2)
+
+
+def test_views_follow_from_the_key_alone_and_cost_nothing() -> None:
+    def run(seed: int, **options: Any) -> Any:
+        torch.manual_seed(seed)
+        return start(model(), data=Views(), augmentations=2, stop=5, **options)
+
+    assert torch.equal(values(run(1).model), values(run(2, prefetch=1).model))
+    assert not torch.equal(values(run(1).model), values(run(1, key=bytes(32)).model))
+    assert run(1).epsilon() == start(model(), data=Views(), stop=5).epsilon()
+    resumed = load(run(1), saved(run(1)))
+    assert torch.equal(finish(resumed), finish(run(1)))
+
+
+def test_a_batch_with_some_of_the_views_is_not_the_one_that_was_drawn() -> None:
+    run = start(model(), data=Views(), augmentations=2, sampling="fixed_order")
+    inputs, targets = next(iter(run.loader))
+    with pytest.raises(PrivacyError, match="another number of examples"):
+        run.step((inputs[::2], targets[::2]))
+    run.step((inputs, targets))
+
+
+def test_an_empty_draw_has_no_views() -> None:
+    method = dp_sgd(lr=0.3, noise_multiplier=1.0, batch_size=0.001)
+    run = start(model(), method, data=Views(), augmentations=3, steps=2, epochs=None)
+    before = values(run.model).clone()
+    assert not torch.equal(finish(run), before)  # noise
+
+
+REFUSED = (
+    ({"data": DATA, "augmentations": 2}, ArgumentError, "augmentations=2 with tensors as data: a row"),
+    ({"data": Views(), "augmentations": 0}, ArgumentError, "augmentations=0"),
+    ({"data": Views(), "augmentations": 1.5}, ArgumentTypeError, "augmentations=1.5"),
+    ({"data": Views(), "prefetch": -1}, ArgumentError, "prefetch=-1"),
+)
+
+
+@pytest.mark.parametrize(("options", "kind", "words"), REFUSED)
+def test_refused(options: dict[str, Any], kind: type[DpcoreError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        start(model(), **options)

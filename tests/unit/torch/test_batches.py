@@ -1,0 +1,229 @@
+"""Batches: every container is walked alike, and the same rows in another container are the same run."""
+
+from __future__ import annotations
+
+import collections
+from collections import UserDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree
+from torch.utils.data import Dataset
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.torch.data import batches
+from dpcore.torch.data.reading import join
+from tests.unit.torch_runs import DATA, finish, sgd, start
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class Record:
+    x: Any
+    y: Any = None
+
+    def __post_init__(self) -> None:
+        assert not isinstance(self.x, str)  # would fail on the names that stand for tensors below
+
+
+class Output(collections.OrderedDict[str, Any]):
+    """Registered with torch's pytree, as the outputs of Hugging Face's models are, and leaving None out."""
+
+
+_pytree.register_pytree_node(
+    Output, lambda o: (list(o.values()), list(o)), lambda values, keys: Output(zip(keys, values, strict=True))
+)
+
+A, B = torch.zeros(2, 3), torch.ones(2)
+# The container, its type once it is built again, and the names of A and B in it.
+CONTAINERS = {
+    "list": ([A, B], list, ["[0]", "[1]"]),
+    "tuple": ((A, B), tuple, ["[0]", "[1]"]),
+    "named tuple": (Pair(A, B), Pair, ["[0]", "[1]"]),
+    "dict": ({"a": A, "b": B}, dict, ["['a']", "['b']"]),
+    "ordered": (collections.OrderedDict(b=A, a=B), collections.OrderedDict, ["['b']", "['a']"]),
+    "registered": (Output(b=A, a=B), Output, ["['b']", "['a']"]),
+    "mapping": (UserDict(a=A, b=B), dict, ["['a']", "['b']"]),
+    "dataclass": (Record(A, B), Record, [".x", ".y"]),
+    "sequence": (collections.UserList([A, B]), tuple, ["[0]", "[1]"]),
+    "nested": ({"a": (A, None), "b": Record([B])}, dict, ["['a'][0]", "['b'].x[0]"]),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_every_container_is_walked_and_built_again(kind: str) -> None:
+    tree, built, names = CONTAINERS[kind]
+    assert [id(tensor) for tensor in batches.leaves(tree)] == [id(A), id(B)]
+    assert list(batches.named(tree)) == [f"batch{name}" for name in names]
+    moved = batches.tree_map(lambda tensor: tensor + 2, tree)
+    assert type(moved) is built
+    assert [tensor.flatten()[0] for tensor in batches.leaves(moved)] == [2, 3]
+    assert list(batches.named(moved)) == list(batches.named(tree))
+    assert (A.sum(), B.sum(), batches.size(tree)) == (0, 2, 2)
+
+
+def test_what_else_an_output_holds_is_passed_over_and_a_batch_with_it_is_refused() -> None:
+    tree = {"loss": A, "name": "a", "cache": object(), "flag": True, "rest": (B, 3)}
+    assert [id(tensor) for tensor in batches.leaves(tree)] == [id(A), id(B)]
+    with pytest.raises(ArgumentTypeError, match=r"batch\['name'\]='str': a batch holds tensors"):
+        batches.tree_map(lambda tensor: tensor, tree)
+
+
+class Classifier(nn.Module):
+    """Takes fields by keyword, or one record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Any, y: Any = None, extra: Any = None) -> torch.Tensor:
+        assert extra is None
+        return self.layer(x.x if isinstance(x, Record) else x)
+
+
+class Rows(Dataset[Any]):
+    """Examples made one by one, of a kind."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(*(tensor[index] for tensor in DATA))
+
+
+class Table:
+    """What a Hugging Face dataset offers: rows by number, several at once, plain lists and columns that are None."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("several rows are read at once")
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        assert all(type(place) is int for place in places)
+        return [{"x": DATA[0][i].tolist(), "y": int(DATA[1][i]), "extra": None} for i in places]
+
+
+def encoded(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return UserDict(x=x.tolist(), y=int(y), extra=None)
+
+
+@pytest.fixture(scope="module")
+def end() -> torch.Tensor:
+    return finish(start(Classifier()))
+
+
+# fmt: off
+KINDS = {
+    "tuples": lambda: Rows(lambda x, y: (x, y)),
+    "named tuples": lambda: Rows(Pair),
+    "lists of numbers": lambda: [(x.tolist(), int(y)) for x, y in zip(*DATA, strict=True)],
+    "inputs by keyword": lambda: Rows(lambda x, y: ({"x": x, "extra": None}, y)),
+    "encodings": lambda: Rows(lambda x, y: (UserDict(x=x.tolist()), y)),
+    "a mapping of tensors": lambda: (UserDict(x=DATA[0], extra=None), DATA[1]),
+    "records": lambda: Rows(lambda x, y: (Record(x), y)),
+    "a record of tensors": lambda: [(Record(x), y) for x, y in zip(*DATA, strict=True)],
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_the_same_rows_in_another_container_are_the_same_run(kind: str, vectorize: bool, end: torch.Tensor) -> None:
+    found = finish(start(Classifier(), data=KINDS[kind](), vectorize=vectorize, steps=12, epochs=None))
+    assert torch.allclose(found, end, rtol=1e-5, atol=1e-6)
+
+
+class Labelled(Classifier):
+    """Makes its loss of a field, as Hugging Face's models do."""
+
+    def forward(self, x: Any, y: Any = None, extra: Any = None) -> Any:
+        return Output(loss=nn.functional.cross_entropy(super().forward(x, y, extra), y))
+
+
+@pytest.mark.parametrize("kind", ["a table of lists", "encodings", "a list of dicts", "one encoding of tensors"])
+def test_a_mapping_is_the_models_keyword_arguments(kind: str, end: torch.Tensor) -> None:
+    data = {
+        "a table of lists": Table(),
+        "encodings": Rows(encoded),
+        "a list of dicts": [dict(encoded(x, y)) for x, y in zip(*DATA, strict=True)],
+        "one encoding of tensors": UserDict(x=DATA[0], y=DATA[1]),
+    }[kind]
+    found = finish(start(Labelled(), data=data, loss=lambda output: output["loss"]))
+    assert torch.allclose(found, end, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of packages that it pickles by
+@pytest.mark.parametrize("formatted", [True, False])
+def test_a_hugging_face_dataset(formatted: bool, end: torch.Tensor) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"x": DATA[0].tolist(), "y": DATA[1].tolist()}
+    table = datasets.Dataset.from_dict({**columns, "text": ["a"] * 30})
+    with pytest.raises(ArgumentTypeError, match=r"data\[\.\.\.\]\['text'\]='str': text is no input"):
+        start(Labelled(), data=table, loss=lambda output: output["loss"])
+    table = datasets.Dataset.from_dict(columns)
+    if formatted:
+        table.set_format("torch")
+    found = finish(start(Labelled(), data=table, loss=lambda output: output["loss"]))
+    assert torch.allclose(found, end, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("example", [{"x": 1, "text": "a"}, ("a", 1), Record([{"name": b"a"}]), "a"])
+def test_text_in_an_example_is_refused_with_the_name_of_its_field(example: Any) -> None:
+    field = {dict: r"\['text'\]", tuple: r"\[0\]", Record: r"\.x\[0\]\['name'\]", str: ""}[type(example)]
+    for data in ([example] * 30, Rows(lambda x, y: example)):
+        with pytest.raises(ArgumentTypeError, match=rf"^data\[\.\.\.\]{field}='(str|bytes)': text is no input"):
+            start(Classifier(), data=data)
+
+
+# fmt: off
+ODD_ROWS = {
+    "a field that is missing at times": lambda x, y, odd: ({"x": x} | ({} if odd else {"extra": x}), y),
+    "None at times": lambda x, y, odd: ({"x": x, "extra": None if odd else x}, y),
+    "a number that is no integer": lambda x, y, odd: ([1, 2, 0.5 if odd else 3], int(y)),
+    "another length": lambda x, y, odd: (x[: 4 if odd else 5], y),
+    "a list of another length": lambda x, y, odd: (x[: 4 if odd else 5].tolist(), y),
+    "a deeper list": lambda x, y, odd: ([[1.0, 2.0, 3.0, 4.0, 5.0]] if odd else x.tolist(), y),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", ODD_ROWS)
+@pytest.mark.parametrize("alone", [True, False])
+def test_examples_of_another_form_are_refused_without_telling_which(kind: str, alone: bool) -> None:
+    """Alone in its batch the odd one stacks, and still is refused: it would be a batch of another form."""
+
+    class Odd(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return self.make(*(tensor[index] for tensor in DATA), index == 1)
+
+    class Mean(nn.Linear):
+        def forward(self, x: Any, extra: Any = None) -> torch.Tensor:
+            return super().forward(x.float().reshape(len(x), -1).mean(1, keepdim=True))
+
+    run = start(Mean(1, 3), sgd(batch_size=1 if alone else 8), data=Odd(ODD_ROWS[kind]), sampling="fixed_order")
+    with pytest.raises(ArgumentError, match="fixed length") as caught:
+        finish(run)
+    assert not any(digit in str(caught.value).replace("example 0", "") for digit in "0123456789")
+
+
+def test_joining_keeps_the_form_of_an_example() -> None:
+    joined = join([Record(Pair([1, 2], 3.5), {"n": None, "t": torch.ones(2)})] * 4)
+    assert isinstance(joined, Record)
+    assert isinstance(joined.x, Pair)
+    assert torch.equal(joined.x.x, torch.tensor([[1, 2]] * 4))
+    assert joined.x.y.shape == (4,)
+    assert joined.y["n"] is None
+    assert joined.y["t"].shape == (4, 2)
