@@ -112,7 +112,7 @@ class _NoExamples(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
-    def backward(_ctx: Any, *_gradients: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(_ctx: Any, *_gradients: torch.Tensor) -> Any:
         raise UnknownLayout("the loss takes an output of the model that has no dimension of examples")
 
 

@@ -75,7 +75,9 @@ class Operation:
         """Return a view (B, T, ...) of a tensor whose examples lie along `layout`; T = 1 where each has one row."""
         if layout is None or tensor.shape[layout.dim] != self.examples * layout.rows:
             raise UnknownLayout(f"no examples in a tensor of shape {tuple(tensor.shape)}")
-        return tensor.movedim(layout.dim, 0).unflatten(0, (self.examples, layout.rows))
+        first = tensor.movedim(layout.dim, 0)
+        view: torch.Tensor = first.unflatten(0, (self.examples, layout.rows))  # type: ignore[no-untyped-call]
+        return view
 
     def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
         """Return the output, which tells `collect` its gradient in the backward pass, together with `saved`."""

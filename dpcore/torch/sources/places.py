@@ -28,7 +28,7 @@ class Layout(NamedTuple):
     def examples_first(self, tensor: torch.Tensor, examples: int) -> torch.Tensor:
         """Return a view (examples, rows, ...), or (examples, ...) where each has one row, with the examples first."""
         moved = tensor.movedim(self.dim, 0)
-        return moved if self.rows == 1 else moved.unflatten(0, (examples, self.rows))
+        return moved if self.rows == 1 else moved.unflatten(0, (examples, self.rows))  # type: ignore[no-untyped-call]
 
 
 class Call(NamedTuple):

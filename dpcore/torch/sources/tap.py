@@ -21,10 +21,11 @@ class Tap(torch.autograd.Function):
         ctx.record = record
         ctx.save_for_backward(*saved)
         # The same memory, and no view of it in autograd's eyes: what follows may change it in place, as ReLU does.
-        return torch.ops.aten._unsafe_view(output, output.shape)
+        result: torch.Tensor = torch.ops.aten._unsafe_view(output, output.shape)
+        return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Return the output's gradient."""
         saved = ctx.saved_tensors  # once: a gradient checkpoint makes them anew
         ctx.record(gradient, saved)
