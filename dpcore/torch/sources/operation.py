@@ -43,10 +43,8 @@ class Operation:
 
     def _cut(self, tree: Any) -> Any:
         """Return a tree as `tensors` sees it, with values in the place of derived tensors."""
-        if isinstance(tree, torch.Tensor):
-            derived = self.tracer.derived(tree)
-            if derived is None:
-                return tree
+        derived = self.tracer.derived(tree)
+        if derived is not None:
             self._derived[id(derived.value)] = derived
             return derived.value
         if isinstance(tree, (tuple, list)):

@@ -80,11 +80,14 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _gather(tree: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(tree, torch.Tensor):
-        found.append(tree)
-    elif isinstance(tree, (tuple, list)):
+    if isinstance(tree, (tuple, list)):
         for value in tree:
-            _gather(value, found)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif isinstance(value, (tuple, list, dict)):
+                _gather(value, found)
+    elif isinstance(tree, torch.Tensor):
+        found.append(tree)
     elif isinstance(tree, dict):
         for value in tree.values():
             _gather(value, found)

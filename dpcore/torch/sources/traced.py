@@ -39,8 +39,10 @@ class TracedGradient:
         self.sites = Sites()
         self.outputs: Outputs | None = None
 
-    def learn(self, made: Callable[[int], Tree], point: Sequence[torch.Tensor]) -> None:
+    def learn(self, made: Callable[[int], Tree], point: Sequence[torch.Tensor], keep: bool = False) -> None:
         """Find the examples in all that the model computes; ``made(n)`` is a made-up batch of n examples.
+
+        With `keep`, what was learned before stays known: for another branch of the model, as with and without padding.
 
         Raises
         ------
@@ -61,7 +63,7 @@ class TracedGradient:
             if found.keys() == losses.keys():
                 break
             losses = found
-        self.sites, self.outputs = Sites(), Outputs(first, second)
+        self.sites, self.outputs = self.sites if keep else Sites(), Outputs(first, second)
         self(point, batches.tree_map(torch.clone, batch), Learning(learning, state))
         torch.default_generator.set_state(state)
 

@@ -50,6 +50,8 @@ def traced(model: nn.Module, loss: Any, batch: Any) -> tuple[TracedGradient, lis
     gradient = TracedGradient(model, loss, names)
     point = [dict(model.named_parameters())[name].detach() for name in names]
     gradient.learn(lambda count: batches.synthetic(batch, count), point)
+    if isinstance(batch, dict):  # its masks leave something out, those of the made-up batch may not
+        gradient.learn(lambda count: batches.tree_map(lambda t: t[:count], batch), point, keep=True)
     return gradient, point
 
 
