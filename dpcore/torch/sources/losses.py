@@ -27,8 +27,6 @@ LOSSES = frozenset({
     F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.soft_margin_loss,
 })  # fmt: skip
 
-_FIRST = ("input", "target")  # the only arguments that hold examples
-
 
 def example_losses_inside(
     function: Any, args: Any, kwargs: Any, examples: int, layouts: Sequence[Layout | None]
@@ -45,9 +43,7 @@ def example_losses_inside(
     held = {name: value for name, value in given.items() if known.get(id(value)) is not None}
     if not held:
         return None
-    if not held.keys() <= set(_FIRST) or any(
-        known[id(value)] != (0, value.shape[0] // examples) for value in held.values()
-    ):
+    if any(known[id(value)] != (0, value.shape[0] // examples) for value in held.values()):
         raise UnknownLayout("a loss function in the model whose examples do not lie along the first dimension")
     parts = [value.unflatten(0, (examples, -1)) for value in held.values()]
 

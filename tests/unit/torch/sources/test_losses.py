@@ -69,6 +69,7 @@ INSIDE = [
     lambda z, y: F.cross_entropy(z.view(-1, 3), y.view(-1), weight=torch.tensor([1.0, 2.0, 3.0]), reduction="sum"),
     lambda z, y: F.cross_entropy(z.mT, y, torch.tensor([1.0, 2.0, 3.0]), label_smoothing=0.1),
     lambda z, y: F.mse_loss(z.squeeze(), F.one_hot(y, 3).float().squeeze()) * 2,
+    lambda z, y: F.binary_cross_entropy_with_logits(z, F.one_hot(y, 3).float(), weight=1.0 + y.unsqueeze(-1)),
     lambda z, y: F.mse_loss(z, F.one_hot(y, 3).float(), None, None, "none").mean((1, 2)),
     lambda z, y: F.nll_loss(z.log_softmax(-1).mT, y, reduction="sum") + F.mse_loss(torch.ones(12), torch.zeros(12)),
     lambda z, y: F.binary_cross_entropy_with_logits(

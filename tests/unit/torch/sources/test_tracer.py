@@ -180,9 +180,10 @@ def test_compiled_models() -> None:
 def test_autocast_and_small_floats() -> None:
     def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return s.b(torch.sigmoid(s.norm(s.a(x) * s.scale)) ** s.scale.sigmoid())
+            h = torch.sigmoid(s.norm(s.a(x) * s.scale)) ** s.scale.sigmoid()
+            return s.b(h) + torch.tensordot(h, s.form, 1)
 
-    model = Layers(forward, norm=nn.LayerNorm(6), scale=made(6))
+    model = Layers(forward, form=made(6, 3), norm=nn.LayerNorm(6), scale=made(6))
     assert_same(model, cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3), tolerance=5e-2)
     small = Layers(lambda s, x: plain(s, x * s.scale).float(), scale=made(5)).bfloat16()
     assert_same(small, cross_entropy, (torch.randn(4, 5).bfloat16(), torch.arange(4) % 3), tolerance=5e-2)
@@ -232,6 +233,45 @@ def test_layers_left_out_at_random() -> None:
             parameter.grad = None
         seen.add(tuple(row.any().item() for row in found))
     assert len(seen) > 1
+
+
+def test_layers_left_out_while_learning() -> None:
+    """The runs of learning leave out the same layers, though other numbers are drawn for other examples."""
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(s, torch.tanh(s.c(F.dropout(x, 0.1))) if torch.rand([]) > 0.5 else x)
+
+    for seed in range(8):
+        torch.manual_seed(seed)
+        traced(Layers(forward, c=nn.Linear(5, 5)), cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+
+
+def test_models_that_do_something_else_each_time_are_refused() -> None:
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        s.count += 1
+        return plain(s, x * 1.0 if s.count % 3 == 0 else x)
+
+    with pytest.raises(UnknownLayout, match="runs again"):
+        traced(Layers(forward, count=0), cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+
+
+def test_checkpoints_at_another_point() -> None:
+    """What parameters make inside a checkpoint is of the point, not of the model's own values."""
+
+    def inside(s: Any, z: torch.Tensor) -> torch.Tensor:
+        weight = s.a.weight * s.a.weight
+        return F.linear(F.linear(z, weight).sin(), weight.T.sin())
+
+    for reentrant in (False, True):
+        model = Layers(lambda s, x: plain(s, checkpoint(inside, s, s.c(x), use_reentrant=reentrant)), c=nn.Linear(5, 5))  # noqa: B023
+        batch = torch.randn(4, 5), torch.arange(4) % 3
+        gradient, point = traced(model, cross_entropy, batch)
+        found = rows(gradient, [2 * value for value in point], batch)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        for row, right in zip(found, alone(model, cross_entropy, batch), strict=True):
+            torch.testing.assert_close(row, right, rtol=1e-4, atol=1e-6)
 
 
 class Product(torch.autograd.Function):
