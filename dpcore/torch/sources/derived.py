@@ -1,4 +1,4 @@
-"""Tensors that are made of trained parameters alone: where their gradients belong."""
+"""Tensors that are made of trained parameters alone: how the examples' gradients reach the parameters from them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ class Derived:
 
     def __post_init__(self) -> None:
         self.value = self.tensor.detach()
+        self._version = self.tensor._version
+
+    @property
+    def current(self) -> bool:
+        """Whether the tensor was not changed in place since it was met."""
+        return self.tensor._version == self._version
 
     def product(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
         """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c)."""
@@ -74,10 +80,19 @@ _TRANSPOSED = {
 }  # fmt: skip
 
 
+def name_of(function: Any) -> str:
+    """Return an operation's name, for a sentence."""
+    return str(getattr(function, "__name__", function))
+
+
 def in_place(function: Any) -> bool:
     """Whether an operation writes to a tensor that it takes."""
-    name = getattr(function, "__name__", "")
+    name = name_of(function)
     return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
+
+
+LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+"""Arguments of ``F.embedding``."""
 
 
 def made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor: torch.Tensor) -> Derived:
@@ -91,14 +106,15 @@ def made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor
             start = (tensor.storage_offset() - first.tensor.storage_offset()) // max(1, first.tensor.stride(0))
             return Derived(tensor, roots, first.of, start=start, size=first.tensor.shape[0])
         # A square matrix transposed along one and the same dimension is none.
-        turned = function in _TRANSPOSED and len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1
+        turned = function in _TRANSPOSED and not kwargs and len({a % 2 for a in args[1:] if isinstance(a, int)}) != 1
         if turned and tensor.dim() == 2 and tensor.shape == first.tensor.shape[::-1]:
             return Derived(tensor, roots, first.of, not first.transposed, None, first.start, first.size)
         if function is F.embedding and not first.transposed and not first.size:
-            indices = args[0] if args else kwargs["input"]
-            if args[2:] or any(value for name, value in kwargs.items() if name not in ("input", "weight")):
-                return Derived(tensor, roots)
-            return Derived(tensor, roots, first.of, indices=indices, size=first.tensor.shape[0])
+            values = dict(zip(LOOKUP, args, strict=False)) | kwargs
+            indices, size, padding = values["input"], first.tensor.shape[0], values.get("padding_idx")
+            if values.get("max_norm") is None and not values.get("scale_grad_by_freq"):
+                kept = indices.clone() if padding is None else indices.masked_fill(indices == padding % size, -1)
+                return Derived(tensor, roots, first.of, indices=kept, size=size)
     return Derived(tensor, roots)
 
 

@@ -8,7 +8,7 @@ of each example, one example after the other; whether this is so, and whether ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
     def examples_first(self, tensor: torch.Tensor, examples: int) -> torch.Tensor:
         """Return a view (examples, rows, ...), or (examples, ...) where each has one row, with the examples first."""
         moved = tensor.movedim(self.dim, 0)
-        return moved if self.rows == 1 else moved.unflatten(0, (examples, self.rows))
+        return moved if self.rows == 1 else moved.unflatten(0, (examples, self.rows))  # type: ignore[no-untyped-call]
 
 
 class Call(NamedTuple):
@@ -44,34 +44,66 @@ class Site(NamedTuple):
 
     took: tuple[Layout | None, ...]
     gave: tuple[Layout | None, ...]
+    one: Shapes
+    """Shapes of what it takes, with `Layout.rows` in the place of the size that holds the examples."""
+
+    def shapes(self, examples: int) -> Shapes:
+        """Return the shapes of what it takes of so many examples."""
+        return shapes_for(self.took, self.one, examples)
+
+
+def shapes_for(layouts: Sequence[Layout | None], one: Shapes, examples: int) -> Shapes:
+    """Return the shapes of tensors of so many examples, given those of one example."""
+    return tuple(
+        shape if layout is None else torch.Size((*shape[: (d := layout.dim)], examples * shape[d], *shape[d + 1 :]))
+        for layout, shape in zip(layouts, one, strict=True)
+    )
+
+
+def shapes_of_one(layouts: Sequence[Layout | None], more: Shapes) -> Shapes:
+    """Return the shapes of one example, given those of `MORE`."""
+    return tuple(
+        shape if layout is None else torch.Size((*shape[: (d := layout.dim)], layout.rows, *shape[d + 1 :]))
+        for layout, shape in zip(layouts, more, strict=True)
+    )
 
 
 class UnknownLayout(Exception):
     """The examples cannot be found in a tensor: the caller takes the explicit path."""
 
 
-def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among the arguments or results of an operation."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments or results of an operation."""
+    found: list[torch.Tensor] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(tree, (tuple, list)):
         for value in tree:
-            yield from tensors(value)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif isinstance(value, (tuple, list, dict)):
+                _gather(value, found)
+    elif isinstance(tree, torch.Tensor):
+        found.append(tree)
     elif isinstance(tree, dict):
         for value in tree.values():
-            yield from tensors(value)
+            _gather(value, found)
 
 
-def sites(few: Sequence[Call], more: Sequence[Call]) -> list[Site | None]:
-    """Compare two runs call by call; None for a call in which the examples cannot be found."""
+def sites(few: Sequence[Call], more: Sequence[Call]) -> list[tuple[Call, Site | None]]:
+    """Compare two runs call by call: the second run's calls, each with its site, None if the examples are not found."""
     if [call.function for call in few] != [call.function for call in more]:
         raise UnknownLayout("the model does other operations for another number of examples")
-    found: list[Site | None] = []
+    found: list[tuple[Call, Site | None]] = []
     for a, b in zip(few, more, strict=True):
         try:
-            found.append(Site(layouts(a.took, b.took), layouts(a.gave, b.gave)))
+            took = layouts(a.took, b.took)
+            found.append((b, Site(took, layouts(a.gave, b.gave), shapes_of_one(took, b.took))))
         except UnknownLayout:
-            found.append(None)
+            found.append((b, None))
     return found
 
 

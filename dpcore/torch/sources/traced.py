@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import call_with, check_versions, places, refuse_foreign, within
-from dpcore.torch.sources.losses import example_losses
-from dpcore.torch.sources.places import FEW, MORE, Layout, Site, layouts, sites
+from dpcore.torch.sources.losses import LOSSES, Outputs, example_losses
+from dpcore.torch.sources.places import FEW, MORE, Call, Site, UnknownLayout, sites
 from dpcore.torch.sources.recorder import Recorder
 from dpcore.torch.sources.rules import rule_of
-from dpcore.torch.sources.tracer import Sites, Tracer
+from dpcore.torch.sources.sites import Learning, Sites
+from dpcore.torch.sources.tracer import Phase, Tracer
 
 ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
 """The loss of one example: its output and its targets, each as a batch of one; a scalar."""
@@ -37,48 +37,68 @@ class TracedGradient:
         self.names = tuple(names)
         self.one_by_one = False
         self.low_precision = False  # whether an operation on a parameter gave 16 bits
-        self.sites: Sites = {}
-        self.outputs: tuple[Layout | None, ...] = ()
+        self.sites = Sites()
+        self.outputs: Outputs | None = None
 
-    def learn(self, made: Callable[[int], Tree], point: Sequence[torch.Tensor]) -> None:
+    def learn(self, made: Callable[[int], Tree], point: Sequence[torch.Tensor], keep: bool = False) -> None:
         """Find the examples in all that the model computes; ``made(n)`` is a made-up batch of n examples.
+
+        With `keep`, what was learned before stays known: for another branch of the model, as with and without padding.
 
         Raises
         ------
         UnknownLayout
             If they cannot be found, or the operation on a parameter has no rule.
         """
-        few, more = (self._recorded(point, made(count)) for count in (FEW, MORE))
-        self.sites = {}
-        self.outputs = layouts(few[1], more[1])
-        self(point, made(MORE), learning=sites(few[0], more[0]))
+        batch, state = made(MORE), torch.default_generator.get_state()
+        losses: dict[int, Site] = {}
+        for last in (False, False, True):
+            (few, first), (more, second) = (self._recorded(point, batch, n, state, losses) for n in (FEW, MORE))
+            try:
+                learning = sites(few, more)
+            except UnknownLayout:  # a model may do something in its first call alone
+                if last:
+                    raise
+                continue
+            found = {k: site for k, (call, site) in enumerate(learning) if call.function in LOSSES and site is not None}
+            if found.keys() == losses.keys():
+                break
+            losses = found
+        self.sites, self.outputs = self.sites if keep else Sites(), Outputs(first, second)
+        self(point, batches.tree_map(torch.clone, batch), Learning(learning, state))
+        torch.default_generator.set_state(state)
 
-    def _recorded(self, point: Sequence[torch.Tensor], batch: Tree) -> tuple[list[Any], tuple[torch.Size, ...]]:
-        inputs, _ = batches.normalize(batch)
-        recorder = Recorder(batches.size(batch))
-        leaves, state = self._state(point)
-        with torch.enable_grad(), recorder:
-            output = call_with(self.model, state, inputs)
-        return recorder.calls, tuple(t.shape for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+    def _recorded(
+        self, point: Sequence[torch.Tensor], batch: Tree, count: int, state: torch.Tensor, losses: dict[int, Site]
+    ) -> tuple[list[Call], Any]:
+        inputs, _ = batches.normalize(batches.tree_map(lambda t: t[:count].clone(), batch))
+        recorder = Recorder(count, state, losses)
+        _, values = self._state(point)
+        with torch.enable_grad(), _eager(), recorder:
+            output = call_with(self.model, values, inputs)
+        return recorder.calls, output
 
-    def __call__(
-        self, point: Sequence[torch.Tensor], batch: Tree, learning: Sequence[Site | None] | None = None
-    ) -> list[Block]:
+    def __call__(self, point: Sequence[torch.Tensor], batch: Tree, learning: Learning | None = None) -> list[Block]:
         """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
         inputs, targets = batches.normalize(batch)
         leaves, state = self._state(point)
-        tracer = Tracer(leaves, batches.size(batch), self.sites, rule_of, learning)
+        examples, outputs = batches.size(batch), self.outputs
+        tracer = Tracer(leaves, examples, self.sites, rule_of, learning)
+        if examples == 0:
+            return tracer.blocks()
+        assert outputs is not None, "learn first"
 
         def both() -> None:
             output = batches.call(self.model, inputs)
-            tracer.in_model = False
-            losses = example_losses(self.loss, output, self.outputs, targets, self.one_by_one)
+            tracer.phase = Phase.LOSS
+            losses = example_losses(self.loss, output, outputs, targets, examples, self.one_by_one)
+            tracer.phase = Phase.BACKWARD
             if losses.requires_grad:
                 if learning is not None:
-                    refuse_foreign(losses, [*leaves, tracer.dummy])
+                    refuse_foreign(losses, [*leaves, tracer.dummy, *tracer.made_leaves])
                 _backward(losses.sum())
 
-        # Gradient checkpoints run parts of the model again in the backward pass: it needs the tracer and the state, too.
+        # Gradient checkpoints run parts of the model again in the backward pass: it needs tracer and state, too.
         versions = {name: tensor._version for name, tensor in state.items()}
         with torch.enable_grad(), _eager(), tracer:
             within(self.model, state, both)

@@ -1,95 +1,60 @@
 """Watches the operations of a model on its trained parameters, and learns the gradient of each one's output.
 
 A parameter meets the examples in few operations (the product of a linear layer, the lookup of an embedding). There the
-parameter is replaced by its value, so that autograd computes no gradient for it, and the output passes through `_Tap`,
+parameter is replaced by its value, so that autograd computes no gradient for it, and the output passes through `Tap`,
 which receives the output's gradient in the backward pass. Both together give each example's gradient without forming
 it (`dpcore.torch.sources.rules`). What is made of parameters alone, as a transposed or a normalized weight, is
 `Derived`: a small graph of its own, through which the examples' gradients are carried back in the end.
+
+Notes
+-----
+What makes a silent error impossible. A part of an example's gradient is lost only if autograd carries it to a
+parameter past the tracer: then the parameter's leaf has a ``grad``, and `blocks` refuses. A part is counted twice, or
+for another loss, only if a tap is reached by another backward pass than the loss's: `record` refuses. Where the
+examples lie is taken from `sites`, which demands the very shapes that were learned, times the number of examples; a
+tensor that was changed in place, by a rule's operation or after parameters made it, is noticed by its version. Rows in
+another order than the examples', and examples that mix, have right shapes: they are found on values
+(`dpcore.torch.model.compare`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from enum import Enum
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
-from dpcore.torch.sources.derived import Derived, in_place, made
-from dpcore.torch.sources.losses import example_losses_inside
-from dpcore.torch.sources.places import Layout, Site, UnknownLayout, tensors
+from dpcore.torch.model.functional import FAILURES
+from dpcore.torch.sources.derived import Derived, in_place, made, name_of
+from dpcore.torch.sources.losses import LOSSES, example_losses_inside
+from dpcore.torch.sources.operation import Collect, Operation
+from dpcore.torch.sources.places import Shapes, Site, UnknownLayout, tensors
+from dpcore.torch.sources.sites import Learning, Sites
+from dpcore.torch.sources.tap import Tap
 from dpcore.torch.sources.written_out import WRITTEN_OUT
 
-Key = tuple[Any, ...]
-Sites = dict[Key, Site | None]
-
-Collect = Callable[[torch.Tensor, Sequence[torch.Tensor]], Iterable[tuple["Derived", Block]]]
-"""Makes blocks of an output's gradient and of the saved tensors of an operation."""
-
-
-class Operation:
-    """One operation that takes derived tensors and examples: what a rule works on.
-
-    In `args` and `kwargs` the derived tensors are replaced by their values, which autograd does not follow.
-    """
-
-    def __init__(
-        self,
-        tracer: Tracer,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        site: Site,
-    ) -> None:
-        self.tracer = tracer
-        self.function = function
-        self.examples = tracer.examples
-        self._derived: dict[int, Derived] = {}
-
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            derived = tracer.derived(tensor)
-            if derived is None:
-                return tensor
-            self._derived[id(derived.value)] = derived
-            return derived.value
-
-        self._layouts = dict(zip(map(id, tensors((args, kwargs))), site.took, strict=True))
-        self.gave = site.gave
-        self.args, self.kwargs = tree_map_only(torch.Tensor, cut, (args, kwargs))
-
-    def derived(self, tensor: Any) -> Derived | None:
-        """Return what a value in the arguments stands for, if it is a derived tensor's."""
-        return self._derived.get(id(tensor))
-
-    def layout(self, tensor: torch.Tensor) -> Layout | None:
-        """Return where the examples lie in one of the arguments."""
-        return self._layouts.get(id(tensor))
-
-    def run(self) -> Any:
-        """Do the operation with the values."""
-        return self.function(*self.args, **self.kwargs)
-
-    def examples_first(self, tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-        """Return a view (B, T, ...) of a tensor that holds the examples along `layout`; T = 1 where each has one row."""
-        if layout is None or tensor.shape[layout.dim] != self.examples * layout.rows:
-            raise UnknownLayout(f"no examples in a tensor of shape {tuple(tensor.shape)}")
-        return tensor.movedim(layout.dim, 0).unflatten(0, (self.examples, layout.rows))
-
-    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
-        """Return the output, which tells `collect` its gradient in the backward pass, together with `saved`."""
-        return self.tracer.tap(output, saved, collect)
+_MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_SPECIAL = frozenset(WRITTEN_OUT) | LOSSES | _MADE_LEAF
 
 
 Rule = Callable[[Operation], Any]
 
 
+class Phase(Enum):
+    """What runs at the moment. In the backward pass checkpoints run parts of the model again."""
+
+    MODEL, LOSS, BACKWARD = range(3)
+
+
 class Tracer(TorchFunctionMode):
     """Follows one forward and backward pass of `examples` examples at one point.
 
-    `sites` says by operation and parameters where the examples lie. While `learning`, a list of what every operation of
-    the pass is, in order, it is filled.
+    `sites` says by operation and parameters where the examples lie. While `learning`, it is filled.
     """
 
     def __init__(
@@ -98,83 +63,159 @@ class Tracer(TorchFunctionMode):
         examples: int,
         sites: Sites,
         rules: Callable[[Any], Rule],
-        learning: Sequence[Site | None] | None = None,
+        learning: Learning | None = None,
     ) -> None:
         super().__init__()
         self.examples = examples
         self.sites = sites
+        self.phase = Phase.MODEL
+        self.low_precision = False
+        self.made_leaves: list[torch.Tensor] = []  # by the model itself, as it does for gradient checkpoints
         self._rules = rules
         self._learning = learning
-        self.in_model = True
-        self.low_precision = False
         self._number = 0
         self.dummy = torch.zeros((), requires_grad=True, device=leaves[0].device)
         self._leaves = [Derived(leaf, (place,), place) for place, leaf in enumerate(leaves)]
         self._derived = {id(derived.tensor): derived for derived in self._leaves}
+        self._every = list(self._leaves)
+        self._without_grad: dict[int, Derived] = {}
 
     def derived(self, tensor: torch.Tensor) -> Derived | None:
         """Return what is known of a tensor that depends on parameters and on no example."""
         return self._derived.get(id(tensor))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = self._found(args, kwargs)
+        if self._learning is None and not found and function not in _SPECIAL:
+            return function(*args, **(kwargs or {}))  # nearly all operations of a model
         kwargs = kwargs or {}
         if function in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[function](*args, **kwargs)
-        self._number += 1
-        enabled = torch.is_grad_enabled()
-        found = [self._derived[id(t)] for t in tensors((args, kwargs)) if id(t) in self._derived]
-        # Without gradients a checkpoint may run what it will run again with them: its operations are learned there.
-        site = self._site(function, args, kwargs, found) if found and (enabled or self._learning is not None) else None
-        if site is None or not enabled:
-            replaced = example_losses_inside(function, args, kwargs, self.examples) if self.in_model else None
+        took = tuple(t.shape for t in tensors((args, kwargs)))
+        if self.phase is Phase.LOSS:  # what it takes of a parameter shows in `blocks`
+            return function(*args, **kwargs)
+        if self._learning is not None and self.phase is Phase.MODEL:
+            found = self._learn(function, took, found, args, kwargs)
+        loss = function in LOSSES and not found
+        if function in _MADE_LEAF:
+            self.made_leaves.append(args[0])
+        if not found and not loss:
+            return function(*args, **kwargs)
+        site = self.sites.find(_key(function, found), took, self.examples)
+        if not torch.is_grad_enabled() and not loss:
+            return self._run_without_grad(function, args, kwargs, found, site)
+        if site is None:
+            shapes = [tuple(shape) for shape in took]
+            raise UnknownLayout(
+                f"{name_of(function)} of tensors of shapes {shapes}: the examples are not found in them"
+            )
+        if loss:
+            replaced = example_losses_inside(function, args, kwargs, self.examples, site.took)
             return function(*args, **kwargs) if replaced is None else replaced
-        if any(site.gave):
-            return self._rules(function)(Operation(self, function, args, kwargs, site))
-        if in_place(function):
-            raise UnknownLayout(f"{function.__name__} on what is made of parameters")
+        return self._run(function, args, kwargs, found, site)
+
+    def _found(self, args: Any, kwargs: Any) -> list[Derived]:
+        known, found, nested = self._derived, [], bool(kwargs)
+        for a in args:
+            if id(a) in known:
+                found.append(known[id(a)])
+            elif type(a) is tuple or type(a) is list:
+                nested = True
+        if nested:
+            found = [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
+        if found and not all(derived.current for derived in found):
+            # Parameters and constants alone were written into it (`_run`); only its graph tells what it is now.
+            for derived in found:
+                if not derived.current:
+                    self._describe(Derived(derived.tensor, tuple(range(len(self._leaves)))))
+            return self._found(args, kwargs)
+        return found
+
+    def _describe(self, derived: Derived) -> None:
+        self._derived[id(derived.tensor)] = derived
+        self._every.append(derived)
+
+    def _learn(self, function: Any, took: Shapes, found: list[Derived], args: Any, kwargs: Any) -> list[Derived]:
+        """Note what the operation is; return the derived tensors among those that it takes."""
+        assert self._learning is not None
+        if not torch.is_grad_enabled():
+            # A checkpoint runs without gradients what it will run again with them: it is learned here all the same.
+            known = self._without_grad | self._derived
+            found = [known[id(t)] for t in tensors((args, kwargs)) if id(t) in known]
+        torch.default_generator.set_state(self._learning.state)
+        call, site = self._learning.calls[self._number] if self._number < len(self._learning.calls) else (None, None)
+        self._number += 1
+        if call is None or call.function != function or call.took != took:
+            raise UnknownLayout("the model does other operations when it runs again")
+        if found or function in LOSSES:
+            self.sites.add(_key(function, found), site)
+        return found
+
+    def _run_without_grad(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived], site: Any) -> Any:
         result = function(*args, **kwargs)
-        for tensor in tensors(result):
-            if tensor.requires_grad:
-                self._derived.setdefault(id(tensor), made(function, args, kwargs, found, tensor))
+        if self._learning is not None and site is not None and not any(site.gave):
+            for tensor in tensors(result):
+                if tensor.is_floating_point():
+                    self._without_grad[id(tensor)] = made(function, args, kwargs, found, tensor)
         return result
 
-    def _site(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived]) -> Site | None:
-        # Not by place in the pass: a model may leave out layers (stochastic depth), and checkpoints repeat some.
-        key = (function, tuple(d.roots for d in found), tuple(t.dim() for t in tensors((args, kwargs))))
-        if self._learning is not None and self._number <= len(self._learning):
-            site = self._learning[self._number - 1]
-            if self.sites.setdefault(key, site) != site:
-                self.sites[key] = None
-        known = self.sites.get(key)
-        if known is None and torch.is_grad_enabled():
-            raise UnknownLayout(f"{getattr(function, '__name__', function)} on a parameter")
-        return known
+    def _run(self, function: Any, args: Any, kwargs: Any, found: Sequence[Derived], site: Site) -> Any:
+        if any(site.gave) and not name_of(function).startswith("new_"):
+            rule = self._rules(function)
+            if not in_place(function) or rule is not self._rules(None):
+                return rule(Operation(self, function, args, kwargs, site))
+            apart = getattr(torch.Tensor, _out_of_place(name_of(function)), None)
+            if apart is None:
+                raise UnknownLayout(f"{name_of(function)} with a parameter changes a tensor in place")
+            # What the operation would have written, in its place: all who hold the tensor see it.
+            before = (args[0].clone(), *args[1:])
+            return args[0].copy_(self._rules(apart)(Operation(self, apart, before, kwargs, site)))
+        # A checkpoint would drop what the way back to the parameters needs: it is small, and kept.
+        dropped = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        with saved_tensors_hooks(_same, _same) if dropped else nullcontext():
+            result = function(*args, **kwargs)
+        given = [tensor for tensor in tensors(result) if tensor.requires_grad]
+        if any(site.took) and (given or not all(derived.current for derived in found)):
+            raise UnknownLayout(f"{name_of(function)} takes all examples and a parameter to one result")
+        for tensor in given:
+            if id(tensor) not in self._derived:
+                self._describe(made(function, args, kwargs, found, tensor))
+        return result
 
-    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect) -> torch.Tensor:
-        """See `Operation.tap`."""
+    def tap(self, output: torch.Tensor, saved: Sequence[torch.Tensor], collect: Collect, name: str) -> torch.Tensor:
+        """See `Operation.tap`; the operation has this name."""
         self.low_precision = self.low_precision or output.dtype.itemsize < 4
 
         def record(gradient: torch.Tensor, kept: Sequence[torch.Tensor]) -> None:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                for derived, block in collect(gradient, [tensor.detach() for tensor in kept]):
-                    derived.blocks.append(block)
+            if self.phase is not Phase.BACKWARD:
+                raise UnknownLayout("the model takes gradients of its own")
+            try:
+                with torch._C.DisableTorchFunction():
+                    for derived, block in collect(gradient, [tensor.detach() for tensor in kept]):
+                        derived.blocks.append(block)
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as cause:
+                raise UnknownLayout(f"{name} cannot be differentiated example by example") from cause
 
-        result: torch.Tensor = _Tap.apply(output, self.dummy, record, *saved)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = Tap.apply(output, self.dummy, record, *saved)  # type: ignore[no-untyped-call]
         return result
 
     def blocks(self) -> list[Block]:
         """Return each parameter's block, after the backward pass."""
-        for derived in reversed([d for d in self._derived.values() if d.of is None and d.blocks]):
-            self._carry_back(derived)
-        for derived in self._derived.values():
-            if derived.of is not None and derived is not self._leaves[derived.of]:
+        for derived in self._every[len(self._leaves) :]:
+            if derived.of is not None:
                 self._leaves[derived.of].blocks += derived.blocks
+            elif derived.blocks:
+                if not derived.current:
+                    raise UnknownLayout("a tensor made of parameters is used and then changed in place")
+                self._carry_back(derived)
         for leaf in self._leaves:
             if leaf.tensor.grad is not None:
-                # Nothing that has a gradient went past the tracer: else the example's vector would lack a part.
                 raise UnknownLayout("an operation that torch does not show took a parameter")
-        return [joined(leaf.blocks) if leaf.blocks else self._nothing(leaf.tensor) for leaf in self._leaves]
+        none = [Rows(leaf.value.new_zeros(1).expand(self.examples, leaf.value.numel())) for leaf in self._leaves]
+        return [joined(leaf.blocks) if leaf.blocks else zeros for leaf, zeros in zip(self._leaves, none, strict=True)]
 
     def _carry_back(self, derived: Derived) -> None:
         rows = joined(derived.blocks).rows()
@@ -182,7 +223,7 @@ class Tracer(TorchFunctionMode):
         gradients = torch.autograd.grad(
             derived.tensor,
             [leaf.tensor for leaf in leaves],
-            rows.reshape(self.examples, *derived.tensor.shape),
+            rows.reshape(self.examples, *derived.tensor.shape).to(derived.tensor.dtype),
             retain_graph=True,
             is_grads_batched=True,
             allow_unused=True,
@@ -191,30 +232,19 @@ class Tracer(TorchFunctionMode):
             if gradient is not None:
                 leaf.blocks.append(leaf.whole(gradient))
 
-    def _nothing(self, parameter: torch.Tensor) -> Block:
-        return Rows(parameter.new_zeros(1).expand(self.examples, parameter.numel()))
+
+def _key(function: Any, found: Sequence[Derived]) -> tuple[Any, ...]:
+    # Not by place in the pass: a model may leave out layers (stochastic depth), and checkpoints repeat some.
+    return function, tuple(derived.roots for derived in found)
 
 
-class _Tap(torch.autograd.Function):
-    """The identity; its backward pass hands the gradient over. Saved tensors go through autograd, so that gradient
-    checkpoints drop them and make them again.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, dummy: torch.Tensor, record: Any, *saved: torch.Tensor) -> torch.Tensor:
-        ctx.record = record
-        ctx.save_for_backward(*saved)
-        # The same memory, and no view of it in autograd's eyes: what follows may change it in place, as ReLU does.
-        return torch.ops.aten._unsafe_view(output, output.shape)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        saved = ctx.saved_tensors  # once: a gradient checkpoint makes them anew
-        record, ctx.record = ctx.record, None
-        # The blocks are views of them. Were they no others, block, graph and tracer would keep each other for ever:
-        # Python does not see that a tensor holds its graph.
-        record(gradient.detach(), [tensor.detach() for tensor in saved])
-        return (gradient, *[None] * (2 + len(saved)))
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
-__all__ = ["Collect", "Derived", "Operation", "Rule", "Sites", "Tracer"]
+def _out_of_place(name: str) -> str:
+    """Return the name of the method that gives what ``add_`` or ``__iadd__`` writes."""
+    return name[:-1] if not name.endswith("__") else f"__{name[3:]}"
+
+
+__all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer"]

@@ -22,7 +22,7 @@ def general(operation: Operation) -> Any:
     held = {k: layout for k, leaf in enumerate(leaves) if (layout := operation.layout(leaf)) is not None}
     name = getattr(operation.function, "__name__", str(operation.function))
     output = operation.run()
-    if not isinstance(output, torch.Tensor) or in_place(operation.function) or "out" in operation.kwargs:
+    if not isinstance(output, torch.Tensor) or in_place(operation.function) or operation.kwargs.get("out") is not None:
         raise UnknownLayout(f"{name} with a parameter changes a tensor in place, or has several results")
     (given,) = operation.gave
     assert given is not None

@@ -1,4 +1,4 @@
-"""Random models, shapes, points and weights: blocks are what one-by-one autograd gives, and no clipped vector passes C."""
+"""Random models, shapes, points and weights: blocks are what autograd gives alone, and no clipped vector passes C."""
 
 from __future__ import annotations
 

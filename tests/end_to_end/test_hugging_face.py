@@ -1,0 +1,175 @@
+"""Models of transformers, peft and torchvision, tiny and of random weights: each way of the engine beside autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.unit.torch.sources.traced_models import assert_same, cross_entropy, own_loss, randomized
+
+# Warnings of those packages to each other.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WORDS, TIMES = 37, 7
+MASK = torch.ones(4, TIMES, dtype=torch.long)
+MASK[1, 5:] = MASK[2, 4:] = 0
+BASE = {
+    "vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20,
+    "max_position_embeddings": 32, "pad_token_id": 0,
+}  # fmt: skip
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ONE_KEY = {"num_key_value_heads": 1}
+SMALL = {"vocab_size": WORDS, "d_model": 16, "decoder_start_token_id": 0, "pad_token_id": 0}
+GPT2 = {
+    "vocab_size": WORDS, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+# fmt: off
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2LMHeadModel": ("GPT2Config", GPT2),
+    "LlamaForCausalLM": ("LlamaConfig", {**BASE, **ONE_KEY}),
+    "Qwen2ForCausalLM": ("Qwen2Config", {**BASE, **ONE_KEY}),
+    "GPTNeoXForCausalLM": ("GPTNeoXConfig", BASE),
+    "T5ForConditionalGeneration": (
+        "T5Config", {**SMALL, "d_kv": 8, "d_ff": 20, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+    ),
+    "BertForSequenceClassification": ("BertConfig", {**BASE, **STILL, "num_labels": 3}),
+    "RobertaForSequenceClassification": ("RobertaConfig", {**BASE, **STILL, "num_labels": 3, "pad_token_id": 1}),
+    "DistilBertForSequenceClassification": ("DistilBertConfig", {
+        "vocab_size": WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 20, "max_position_embeddings": 32,
+        "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "num_labels": 3,
+    }),
+    "DebertaV2ForSequenceClassification": ("DebertaV2Config", {
+        **BASE, **STILL, "num_labels": 3, "relative_attention": True, "position_buckets": 4, "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "pooler_dropout": 0.0, "pooler_hidden_size": 16,
+    }),
+}
+# fmt: on
+
+
+def built(name: str, attention: str = "eager") -> torch.nn.Module:
+    """Return a model of random weights, in training mode."""
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    torch.manual_seed(0)
+    config, values = MODELS[name]
+    try:
+        made = getattr(transformers, config)(**values, attn_implementation=attention)
+        model = getattr(transformers, name)(made)
+    except ValueError:
+        pytest.skip(f"{name} has no attention {attention!r}")
+    return randomized(model.train())
+
+
+def batch_of(name: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    words = torch.randint(2, WORDS, (4, TIMES))
+    if "Sequence" in name:
+        return {"input_ids": words, "attention_mask": MASK, "labels": torch.arange(4) % 3}
+    return {"input_ids": words, "attention_mask": MASK, "labels": words.masked_fill(MASK == 0, -100)}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_that_the_model_computes(name: str, attention: str) -> None:
+    assert_same(built(name, attention), own_loss, batch_of(name), sizes=(4, 2))
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification"])
+def test_a_loss_of_logits(name: str) -> None:
+    def loss(output: Any, targets: Any) -> torch.Tensor:
+        return F.cross_entropy(output.logits.flatten(0, -2), targets[0].flatten())
+
+    inputs = batch_of(name)
+    labels = inputs.pop("labels").clamp(min=0)
+    assert_same(built(name), loss, (inputs, labels), sizes=(4, 1))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification"])
+def test_gradient_checkpoints(name: str, reentrant: bool) -> None:
+    check_checkpoints(name, reentrant)
+
+
+def test_gradient_checkpoints_of_relative_places() -> None:
+    """Their table passes from layer to layer; checkpoints that nest backward passes cannot follow."""
+    check_checkpoints("DebertaV2ForSequenceClassification", False)
+
+
+def check_checkpoints(name: str, reentrant: bool) -> None:
+    model: Any = built(name)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    assert_same(model, own_loss, batch_of(name), sizes=(4,))
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "prompts"])
+def test_adapters_of_frozen_models(kind: str) -> None:
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    config = {
+        "lora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear", lora_dropout=0.0),
+        "dora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear", use_dora=True),
+        "ia3": lambda: peft.IA3Config(task_type="CAUSAL_LM"),
+        "prompts": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    }[kind]()
+    model = peft.get_peft_model(built("LlamaForCausalLM"), config)
+    assert_same(randomized(model), own_loss, batch_of("LlamaForCausalLM"), sizes=(4, 1))
+
+
+def test_adapters_under_gradient_checkpoints() -> None:
+    """The common recipe: the frozen embedding's output is made to require gradients."""
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    model = peft.get_peft_model(
+        built("GPT2LMHeadModel"), peft.LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True)
+    )
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    assert_same(randomized(model), own_loss, batch_of("GPT2LMHeadModel"), sizes=(4,))
+
+
+def test_speech() -> None:
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    still = dict.fromkeys(
+        ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "layerdrop"), 0.0
+    )
+    config = transformers.Wav2Vec2Config(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20,
+        num_labels=3, conv_dim=(8, 8), conv_stride=(3, 2), conv_kernel=(5, 3), num_conv_pos_embeddings=4,
+        classifier_proj_size=8,
+        num_conv_pos_embedding_groups=2, apply_spec_augment=False, final_dropout=0.0, **still,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = randomized(transformers.Wav2Vec2ForSequenceClassification(config).train())
+    assert_same(model, own_loss, {"input_values": torch.randn(4, 60), "labels": torch.arange(4) % 3}, sizes=(4, 1))
+
+
+def pictures(kind: str, models: Any) -> torch.nn.Module:
+    """Return a tiny model of torchvision, whose blocks draw nothing."""
+    swin, convnext, vit = models.swin_transformer, models.convnext, models.vision_transformer
+
+    def norm(channels: int) -> torch.nn.Module:
+        return torch.nn.GroupNorm(2, channels)
+
+    windows: Any = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": [4, 4]}
+    still: Any = {"stochastic_depth_prob": 0.0, "num_classes": 3}
+    stages = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, None, 1)]
+    second: Any = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2}
+    made = {
+        "resnet": lambda: models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3, norm_layer=norm),
+        "vit": lambda: vit.VisionTransformer(16, 8, 2, 2, 16, 24, num_classes=3),
+        "swin": lambda: swin.SwinTransformer(**windows, **still),
+        "swin v2": lambda: swin.SwinTransformer(**windows, **still, **second),
+        "convnext": lambda: convnext.ConvNeXt(stages, **still),
+    }
+    return made[kind]()
+
+
+@pytest.mark.parametrize("kind", ["resnet", "vit", "swin", "swin v2", "convnext"])
+def test_pictures(kind: str) -> None:
+    torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    torch.manual_seed(0)
+    model = randomized(pictures(kind, torchvision.models).train())
+    assert_same(model, cross_entropy, (torch.randn(4, 3, 16, 16), torch.arange(4) % 3), sizes=(4, 1))
