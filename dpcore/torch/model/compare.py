@@ -24,9 +24,12 @@ TOLERANCE = 1e-3
 LOW = 5e-2
 
 
-def learn_and_check(gradient: PerExampleGradient, example: Tree) -> None:
-    """Let the way "pairs" learn the model in its present mode, and refuse it where it differs from autograd."""
-    gradient.learn(lambda count: trial_batch(example, count))
+def learn_and_check(gradient: PerExampleGradient, example: Tree, keep: bool = False) -> None:
+    """Let the way "pairs" learn the model in its present mode, and refuse it where it differs from autograd.
+
+    With `keep`, what was learned in another mode stays known.
+    """
+    gradient.learn(lambda count: trial_batch(example, count), keep)
     point, batch = gradient.parameters(), trial_batch(example, EXAMPLES)
     draws, gradient.draws = gradient.draws, False
     blocks = gradient(point, batch, synthetic=True)

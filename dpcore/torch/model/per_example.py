@@ -112,11 +112,11 @@ class PerExampleGradient:
             return batches.synthetic(self.example, batches.size(batch))
         return batches.tree_map(torch.zeros_like, batch)
 
-    def learn(self, made: Callable[[int], Tree]) -> None:
+    def learn(self, made: Callable[[int], Tree], keep: bool = False) -> None:
         """Let the way "pairs" find the examples in the model, on batches of so many made-up ones."""
         for self.traced.one_by_one in (False, True):
             try:
-                self.guarded(lambda: self.traced.learn(made, self.parameters()), TRIAL, synthetic=True)
+                self.guarded(lambda: self.traced.learn(made, self.parameters(), keep), TRIAL, synthetic=True)
                 return
             except Unfit as refusal:  # perhaps of the loss, which vmap cannot take
                 if self.traced.one_by_one or isinstance(refusal.__cause__, UnknownLayout):

@@ -53,7 +53,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                 if candidate == "pairs":
                     # In eval mode too, where nothing is random; last in the mode that the run begins in.
                     for training in sorted({False, *modes}):
-                        in_mode(training, partial(learn_and_check, gradient, example))
+                        in_mode(training, partial(learn_and_check, gradient, example, keep=training))
                 if candidate != WAYS[-1]:
                     for training in modes:
                         in_mode(training, partial(_try_gradient, gradient, example))
