@@ -53,7 +53,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     finally:
         if mine:
             tracemalloc.stop()
-    return count.peak
+    return int(count.peak)
 
 
 def microbatch_size(limit: int, one: int, two: int, most: int) -> int:
