@@ -42,6 +42,11 @@ def by_numbers(far: torch.Tensor) -> Any:
     return torch.tensor(sorted(range(len(far)), key=far.tolist().__getitem__)), int((~far).sum())
 
 
+def by_count(far: torch.Tensor) -> Any:
+    slots = torch.where(far, (~far).sum() + far.long().cumsum(0), (~far).long().cumsum(0)) - 1
+    return torch.zeros_like(slots).index_copy(0, slots, torch.arange(len(far))), int((~far).sum())
+
+
 def by_mask(far: torch.Tensor) -> Any:
     places = torch.arange(len(far))
     return torch.cat([places[~far], places[far]]), int((~far).sum())
@@ -63,13 +68,11 @@ FORWARDS = [
     lambda s, x: experts(s, x, by_top),
     lambda s, x: experts(s, x, by_places),
     lambda s, x: experts(s, x, by_numbers),
+    lambda s, x: experts(s, x, by_count),
     lambda s, x: experts(s, x, by_mask),
-    packed,
-    written,
 ]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_never_the_way_pairs(forward: Any) -> None:
     gradient = PerExampleGradient(Layers(forward, c=nn.Linear(5, 6)), F.cross_entropy)
@@ -81,6 +84,7 @@ def test_never_the_way_pairs(forward: Any) -> None:
 HARMLESS = [
     lambda s, x: s.b(torch.tanh(s.a(x.sort(dim=-1)[0]))),
     lambda s, x: s.b(torch.tanh(s.a(x)).topk(6, dim=1)[0]),
+    lambda s, x: s.b(torch.tanh(s.a(x)).cumsum(1)),
     lambda s, x: s.b(torch.tanh(s.a(x)).repeat_interleave(2, 0)[::2]),
     lambda s, x: s.b(torch.where(x[:, :1] > 0, s.a(x), 0)),
     lambda s, x: s.b(torch.tanh(s.a(x))[:, torch.ones(6).nonzero()[:, 0]]),
@@ -96,10 +100,22 @@ def test_within_an_example_they_are_followed(forward: Any) -> None:
         torch.testing.assert_close(found.double(), right.double(), rtol=1e-4, atol=1e-6)
 
 
-def test_in_a_branch_that_made_up_examples_did_not_take() -> None:
-    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
-        return s.b(torch.tanh(s.a(x[x[:, 0].argsort()] if (x > FAR).any() else x)))
+def branch(s: Any, x: torch.Tensor) -> torch.Tensor:
+    return s.b(torch.tanh(s.a(x[x[:, 0].argsort()] if (x > FAR).any() else x)))
 
-    gradient, point = traced(Layers(forward), cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+
+def labeled(s: Any, x: torch.Tensor) -> torch.Tensor:
+    """Half of the rows twice, where as many are left out."""
+    places = (torch.cat([x, x], 1).view(-1, 5)[:, 0] < FAR).nonzero()[:, 0]
+    return s.b(torch.tanh(s.a(x[places // 2]))).view(len(x), -1, 3).sum(1)
+
+
+@pytest.mark.parametrize("forward", [branch, packed, written, labeled])
+def test_refused_when_values_come_that_made_up_examples_did_not_have(forward: Any) -> None:
+    model, batch = Layers(forward), (torch.randn(4, 5), torch.arange(4) % 3)
+    gradient, point = traced(model, cross_entropy, batch)
+    for found, right in zip(rows(gradient, point, batch), alone(model, cross_entropy, batch), strict=True):
+        torch.testing.assert_close(found.double(), right.double(), rtol=1e-4, atol=1e-6)
+    batch[0][1:3, 0] = 2 * FAR
     with pytest.raises(UnknownLayout, match="by their values"):
-        rows(gradient, point, (99 * torch.randn(4, 5), torch.arange(4) % 3))
+        rows(gradient, point, batch)
