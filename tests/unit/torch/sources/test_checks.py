@@ -148,6 +148,14 @@ def test_a_trace_of_another_example_is_found_in_integers(trace: float, way: str)
     assert gradient.way == way
 
 
+def test_a_gradient_that_a_global_of_the_model_names_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient = PerExampleGradient(Tokens(0.0), F.cross_entropy)
+    monkeypatch.setitem(Tokens.forward.__globals__, "table", gradient)  # as the attribute that forward reads
+    try_out(gradient, (torch.zeros(1, 7, dtype=torch.int64), EXAMPLE[1]))
+    assert gradient.way == "pairs"
+    assert not gradient.reasons
+
+
 def test_a_batch_that_leads_elsewhere_is_taken_one_by_one() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
