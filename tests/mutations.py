@@ -159,8 +159,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("sum in float32", "total[columns] += factors @ piece.astype(np.float64)",
          "total[columns] = np.float32(total[columns]) + np.float32(factors) @ np.float32(piece)", "unit/mechanism/test_sums.py"),
         ("trust the measured norm", "lowered = (bound - underflow) * (1 - 2 * float(info.eps))", "lowered = bound", "unit/stages/test_clip.py"),
-        ("accumulate norms in float32", 'squares += np.einsum("ij,ij->i", values, values)',
-         "squares += np.square(values, dtype=np.float32).cumsum(axis=1)[:, -1]; squares = np.float32(squares) + 0.0", "unit/stages/test_clip.py"),
+        ("accumulate norms in float32", 'squares[part] += np.vecdot(values, values)',
+         "squares[part] += np.square(values, dtype=np.float32).cumsum(axis=1)[:, -1]", "unit/stages/test_clip.py"),
         ("multiply a NaN row by zero", "if not used[rows_].all():", "if False:", "unit/stages/test_clip.py"),
     ],
     "dpcore/mechanism/loop.py": [

@@ -26,26 +26,31 @@ def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> 
     largest = np.ones(examples)
     if any(block.dtype == np.float64 for block in (*rows, *(scale or ()))):
         largest = np.zeros(examples)
-        for values in _columns(rows, scale):
-            largest = np.maximum(largest, np.abs(values).max(axis=1, initial=0.0))
+        for part, values in _pieces(rows, scale):
+            largest[part] = np.maximum(largest[part], np.abs(values).max(axis=1, initial=0.0))
         largest[~np.isfinite(largest) | (largest == 0)] = 1.0
-    squares = np.zeros(examples)
-    for values in _columns(rows, scale):
-        values /= largest[:, None]
-        squares += np.einsum("ij,ij->i", values, values)
+    relative, squares = bool((largest != 1.0).any()), np.zeros(examples)
+    for part, values in _pieces(rows, scale):
+        if relative:
+            values /= largest[part, None]
+        squares[part] += np.vecdot(values, values)
     with np.errstate(over="ignore"):  # a warning would tell of one example
         norms: NDArray[np.float64] = largest * np.sqrt(squares)
     return norms
 
 
-def _columns(rows: Sequence[Floats], scale: Sequence[Floats] | None) -> Iterator[NDArray[np.float64]]:
-    """Yield the (scaled) vectors in float64, some columns at a time."""
+def _pieces(rows: Sequence[Floats], scale: Sequence[Floats] | None) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Yield the (scaled) vectors in float64: some columns of some of them at a time."""
     for index, block in enumerate(rows):
         for start in range(0, block.shape[1], _COLUMNS):
-            values = block[:, start : start + _COLUMNS].astype(np.float64)
-            if scale is not None:
-                values *= scale[index][start : start + _COLUMNS]
-            yield values
+            columns = slice(start, start + _COLUMNS)
+            height = max(1, _PIECE // max(1, min(_COLUMNS, block.shape[1] - start)))
+            for first in range(0, block.shape[0], height):
+                part = slice(first, first + height)
+                values = block[part, columns].astype(np.float64)
+                if scale is not None:
+                    values *= scale[index][columns]
+                yield part, values
 
 
 def clip_factors(

@@ -6,6 +6,7 @@ Both NumPy arrays and torch tensors come here, so dtypes are compared by name. (
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -27,7 +28,12 @@ FLOATS = ("float32", "float64")
 
 def dtype_name(array: Any) -> str:
     """Return "float32" for both NumPy's and torch's."""
-    return str(array.dtype).removeprefix("torch.")
+    return _name(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def is_contiguous(array: Any) -> bool:

@@ -42,7 +42,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     NumPy's arrays are seen by `tracemalloc`, and a few kilobytes of Python's objects with them. What a kernel uses
     inside is not seen.
     """
-    gc.collect()  # so that the collector runs at the same places of the call every time
+    gc.collect(1)  # so that the collector runs at the same places of the call every time
     mine = not tracemalloc.is_tracing()
     if mine:
         tracemalloc.start()
@@ -53,7 +53,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     finally:
         if mine:
             tracemalloc.stop()
-    return count.peak
+    return int(count.peak)
 
 
 def microbatch_size(limit: int, one: int, two: int, most: int) -> int:

@@ -11,7 +11,7 @@ they write there is gone after the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,8 @@ from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.sources.explicit import ExplicitGradient
 from dpcore.torch.sources.places import UnknownLayout
 from dpcore.torch.sources.traced import TracedGradient
+
+T = TypeVar("T")
 
 Loss = Callable[..., torch.Tensor]
 
@@ -126,7 +128,7 @@ class PerExampleGradient:
         """Return the operations that the parameter of this place meets the examples in, as far as they were seen."""
         if self.way != "pairs":
             return ()
-        met = [key for key, site in self.traced.sites.items() if site is not None and any(site.gave)]
+        met = [key for key, site in self.traced.sites.learned() if any(site.gave)]
         functions = (key[0] for key in met if any(place in roots for roots in key[1]))
         return tuple(dict.fromkeys(getattr(function, "__name__", str(function)) for function in functions))
 
@@ -150,7 +152,7 @@ class PerExampleGradient:
         function = self.traced if way == "pairs" else self.explicit[way]
         return self.guarded(lambda: function(values, given), seed, synthetic)
 
-    def guarded(self, function: Callable[[], Any], seed: bytes, synthetic: bool) -> Any:
+    def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
         """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""
         self._synthetic = synthetic
         device = next(self.model.parameters()).device

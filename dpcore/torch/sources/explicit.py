@@ -34,10 +34,9 @@ class ExplicitGradient:
         """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
         if not self.vectorize:
             rows = [list(gradients) for gradients in self.one_by_one(point, batch)]
-            columns = zip(*rows, strict=True) if rows else ([] for _ in point)
-            shapes = ((len(rows), value.numel()) for value in point)
-            stacked = (torch.stack(c) if rows else v.new_zeros(0) for c, v in zip(columns, point, strict=True))
-            return [Rows(block.reshape(shape)) for block, shape in zip(stacked, shapes, strict=True)]
+            if not rows:
+                return [Rows(value.new_zeros(0, value.numel())) for value in point]
+            return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in map(list, zip(*rows, strict=True))]
         tensors = list(batches.leaves(batch))
         trained, rest = places(self.model, self.names)
 
@@ -52,11 +51,11 @@ class ExplicitGradient:
         # Fused attention kernels have no batching rule; vmap would run them example by example.
         with sdpa_kernel(SDPBackend.MATH):
             mapped = vmap(grad(example_loss), in_dims=(None, 0), randomness="different")
-            rows = list(mapped(tuple(point), tensors))
+            found = mapped(tuple(point), tensors)
         check_versions(self.model, given, versions)
-        if any(row.requires_grad for row in rows):
+        if any(row.requires_grad for row in found):
             raise ArgumentError(FOREIGN)
-        return [Rows(row.reshape(row.shape[0], -1)) for row in rows]
+        return [Rows(row.reshape(row.shape[0], -1)) for row in found]
 
     def one_by_one(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
         """Yield the gradients of one example after the other, by autograd on a batch of one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,11 @@ class Sites:
         if site not in learned:
             learned.append(site)
             self._known.clear()
+
+    def learned(self) -> Iterator[tuple[Key, Site]]:
+        """Yield what was learned of operations in which the examples were found."""
+        for key, known in self._learned.items():
+            yield from ((key, site) for site in known if site is not None)
 
     def find(self, key: Key, took: Shapes, examples: int) -> Site | None:
         """Return the site of an operation that takes tensors of these shapes; None if it was not learned."""

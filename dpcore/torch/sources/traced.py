@@ -115,7 +115,7 @@ class TracedGradient:
 
 def _backward(total: torch.Tensor) -> None:
     """Run the backward pass as ``total.backward()`` does, which would hide the modes that are active."""
-    engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    engine = torch.autograd.Variable._execution_engine
     engine.run_backward((total,), (torch.ones_like(total),), False, False, (), True, True)
 
 

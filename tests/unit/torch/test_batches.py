@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
 from dpcore.torch.data.reading import join
+from dpcore.torch.model.per_example import WAYS
 from tests.unit.torch_runs import DATA, finish, sgd, start
 
 
@@ -140,9 +141,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_the_same_rows_in_another_container_are_the_same_run(kind: str, vectorize: bool, end: torch.Tensor) -> None:
-    found = finish(start(Classifier(), data=KINDS[kind](), vectorize=vectorize, steps=12, epochs=None))
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_rows_in_another_container_are_the_same_run(kind: str, way: str, end: torch.Tensor) -> None:
+    found = finish(start(Classifier(), data=KINDS[kind](), gradients=way, steps=12, epochs=None))
     assert torch.allclose(found, end, rtol=1e-5, atol=1e-6)
 
 

@@ -75,7 +75,7 @@ def test_nothing_but_the_examples_is_tried(capsys: pytest.CaptureFixture[str]) -
                 )
             return super().forward(ids, time, seen)
 
-    start(Telling(), data=DATA, example_batch=EXAMPLES, vectorize=False, microbatch_size=1)
+    start(Telling(), data=DATA, example_batch=EXAMPLES, gradients="one-by-one", microbatch_size=1)
     ids, times, _ = EXAMPLES[0].values()
     rows = {f"{row} {at:.2f}" for row, at in zip(ids.tolist(), times.tolist(), strict=True)}
     poisoned = {f"{row.split(']')[0]}] nan" for row in rows}

@@ -219,6 +219,7 @@ def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples(way: str)
 
 def test_the_peak_counts_what_lives_at_one_time() -> None:
     # Twice two tensors, the first ones freed before the next.
-    assert peak_bytes(lambda: [torch.empty(1000).add(1) is None for _ in range(2)]) == 2 * 4000
-    given = torch.zeros(1000)
-    assert peak_bytes(lambda: given.reshape(10, 100).t()) == 0
+    peak = peak_bytes(lambda: [torch.empty(10**6).add(1) is None for _ in range(2)])
+    assert 8 * 10**6 <= peak < 9 * 10**6  # and some objects of Python's
+    given = torch.zeros(10**6)
+    assert peak_bytes(lambda: given.reshape(10, 10**5).t()) < given.nbytes

@@ -33,9 +33,9 @@ class Reader(nn.Module):
         return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
 
 
-def outcome(method: str, **options: Any) -> tuple[torch.Tensor, str]:
+def outcome(method: str, batch_size: int = 8, **options: Any) -> tuple[torch.Tensor, str]:
     net = Reader()
-    run = start(net, METHODS[method](8), data=TOKENS, loss=F.cross_entropy, epochs=None, steps=5, **options)
+    run = start(net, METHODS[method](batch_size), data=TOKENS, loss=F.cross_entropy, epochs=None, steps=5, **options)
     finish(run)
     return values(net), run._engine.gradient.way
 
@@ -58,6 +58,6 @@ def test_ways_and_splits_agree(method: str) -> None:
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_users_are_summed_before_the_clip_by_every_way(size: int) -> None:
     sampler = UserSampler(FixedOrderSampler(dataset_size=10, batch_size=4), [i // 3 for i in range(30)], 3)
-    found = [outcome("disk", gradients=way, microbatch_size=size, sampling=sampler)[0] for way in WAYS]
+    found = [outcome("disk", 4, gradients=way, microbatch_size=size, sampling=sampler)[0] for way in WAYS]
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=2e-4, atol=2e-4)

@@ -117,8 +117,8 @@ def _weight_block(matrix: Derived, x: torch.Tensor, e: torch.Tensor, examples: i
         return matrix.product(rows, columns.reshape(examples, -1, p))
     rows = e.new_empty(examples, *shape)
     step = max(1, _CHUNK // (math.prod(shape) * rows.element_size())) if rows.device.type == "cpu" else examples
-    each = (t.unflatten(0, (examples, -1)) for t in (e, x))
-    for part, *folded in zip(rows.split(step), *(t.split(step) for t in each), strict=True):
+    each = (t.reshape(examples, -1, *t.shape[1:]) for t in (e, x))
+    for part, *folded in zip(torch.split(rows, step), *(torch.split(t, step) for t in each), strict=True):
         # Only the weight's shape counts; one expanded from a number would be copied.
         weight = e.new_empty(len(part) * q, *shape[1:])
         part.copy_(torch.ops.aten.convolution_backward(

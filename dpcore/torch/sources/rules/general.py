@@ -37,9 +37,10 @@ def general(operation: Operation) -> Any:
                 for place, value in zip(mine, values, strict=True):
                     filled[place] = value
                 args, kwargs = tree_unflatten(filled, form)
-                return operation.function(*args, **kwargs)
+                result: torch.Tensor = operation.function(*args, **kwargs)
+                return result
 
-            _, back = vjp(again, *(derived.value for derived in mine.values()))
+            back = vjp(again, *(derived.value for derived in mine.values()))[1]
             found: tuple[torch.Tensor, ...] = back(e.movedim(0, given.dim))
             return found
 

@@ -77,7 +77,10 @@ def _layer(
 ) -> tuple[torch.Tensor, States]:
     """Run one layer one way over (T, N, p); return the outputs (T, N, H) and the last states."""
     layout = _examples_along(operation)
-    rows = lambda t: operation.examples_first(t, layout).reshape(operation.examples, -1, t.shape[-1])  # noqa: E731
+
+    def rows(t: torch.Tensor) -> torch.Tensor:
+        return operation.examples_first(t, layout).reshape(operation.examples, -1, t.shape[-1])
+
     input_bias, bias = weights[2:4] if biases else (None, None)
     w_ih, w_hh, b_ih, b_hh = (operation.derived(t) for t in (*weights[:2], input_bias, bias))
     kept: list[torch.Tensor] = []
@@ -94,7 +97,7 @@ def _layer(
                 yield vector, summed(vector, ours)
 
     together = step is not gru and biases
-    given = F.linear(x, weights[0], input_bias + bias if together else input_bias)
+    given = F.linear(x, weights[0], input_bias + bias if together else input_bias)  # type: ignore[operator]
     parts = operation.tap(given, (x,), collect).unbind(0)
     recurrent_weight, inner_bias = weights[1].t(), None if together else bias
     project = _projection(operation, weights[-1], len(x), states, rows) if len(weights) % 2 else None
