@@ -188,9 +188,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/stages/test_blocks.py"),
     ],
     "dpcore/stages/clipping/tied.py": [
-        ("sum a tied matrix by another arithmetic than its norm's", "weights, out, exact=self.exact)", "weights, out, exact=False)",
+        ("sum a tied matrix by another arithmetic than its norm's", "out, exact=self.exact)", "out, exact=False)",
          "unit/stages/test_blocks.py"),
-        ("forget the table of a tied matrix", "        self.embedding.add_sum(backend, weights, out)\n", "", "unit/mechanism/test_sources.py"),
+        ("forget the table of a tied matrix", "            part.embedding.add_sum(backend, weights[some], out)\n", "", "unit/mechanism/test_sources.py"),
     ],
     "dpcore/mechanism/composed_step.py": [
         ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.layout.dimension *",
