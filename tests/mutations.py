@@ -188,9 +188,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/stages/test_blocks.py"),
     ],
     "dpcore/stages/clipping/tied.py": [
-        ("sum a tied matrix by another arithmetic than its norm's", "weights, out, exact=self.exact)", "weights, out, exact=False)",
+        ("sum a tied matrix by another arithmetic than its norm's", "out, exact=self.exact)", "out, exact=False)",
          "unit/stages/test_blocks.py"),
-        ("forget the table of a tied matrix", "        self.embedding.add_sum(backend, weights, out)\n", "", "unit/mechanism/test_sources.py"),
+        ("forget the table of a tied matrix", "            part.embedding.add_sum(backend, weights[some], out)\n", "", "unit/mechanism/test_sources.py"),
     ],
     "dpcore/mechanism/composed_step.py": [
         ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.layout.dimension *",
@@ -499,6 +499,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/model/compare.py": [
         ("believe the rules", "if not apart <= tolerance *", "if False and not apart <= tolerance *", "unit/torch/sources/test_checks.py"),
         ("compare with other values only", "(poisoned(unlike), True)", "", "unit/torch/sources/test_checks.py"),
+        ("leave integers without NaN", "if indices.dim() > 1 and", "if False and", "unit/torch/sources/test_checks.py"),
+    ],
+    "dpcore/torch/sources/choices.py": [
+        ("follow rows that masks chose", "or not all(bool(", "or False and not all(bool(", "unit/torch/sources/test_choices.py"),
+        ("follow rows in an order of their values", "dim % len(site.one[0]) == layout.dim", "False", "unit/torch/sources/test_choices.py"),
     ],
     "dpcore/torch/sources/tracer.py": [
         ("forget the use of a parameter that torch does not show", "if leaf.tensor.grad is not None:", "if False:", "unit/torch/sources/test_checks.py"),

@@ -3,13 +3,18 @@
 A batched forward pass can mix examples where a batch of one cannot, and a rule can be wrong for a model that nobody
 thought of. So for three unlike examples each one's gradient must be what autograd gives for it alone, and must stay the
 same, up to rounding, when another example is replaced: by other values, and by NaN, which any arithmetic carries along.
+Where its inputs are integers, what is looked up for it becomes NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
@@ -42,13 +47,26 @@ def learn_and_check(gradient: PerExampleGradient, example: Tree, keep: bool = Fa
     unlike = trial_batch(example, EXAMPLES, other=True)
     for other, is_poison in ((unlike, False), (poisoned(unlike), True)):
         try:
-            changed = gradient(point, _with_second(batch, other), synthetic=True)
+            with _NaNLookups() if is_poison else nullcontext():
+                changed = gradient(point, _with_second(batch, other), synthetic=True)
         except Unfit:
             if is_poison:  # a model may check its inputs
                 continue
             raise
         for i in (0, EXAMPLES - 1):
             _compare(gradient, _rows(changed, i), _rows(blocks, i), tolerance, "depends on another example")
+
+
+class _NaNLookups(TorchFunctionMode):
+    """Makes NaN of all that a table gives for the second example. Indices of one dimension are positions."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is F.embedding:
+            indices = args[0] if args else kwargs["input"]
+            if indices.dim() > 1 and len(indices) == EXAMPLES:
+                result = result.index_fill(0, torch.tensor([1], device=result.device), float("nan"))
+        return result
 
 
 def _with_second(batch: Tree, other: Tree) -> Tree:

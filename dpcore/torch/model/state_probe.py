@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch._C import _functorch
 from torch.nn.modules import module as torchs_own
 
@@ -73,6 +74,8 @@ class Snapshot:
             return misses
         if isinstance(value, GeneratorType):
             return None if value.gi_frame is None else value.gi_frame.f_lasti
+        if type(value).__module__.startswith("dpcore.") and not isinstance(value, nn.Module):
+            return type(value)  # what holds the run is no state of the model, and must not be put back
         held = self._attributes(value)
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._array(value)

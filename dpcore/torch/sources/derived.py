@@ -91,6 +91,11 @@ def in_place(function: Any) -> bool:
     return name.startswith(("__i", "__set")) if name.endswith("__") else name.endswith("_")
 
 
+def out_of_place(name: str) -> str:
+    """Return the name of the method that gives what ``add_`` or ``__iadd__`` writes."""
+    return name[:-1] if not name.endswith("__") else f"__{name[3:]}"
+
+
 LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 """Arguments of ``F.embedding``."""
 

@@ -13,8 +13,8 @@ parameter past the tracer: then the parameter's leaf has a ``grad``, and `blocks
 for another loss, only if a tap is reached by another backward pass than the loss's: `record` refuses. Where the
 examples lie is taken from `sites`, which demands the very shapes that were learned, times the number of examples; a
 tensor that was changed in place, by a rule's operation or after parameters made it, is noticed by its version. Rows in
-another order than the examples', and examples that mix, have right shapes: they are found on values
-(`dpcore.torch.model.compare`).
+another order than the examples', and examples that mix, have right shapes: operations that may order rows by values are
+refused (`dpcore.torch.sources.choices`), all else is found on values (`dpcore.torch.model.compare`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from torch.overrides import TorchFunctionMode
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.model.functional import FAILURES
-from dpcore.torch.sources.derived import Derived, in_place, made, name_of
+from dpcore.torch.sources.choices import CHOICES, among_examples, chooses
+from dpcore.torch.sources.derived import Derived, in_place, made, name_of, out_of_place
 from dpcore.torch.sources.losses import LOSSES, example_losses_inside
 from dpcore.torch.sources.operation import Collect, Operation
 from dpcore.torch.sources.places import Shapes, Site, UnknownLayout, tensors
@@ -39,8 +40,7 @@ from dpcore.torch.sources.tap import Tap
 from dpcore.torch.sources.written_out import WRITTEN_OUT
 
 _MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-_SPECIAL = frozenset(WRITTEN_OUT) | LOSSES | _MADE_LEAF
-
+_SPECIAL = frozenset(WRITTEN_OUT) | LOSSES | CHOICES | _MADE_LEAF
 
 Rule = Callable[[Operation], Any]
 
@@ -95,14 +95,19 @@ class Tracer(TorchFunctionMode):
         took = tuple(t.shape for t in tensors((args, kwargs)))
         if self.phase is Phase.LOSS:  # what it takes of a parameter shows in `blocks`
             return function(*args, **kwargs)
+        choice = function in CHOICES and chooses(function, args, kwargs)
         if self._learning is not None and self.phase is Phase.MODEL:
             found = self._learn(function, took, found, args, kwargs)
         loss = function in LOSSES and not found
         if function in _MADE_LEAF:
             self.made_leaves.append(args[0])
-        if not found and not loss:
+        if not found and not loss and not choice:
             return function(*args, **kwargs)
         site = self.sites.find(_key(function, found), took, self.examples)
+        if choice and among_examples(function, args, kwargs, site):
+            raise UnknownLayout(f"{name_of(function)} chooses or orders rows of several examples by their values")
+        if not found and not loss:
+            return function(*args, **kwargs)
         if not torch.is_grad_enabled() and not loss:
             return self._run_without_grad(function, args, kwargs, found, site)
         if site is None:
@@ -148,7 +153,7 @@ class Tracer(TorchFunctionMode):
         self._number += 1
         if call is None or call.function != function or call.took != took:
             raise UnknownLayout("the model does other operations when it runs again")
-        if found or function in LOSSES:
+        if found or function in LOSSES or (function in CHOICES and chooses(function, args, kwargs)):
             self.sites.add(_key(function, found), site)
         return found
 
@@ -165,7 +170,7 @@ class Tracer(TorchFunctionMode):
             rule = self._rules(function)
             if not in_place(function) or rule is not self._rules(None):
                 return rule(Operation(self, function, args, kwargs, site))
-            apart = getattr(torch.Tensor, _out_of_place(name_of(function)), None)
+            apart = getattr(torch.Tensor, out_of_place(name_of(function)), None)
             if apart is None:
                 raise UnknownLayout(f"{name_of(function)} with a parameter changes a tensor in place")
             # What the operation would have written, in its place: all who hold the tensor see it.
@@ -240,11 +245,6 @@ def _key(function: Any, found: Sequence[Derived]) -> tuple[Any, ...]:
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def _out_of_place(name: str) -> str:
-    """Return the name of the method that gives what ``add_`` or ``__iadd__`` writes."""
-    return name[:-1] if not name.endswith("__") else f"__{name[3:]}"
 
 
 __all__ = ["Collect", "Derived", "Operation", "Phase", "Rule", "Sites", "Tracer"]

@@ -129,6 +129,33 @@ def test_a_trace_of_another_example_is_found_by_nan() -> None:
     assert "depends on another example" in gradient.reasons["pairs"]
 
 
+class Tokens(nn.Module):
+    """A table whose rows get a trace of what the whole batch looked up."""
+
+    def __init__(self, trace: float) -> None:
+        super().__init__()
+        self.table, self.last, self.trace = nn.Embedding(4, 5), nn.Linear(5, 3), trace
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.table(tokens)
+        return self.last((found + self.trace * found.mean(0) if self.trace else found).mean(1))
+
+
+@pytest.mark.parametrize(("trace", "way"), [(1e-5, "vmap"), (0.0, "pairs")])
+def test_a_trace_of_another_example_is_found_in_integers(trace: float, way: str) -> None:
+    gradient = PerExampleGradient(Tokens(trace), F.cross_entropy)
+    try_out(gradient, (torch.zeros(1, 7, dtype=torch.int64), EXAMPLE[1]))
+    assert gradient.way == way
+
+
+def test_a_gradient_that_a_global_of_the_model_names_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient = PerExampleGradient(Tokens(0.0), F.cross_entropy)
+    monkeypatch.setitem(Tokens.forward.__globals__, "table", gradient)  # as the attribute that forward reads
+    try_out(gradient, (torch.zeros(1, 7, dtype=torch.int64), EXAMPLE[1]))
+    assert gradient.way == "pairs"
+    assert not gradient.reasons
+
+
 def test_a_batch_that_leads_elsewhere_is_taken_one_by_one() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
