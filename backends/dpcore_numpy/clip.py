@@ -30,11 +30,11 @@ def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> 
             largest[part] = np.maximum(largest[part], np.abs(values).max(axis=1, initial=0.0))
         largest[~np.isfinite(largest) | (largest == 0)] = 1.0
     relative, squares = bool((largest != 1.0).any()), np.zeros(examples)
-    for part, values in _pieces(rows, scale):
-        if relative:
-            values /= largest[part, None]
-        squares[part] += np.vecdot(values, values)
-    with np.errstate(over="ignore"):  # a warning would tell of one example
+    with np.errstate(all="ignore"):  # a warning would tell of one example
+        for part, values in _pieces(rows, scale):
+            if relative:
+                values /= largest[part, None]
+            squares[part] += np.vecdot(values, values)
         norms: NDArray[np.float64] = largest * np.sqrt(squares)
     return norms
 
