@@ -128,8 +128,7 @@ def _bounds_kernel(
     square = tl.maximum(added(squares, example, examples, squares_width, ROWS, COLUMNS), 0.0)
     # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
     norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
-    # An example without a gradient has norm 0, for it must leave no bit in an adaptive clip norm.
-    tl.store(norms + example, tl.where(terms == 0, 0.0, norm * number(numbers, 4)), mask=example < examples)
+    tl.store(norms + example, norm * number(numbers, 4), mask=example < examples)
 
 
 @jit

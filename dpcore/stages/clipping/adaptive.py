@@ -11,6 +11,9 @@ from dpcore.spec.validate import non_negative, open_unit, plain, positive
 REACH: Final = 1e6
 """The clip norm stays within its initial value divided by this and times this: post-processing of what is released."""
 
+NO_GRADIENT: Final = 1e-60
+"""An example of a smaller norm has no gradient, and leaves no bit."""
+
 DEFAULT_SHARE: Final = 1 / 20
 """The noise on the bits by default, relative to the expected batch size: the paper's m / 20."""
 
@@ -81,5 +84,6 @@ def limits(initial: float) -> tuple[float, float]:
 
 def twice_the_bits(norms: Any, norm: float) -> Any:
     """Return twice the sum of the bits of a block of examples, from their norms (B,) and C_t: an integer."""
-    counted = norms != 0  # true of NaN
+    # A certified norm may be a little above 0 for an example without a gradient. True of NaN.
+    counted = ~(norms < NO_GRADIENT)
     return 2 * ((norms <= norm) & counted).sum() - counted.sum()
