@@ -5,22 +5,8 @@ tensors, and of the backend's arrays, that live at one time.
 
 Notes
 -----
-The largest that fits is taken, up to the examples that a step may have. Measured on one core of a busy machine, seconds
-of a step's sum, the least of two to four (numbers differ by up to a half between runs):
-
-===========================  ==========  ====  ====  ====  ====  ====  ====  ====  ====  ====
-model, batch                 an example    16    32    64   128   256   512  1024  2048  4096
-===========================  ==========  ====  ====  ====  ====  ====  ====  ====  ====  ====
-MLP 784-1024-1024-10, 512        47 KiB   1.2   0.8   0.5   0.4   0.3   0.4
-the same, 4096                            .     6.8   5.9   4.4   3.3   3.7   3.2   3.1   3.1
-cnn-5, 28x28, 256               138 KiB   1.0   0.7   0.5   0.5   0.4
-the same, 2048                            .     .     .     .     3.9   3.5   4.2   5.0
-transformer, T=64, 32           2.8 MiB   0.6   0.5
-the same, 256                             .     6.8   .     4.9   4.0
-===========================  ==========  ====  ====  ====  ====  ====  ====  ====  ====  ====
-
-What page faults cost beyond 200 MiB is less than what small products cost, and one micro-batch a step is one set of
-dropout masks, whatever the machine.
+The largest that fits is taken, up to the examples that a step may have: small products cost more than the page faults
+of large arrays, and one micro-batch a step is one set of dropout masks, whatever the machine.
 """
 
 from __future__ import annotations

@@ -6,22 +6,11 @@ With T places of the output, patches of p numbers and q channels, rows are q p n
 that makes them takes T p q multiplications: as many as the weight gradient of a plain step, and in one call of the
 library's convolution, with the examples as groups, nearly as fast. Pairs are T (p + q) numbers, and norms by inner
 products of rows take T^2 (p + q); their sum takes T p q in float64. So ``r = q p / (T (p + q))`` says how much larger
-rows are, and how much more their norms cost. Measured (3x3 on one core, norms and sum included, milliseconds):
+rows are, and how much more their norms cost.
 
-==============  =====  ====  =====
-channels        r      rows  pairs
-==============  =====  ====  =====
-64 at 8x8       0.9       5     18
-128 at 16x16    0.4      10    172
-192 at 8x8      2.7   16-41     22
-256 at 8x8      3.6      55     44
-128 at 4x4      7.2      49     10
-512 at 4x4      29      253     28
-==============  =====  ====  =====
-
-Rows are slow where they are large: their memory costs more than their arithmetic. Pairs are taken from r = `_PAIRS` on.
-On a CPU rows are made in chunks of `_CHUNK` bytes, whose memory is used again: 256 examples of 64x32x3x3 at 7x7 took 19
-milliseconds at once and 7 in chunks of 2.4 MB.
+Rows are slow where they are large: their memory costs more than their arithmetic. Pairs are taken from r = `_PAIRS` on,
+which is between what trials on one core found faster by rows (up to 1) and by pairs (from 3.6). On a CPU rows are made
+in chunks of `_CHUNK` bytes, whose memory is used again.
 """
 
 from __future__ import annotations
