@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from dpcore_numpy.pairs import RANGE, TINY, U32, U64, Floats, Side, Wide, gamma, terms_of
 
+Matmul = Callable[[Any, Any], Any]
+
 # Entries of a piece in float64; columns of a float32 inner product.
-_PIECE, _COLUMNS = 1 << 18, 256
+_PIECE, COLUMNS = 1 << 18, 256
 
 
 def _pieces(a: Side, e: Side) -> Iterator[slice]:
@@ -19,7 +22,7 @@ def _pieces(a: Side, e: Side) -> Iterator[slice]:
         yield slice(first, first + count)
 
 
-def few(a: Side, e: Side, scale: Floats) -> tuple[Wide, Wide]:
+def few(a: Side, e: Side, scale: Floats, matmul: Matmul = np.matmul) -> tuple[Wide, Wide]:
     """Return norms and S of few rows under a scale, by float64 products of pairs of rows.
 
     With D the squared scale, ``|v|^2 = sum_{s,t} (e_s e_t)^T D (a_s a_t)``. Each inner product rounds by gamma times
@@ -32,7 +35,7 @@ def few(a: Side, e: Side, scale: Floats) -> tuple[Wide, Wide]:
         square, size = np.zeros(len(x)), np.zeros(len(x))
         for s in range(a.time):
             for t in range(s, a.time):
-                product = np.vecdot((y[:, s] * y[:, t]) @ squared, x[:, s] * x[:, t])
+                product = np.vecdot(matmul(y[:, s] * y[:, t], squared), x[:, s] * x[:, t])
                 square += product if s == t else 2 * product
                 size += np.sqrt(product) if s == t else 0
         size *= 1 + gamma(a.width + e.width + 10, U64)
@@ -46,12 +49,12 @@ def _root(square: Wide, terms: Wide, error: float) -> Wide:
     return root
 
 
-def gram_wide(a: Side, e: Side) -> tuple[Wide, Wide]:
+def gram_wide(a: Side, e: Side, matmul: Matmul = np.matmul) -> tuple[Wide, Wide]:
     """Return norms and S by float64 inner products of rows; the rounding is that of `few`."""
     square, terms = np.empty(a.examples), terms_of(a, e)
     for chosen in _pieces(a, e):
         x, y = a.wide(chosen), e.wide(chosen)
-        products = (x @ x.swapaxes(1, 2)) * (y @ y.swapaxes(1, 2))
+        products = matmul(x, x.swapaxes(1, 2)) * matmul(y, y.swapaxes(1, 2))
         square[chosen] = products.sum(axis=(1, 2))
     return _root(square, terms, gamma(a.width + e.width + a.time**2 + 10, U64)), terms
 
@@ -65,21 +68,27 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
     less than ``2 g S^2`` where rows are far from parallel. Underflow adds at most ``T (p + q) 2^-125`` times the
     largest possible sum of squares, ``2^26``.
     """
-    square, terms = np.empty(a.examples), terms_of(a, e)
-    g = gamma(_COLUMNS + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
+    square, off, terms = np.empty(a.examples), np.empty(a.examples), terms_of(a, e)
     for i in range(a.examples):
         x, y = np.sqrt(a.measured[1][i]), np.sqrt(e.measured[1][i])
         inputs, gradients = _inner(a.narrow(i)), _inner(e.narrow(i))
-        off = x @ np.abs(gradients) @ x + y @ np.abs(inputs) @ y
-        square[i] = np.maximum(np.vdot(inputs, gradients), 0) + g * (1 + g) * off
+        square[i] = np.vdot(inputs, gradients)
+        off[i] = x @ np.abs(gradients) @ x + y @ np.abs(inputs) @ y
+    return narrow_root(a, e, square, off, terms), terms
+
+
+def narrow_root(a: Side, e: Side, square: Wide, off: Wide, terms: Wide) -> Wide:
+    """Return the bound of `gram_narrow` on the root of a computed square, with `off` the sum in its rounding."""
+    g = gamma(COLUMNS + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
     underflow = a.time * (a.width + e.width) * TINY * 2.0 ** (2 * RANGE + 4)
-    return np.sqrt(square + g * g * np.square(terms) + underflow), terms
+    root: Wide = np.sqrt(np.maximum(square, 0) + g * (1 + g) * off + g * g * np.square(terms) + underflow)
+    return root
 
 
 def _inner(rows: Floats) -> Wide:
     """Return the inner products of all rows: (T, T)."""
     total, piece = np.zeros((len(rows), len(rows))), np.empty((len(rows), len(rows)), np.float32)
-    for first in range(0, rows.shape[1], _COLUMNS):
-        columns = rows[:, first : first + _COLUMNS]
+    for first in range(0, rows.shape[1], COLUMNS):
+        columns = rows[:, first : first + COLUMNS]
         total += np.matmul(columns, columns.T, out=piece)
     return total

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check_pairs import check_linear, check_sum
 from dpcore.spec.rounding import CANCELLATION, SUM_ROWS
-from dpcore_numpy.gram import few, gram_narrow, gram_wide
-from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, rounding_of
+from dpcore_numpy.clip import row_norms
+from dpcore_numpy.gram import Matmul, few, gram_narrow, gram_wide
+from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma, rounding_of
 from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
 
 # Up to so many rows of an example, norms are by float64 inner products; from so many on, sums are by float32 tiles, and
 # inner products are float32.
 _FEW, _MANY = 8, 24
 _ROWS, _COLUMNS = 512, 1024  # of a piece of a float64 product
+
+
+class Arithmetic(NamedTuple):
+    """What multiplies. Another library may, under the bounds of this one: they hold for any order of additions."""
+
+    row_norms: Callable[[Sequence[Floats]], Wide]
+    matmul: Matmul
+    gram_narrow: Callable[[Side, Side], tuple[Wide, Wide]]
+    tile_norms: Callable[[Side, Side, Floats | None, bool], tuple[Wide, Wide]]
+    add_products: Callable[[Side, Side, Wide, Indices, Any, Floats | None], None]
+    add_tiles: Callable[[Side, Side, Wide, Indices, Any, Floats | None, bool], None]
 
 
 def linear_norms(
@@ -27,18 +40,26 @@ def linear_norms(
     scale: Floats | None = None,
     gram: bool = False,
     exact: bool = False,
+    arithmetic: Arithmetic | None = None,
 ) -> Wide:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     check_linear(inputs, gradients, point_weights, scale)
     with np.errstate(all="ignore"):  # a warning would tell of one example
         a, e = Side(inputs), Side(gradients, point_weights)
-        norms, rounding, terms = linear_bound(a, e, scale, gram, exact)
+        norms, rounding, terms = linear_bound(a, e, scale, gram, exact, arithmetic or NUMPY)
         if scale is not None and not exact and a.time < _MANY:  # what `linear_sum` relies on
             norms = np.maximum(norms, CANCELLATION * terms)
         return norms + rounding
 
 
-def linear_bound(a: Side, e: Side, scale: Floats | None = None, gram: bool = False, exact: bool = False) -> Bound:
+def linear_bound(
+    a: Side,
+    e: Side,
+    scale: Floats | None = None,
+    gram: bool = False,
+    exact: bool = False,
+    arithmetic: Arithmetic | None = None,
+) -> Bound:
     """Return the parts of `linear_norms`.
 
     Notes
@@ -47,13 +68,15 @@ def linear_bound(a: Side, e: Side, scale: Floats | None = None, gram: bool = Fal
     A product over T rows, whatever the order of its additions, rounds a coordinate by at most gamma_{T+3} times the sum
     of its terms' sizes (weights round e_t twice), so that the vector moves by gamma_{T+3} S at most.
     """
-    wide = exact or a.double
+    wide, by = exact or a.double, arithmetic or NUMPY
+    if scale is None and not a.double and len(a.parts) == a.time == 1:
+        return _of_one_row(a, e, by)
     if scale is not None and a.time <= _FEW:
-        norms, terms = few(a, e, scale)
+        norms, terms = few(a, e, scale, by.matmul)
     elif scale is None and (gram or a.time <= _FEW):
-        norms, terms = gram_wide(a, e) if wide or a.time < _MANY else gram_narrow(a, e)
+        norms, terms = gram_wide(a, e, by.matmul) if wide or a.time < _MANY else by.gram_narrow(a, e)
     else:
-        norms, terms = tile_norms(a, e, scale, wide)
+        norms, terms = by.tile_norms(a, e, scale, wide)
     rounding = rounding_of(a, e, scale, terms, wide or a.time < _MANY)
     # 2^-480: squares and products that underflow, of numbers that are relative to the largest. A side of zeros makes a
     # vector of zeros, unless the other side is not finite.
@@ -61,6 +84,13 @@ def linear_bound(a: Side, e: Side, scale: Floats | None = None, gram: bool = Fal
     unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
     parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
     return Bound(*(np.where(sizes == 0, 0.0, x) for x in parts))
+
+
+def _of_one_row(a: Side, e: Side, by: Arithmetic) -> Bound:
+    """Return the parts for one row: ``|a| |e|``, whose float32 numbers float64 holds as they are."""
+    x, y = (by.row_norms([side.parts[0][:, 0]]) for side in (a, e))
+    norms = abs(e.unit) * x * y * (1 + gamma(a.width + e.width + 20, U64))
+    return Bound(norms, gamma(9, U64) * norms, norms)
 
 
 def linear_sum(
@@ -72,6 +102,7 @@ def linear_sum(
     *,
     scale: Floats | None = None,
     exact: bool = False,
+    arithmetic: Arithmetic | None = None,
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
     check_linear(inputs, gradients, point_weights, scale)
@@ -80,13 +111,14 @@ def linear_sum(
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
     with np.errstate(all="ignore"):
-        factors, wide = weights.astype(np.float64), exact or a.double or a.time < _MANY
-        together = _together(a, e, scale, exact)[used]
-        _add_products(a, e, factors, used[together], total, factor)
-        add_tiles(a, e, factors, used[~together], total, factor, wide)
+        factors, wide, by = weights.astype(np.float64), exact or a.double or a.time < _MANY, arithmetic or NUMPY
+        together = _together(a, e, scale, exact, by.matmul)[used]
+        by.add_products(a, e, factors, used[together], total, factor)
+        if not together.all():
+            by.add_tiles(a, e, factors, used[~together], total, factor, wide)
 
 
-def _together(a: Side, e: Side, scale: Floats | None, exact: bool) -> NDArray[np.bool_]:
+def _together(a: Side, e: Side, scale: Floats | None, exact: bool, matmul: Matmul) -> NDArray[np.bool_]:
     """Return which examples may share a product: those of few rows whose terms do not cancel beyond `CANCELLATION`.
 
     Norms of scaled vectors would cost more than the sum: there `linear_norms` sees to it, unless what cancels is to be
@@ -96,12 +128,12 @@ def _together(a: Side, e: Side, scale: Floats | None, exact: bool) -> NDArray[np
         return np.zeros(a.examples, np.bool_)
     if a.time <= 1 or scale is not None:
         return np.ones(a.examples, np.bool_)
-    norms, terms = gram_wide(a, e)
+    norms, terms = gram_wide(a, e, matmul)
     alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms
     return alike
 
 
-def _add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
+def add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
     """Add float64 products over whole examples, at most `SUM_ROWS` rows at a time."""
     count = SUM_ROWS // max(1, a.time)
     scratch = np.empty(_ROWS * _COLUMNS)
@@ -115,3 +147,6 @@ def _add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, s
             if scale is not None:
                 piece *= scale[rows, columns]
             total[rows, columns] += piece
+
+
+NUMPY = Arithmetic(row_norms, np.matmul, gram_narrow, tile_norms, add_products, add_tiles)

@@ -28,13 +28,12 @@ def normal(
     log_u = _log_uniform(w0, dtype)
     for tile in np.flatnonzero((w0 < TAIL_BOUND).any(axis=(1, 2))):
         (tail,) = tile_blocks(key, row, stream, first + int(tile), 1, tail=True, rng=rng).transpose(0, 2, 1)
-        _refine_tail(log_u[tile], w0[tile], tail[0::2])
+        refine_tail(log_u[tile], w0[tile], tail[0::2])
     log_u *= -2
     rho = np.sqrt(log_u, out=log_u)
-    cosine, sine = _cosine_sine(w1, dtype)
     z = np.empty(words.shape, dtype=dtype)
-    np.multiply(rho, cosine, out=z[:, 0::2])
-    np.multiply(rho, sine, out=z[:, 1::2])
+    np.multiply(rho, _sine(w1 + np.uint32(2**30), dtype), out=z[:, 0::2])
+    np.multiply(rho, _sine(w1, dtype), out=z[:, 1::2])
     return z.reshape(-1)[start - first * TILE :][:size]
 
 
@@ -52,33 +51,24 @@ def _log_uniform(w0: Words, dtype: str) -> Floats:
     return chosen
 
 
-def _refine_tail(log_u: Floats, w0: Words, w_tail: Words) -> None:
+def refine_tail(log_u: Floats, w0: Words, w_tail: Words) -> None:
     """Cut each of the 4096 lowest cells into 2^32 and replace ln u there, in place."""
     low = w0 < TAIL_BOUND
     u = (w0[low] + (w_tail[low] + 0.5) * 2.0**-32) * 2.0**-32
     log_u[low] = np.log(u)
 
 
-def _cosine_sine(w1: Words, dtype: str) -> tuple[Floats, Floats]:
-    """Return cos and sin of 2 pi w1 2^-32, from an angle in [-pi/4, pi/4] and the quadrant k that it was taken out of.
+def _sine(turn: Words, dtype: str) -> Floats:
+    """Return sin of 2 pi turn 2^-32: of the angle to the nearest half turn, negated where that is an odd one.
 
-    ``w1 + 2^29`` is k in its two upper bits and ``f + 2^29`` in the others. An odd k swaps cosine and sine; the cosine
-    is negated for k = 1 and 2, the sine for k = 2 and 3.
+    Twice the turn, as a signed number, is twice that angle, exactly; its sign differs from the turn's next to odd ones.
     """
-    turned = w1 + np.uint32(2**29)
-    f = (turned & np.uint32(2**30 - 1)).view(np.int32)
-    f -= 2**29
-    angle = f.astype(dtype)
-    angle *= 2 * np.pi * 2.0**-32
-    cosine, sine = np.cos(angle), np.sin(angle)
-    swapped = _wide((turned << 1).view(np.int32) >> 31, dtype)
-    difference = _bits(cosine) ^ _bits(sine)
-    difference &= swapped
-    _bits(cosine)[...] ^= difference
-    _bits(sine)[...] ^= difference
-    _negate((turned + np.uint32(2**30)).view(np.int32), cosine)
-    _negate(turned.view(np.int32), sine)
-    return cosine, sine
+    doubled = (turn << 1).view(np.int32)
+    angle = doubled.astype(dtype)
+    angle *= np.pi * 2.0**-32
+    sine: Floats = np.sin(angle, out=angle)
+    _negate(doubled ^ turn.view(np.int32), sine)
+    return sine
 
 
 # Selecting and negating by bits: np.where on random conditions is ten times as slow, for its branches are never

@@ -97,10 +97,9 @@ class Side:
         for block, ratio in zip(blocks, self.ratios, strict=True):
             piece = out[:, start : start + block.shape[1]]
             factor = np.float64(ratio) if factors is None else (ratio * factors)[:, None, None]
-            if np.all(factor == 1):
-                np.copyto(piece, block)
-            else:
-                np.multiply(block, factor, out=piece, dtype=np.float64)
+            np.copyto(piece, block)
+            if not np.all(factor == 1):
+                piece *= factor
             start += block.shape[1]
         return out
 

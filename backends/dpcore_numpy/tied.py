@@ -9,7 +9,7 @@ import numpy as np
 from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
 from dpcore.spec.rounding import TIED
 from dpcore_numpy.embedding import embedding_bound
-from dpcore_numpy.linear import linear_bound
+from dpcore_numpy.linear import Arithmetic, linear_bound
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
@@ -23,6 +23,7 @@ def tied_norms(
     size: int,
     *,
     exact: bool = False,
+    arithmetic: Arithmetic | None = None,
 ) -> Wide:
     """See `dpcore.spec.pair_ops.PairOperations.tied_norms`.
 
@@ -37,7 +38,8 @@ def tied_norms(
     g, a, e = Side(token_gradients, token_weights), Side(inputs), Side(gradients, point_weights)
     with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
-        linear = linear_bound(a, e, gram=a.time * (a.width + e.width) < a.width * e.width, exact=exact)
+        gram = a.time * (a.width + e.width) < a.width * e.width
+        linear = linear_bound(a, e, gram=gram, exact=exact, arithmetic=arithmetic)
         # Relative to the larger part: squares of float64 numbers may overflow, or come out 0.
         larger = np.maximum(embedding.norms, linear.norms)
         unit = np.where((larger > 0) & np.isfinite(larger), larger, 1.0)

@@ -25,7 +25,7 @@ def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide
     A float32 tile is off as `linear_bound` says. Squares are added in float32 over runs of 256, so that they are off by
     gamma_256 of themselves and by 2^-126 each where they underflow; in float64 where they are scaled.
     """
-    squares, terms = np.zeros(a.examples), terms_of(a, e) if scale is None else _scaled_terms(a, e, scale, wide)
+    squares, terms = np.zeros(a.examples), terms_of(a, e) if scale is None else scaled_terms(a, e, scale, wide)
     scratch = np.empty(_TILE * _TILE, np.float64 if wide else np.float32)
     for rows, columns in blocks(a, e):
         factor = None if scale is None else scale.reshape(e.width, a.width)[rows, columns].astype(np.float64)
@@ -58,7 +58,7 @@ def _sum_of_squares(values: Floats) -> float:
     return float(np.vecdot(runs, runs).sum(dtype=np.float64)) + float(np.vecdot(rest, rest))
 
 
-def _scaled_terms(a: Side, e: Side, scale: Floats, wide: bool) -> Wide:
+def scaled_terms(a: Side, e: Side, scale: Floats, wide: bool) -> Wide:
     """Return a bound on the norm of the scaled sum of the terms' sizes.
 
     By Cauchy and Schwarz over time it is at most ``|D (y x^T)|`` with x and y the norms of the two sides' columns: at

@@ -16,7 +16,7 @@ from dpcore.spec.validate import choice
 
 ENTRY_POINT_GROUP = "dpcore.backends"
 # Also found without installed metadata, as when tests run from a source tree.
-_BUILT_IN = {"numpy": "dpcore_numpy", "triton": "dpcore_triton"}
+_BUILT_IN = {"numpy": "dpcore_numpy", "torch": "dpcore_torch", "triton": "dpcore_triton"}
 
 _active: str | None = None
 
@@ -58,10 +58,18 @@ def set_backend(name: str) -> None:
 
 
 def get_backend() -> str:
-    """Return the active backend's name: the last one set, else the variable ``DPCORE_BACKEND``, else "numpy"."""
-    if _active is not None:
+    """Return the active backend's name: the last one set, else the variable ``DPCORE_BACKEND``, else "numpy".
+
+    Where none is set, `dpcore.torch.make_private` takes "torch" for a model on the CPU and "triton" for one on a GPU.
+    """
+    return chosen_backend() or "numpy"
+
+
+def chosen_backend() -> str | None:
+    """Return the backend that was set, by `set_backend` or the variable ``DPCORE_BACKEND``; None if none was."""
+    if _active is not None or "DPCORE_BACKEND" not in os.environ:
         return _active
-    return choice(available_backends(), DPCORE_BACKEND=os.environ.get("DPCORE_BACKEND", "numpy"))
+    return choice(available_backends(), DPCORE_BACKEND=os.environ["DPCORE_BACKEND"])
 
 
 @contextmanager

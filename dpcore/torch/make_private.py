@@ -14,7 +14,6 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedW
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import Sampler
 from dpcore.spec import validate
-from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
@@ -26,7 +25,7 @@ from dpcore.torch.model.memory import limit_of, parse_memory
 from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.parameter_views import Working, check_place
+from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
@@ -170,7 +169,7 @@ def make_private(
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     keys = RunKeys.new(key, exact_key=exact_key)
-    backend = load_backend()
+    backend = backend_for(model)
     frozen = check_module(model)
     device = check_place(backend, model)
     gradient = PerExampleGradient(model, loss)

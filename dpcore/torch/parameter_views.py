@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
+from dpcore.spec.backends import chosen_backend, load_backend
 from dpcore.spec.ops import Backend
+
+
+def backend_for(model: torch.nn.Module) -> Backend[Any]:
+    """Return the backend that was set; if none was, the one for where the model is."""
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    return load_backend(chosen_backend() or ("triton" if on_gpu else "torch"))
 
 
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
@@ -28,7 +35,7 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     if len(devices) > 1:
         raise ArgumentError(f"model on devices {sorted(map(str, devices))}: move it to one device")
     (device,) = devices
-    if backend.arrays == "numpy" and device.type != "cpu":
+    if (backend.arrays == "numpy" or backend.name == "torch") and device.type != "cpu":
         raise BackendError(
             f"model on device {str(device)!r} under backend {backend.name!r}, which computes on the CPU: call "
             'dpcore.set_backend("triton") before make_private, or move the model to the CPU'
@@ -36,12 +43,12 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     if backend.name == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise BackendError(
             f"model on device {str(device)!r} under backend 'triton': move the model to a CUDA device, call "
-            'dpcore.set_backend("numpy"), or set TRITON_INTERPRET=1 before Python starts (slow, for tests)'
+            'dpcore.set_backend("torch"), or set TRITON_INTERPRET=1 before Python starts (slow, for tests)'
         )
     if backend.name == "triton" and any(p.dtype == torch.float64 for p in model.parameters() if p.requires_grad):
         raise BackendError(
             "model with float64 parameters under backend 'triton', which computes in float32: call model.float() and "
-            'give the data in float32, or call dpcore.set_backend("numpy") with the model on the CPU'
+            'give the data in float32, or call dpcore.set_backend("torch") with the model on the CPU'
         )
     return device
 

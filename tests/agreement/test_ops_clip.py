@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +17,18 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import CLIP_RULES
 
 pytest.importorskip("triton")
+BACKEND = "triton"
+
+
+@pytest.fixture(scope="module", params=["triton", "torch"], autouse=True)
+def other(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests run on both backends of tensors."""
+    global BACKEND
+    BACKEND = request.param
+    yield
+    BACKEND = "triton"
+
+
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 examples = st.sampled_from([0, 1, 2, 31, 33, 64])
@@ -25,7 +38,7 @@ widths = st.lists(small_sizes, min_size=1, max_size=3)
 @few
 @given(seeds, examples, widths, st.booleans(), st.booleans())
 def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
-    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
     scale = [floats(rng, size) for size in sizes] if scaled else None
     on_device = [backend.from_numpy(block) for block in rows]
@@ -43,7 +56,7 @@ def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, spec
 
 
 def test_norms_of_extreme_numbers_are_exact() -> None:
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     rows = np.array([[3e38, 3e38], [1e-45, 0], [-0.0, 0], [3, 4]], dtype=np.float32)
     got = backend.to_numpy(backend.row_norms([backend.from_numpy(rows)]))
     for row, norm in zip(rows, got.tolist(), strict=True):
@@ -54,7 +67,7 @@ def test_norms_of_extreme_numbers_are_exact() -> None:
 @few
 @given(seeds, st.sampled_from([0, 1, 33, 1025]), st.integers(1, 3), st.sampled_from(CLIP_RULES))
 def test_factors_agree(seed: int, count: int, groups: int, rule: str) -> None:
-    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
     norms = [10.0 ** rng.uniform(-3, 3, count) for _ in range(groups)]
     for group in norms:
         chosen = rng.random(count) < 0.1
@@ -73,7 +86,7 @@ def test_factors_agree(seed: int, count: int, groups: int, rule: str) -> None:
 @pytest.mark.parametrize("rule", CLIP_RULES)
 def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> None:
     """In rational arithmetic, for vectors just about as long as the bound and for extreme ones."""
-    backend, rng = load_backend("triton"), np.random.default_rng(4)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(4)
     rows = np.concatenate([rng.standard_normal((40, 3)) / 3**0.5, [[3e38] * 3, [1e-45] * 3, [1e-20, 3e38, 0]]])
     rows = rows.astype(np.float32)
     sent = [backend.from_numpy(rows)]
@@ -89,7 +102,7 @@ def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> No
 @few
 @given(seeds, examples, widths, st.booleans())
 def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: bool) -> None:
-    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
     weights = [writable(floats(rng, count)) for _ in sizes]
     out = [floats(rng, size).astype(np.float64) for size in sizes]
@@ -112,7 +125,7 @@ def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: b
 
 
 def test_rows_of_weight_zero_add_nothing() -> None:
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     rows = np.array([[np.nan, np.inf, -np.inf], [1, 2, 3], [np.nan, 0, 0]], dtype=np.float32)
     out = backend.from_numpy(np.array([1, 1, -0.0]))
     weights = backend.from_numpy(np.array([0, 2, -0.0], dtype=np.float32))
@@ -122,7 +135,7 @@ def test_rows_of_weight_zero_add_nothing() -> None:
 
 def test_rows_may_be_views() -> None:
     """Blocks cut out of one matrix of per-example gradients, and a transposed one."""
-    backend, rng = load_backend("triton"), np.random.default_rng(0)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(0)
     values = floats(rng, 7, 50)
     matrix = backend.from_numpy(values)
     cuts = [matrix[:, 3:20], matrix[:, 20:21], backend.from_numpy(np.ascontiguousarray(values.T)).T]
@@ -136,7 +149,7 @@ def test_rows_may_be_views() -> None:
 
 
 def test_float64_is_refused_with_the_remedy() -> None:
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     rows, norms = [backend.from_numpy(np.ones((2, 3)))], [backend.from_numpy(np.ones(2))]
     with pytest.raises(ArgumentTypeError, match=r"rows\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):
         backend.row_norms(rows)

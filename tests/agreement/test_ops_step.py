@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -37,6 +37,18 @@ from dpcore.spec.ops import SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoeffici
 from tests.refused import refused
 
 pytest.importorskip("triton")
+BACKEND = "triton"
+
+
+@pytest.fixture(scope="module", params=["triton", "torch"], autouse=True)
+def other(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests run on both backends of tensors."""
+    global BACKEND
+    BACKEND = request.param
+    yield
+    BACKEND = "triton"
+
+
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 orders = st.integers(0, 3)
@@ -56,7 +68,7 @@ def moments_of(rng: np.random.Generator, rule: str, size: int, special: bool) ->
 @few
 @given(st.data(), seeds, orders, small_sizes, st.booleans())
 def test_recurrences_agree(data: st.DataObject, seed: int, order: int, size: int, special: bool) -> None:
-    backend, rng, coefficients = load_backend("triton"), np.random.default_rng(seed), data.draw(filters(order))
+    backend, rng, coefficients = load_backend(BACKEND), np.random.default_rng(seed), data.draw(filters(order))
     x, state = floats(rng, size, special=special), [writable(floats(rng, size, special=special)) for _ in range(order)]
     sent, sent_state = backend.from_numpy(x), [backend.from_numpy(vector) for vector in state]
     y_terms, state_terms = recurrence_terms(x, state, coefficients)
@@ -76,7 +88,7 @@ def test_updates_agree(
     rule: str, weight_decay: float, seed: int, settings: UpdateSettings, number: int, size: int, special: bool,
     squared: bool,
 ) -> None:  # fmt: skip
-    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
     settings = settings._replace(weight_decay=weight_decay)
     x, g = writable(floats(rng, size, special=special)), floats(rng, size, special=special)
     moments = moments_of(rng, rule, size, special)
@@ -103,7 +115,7 @@ NO_DENOMINATOR = [UpdateSettings(1.0), UpdateSettings(1.0, bias=4.0), UpdateSett
 @pytest.mark.parametrize("rule", sorted(SECOND_MOMENT))
 def test_a_denominator_of_zero_moves_nothing(rule: str, settings: UpdateSettings) -> None:
     """Also where eps is 0 in float32 only; a NaN still shows, in both."""
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     x = np.float32([1, 2, 3, 4])
     square = np.float32([0, settings.bias / 2, -1, np.nan])
     moments = [np.zeros(4, np.float32) for _ in range(UPDATE_RULES[rule])]
@@ -116,7 +128,7 @@ def test_a_denominator_of_zero_moves_nothing(rule: str, settings: UpdateSettings
 
 
 def test_plain_operations_take_views() -> None:
-    backend, rng = load_backend("triton"), np.random.default_rng(3)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(3)
     x, s, g = floats(rng, 6, 5), writable(floats(rng, 6, 5)), floats(rng, 6, 5)
     transposed = [backend.from_numpy(np.ascontiguousarray(array.T)).T for array in (x, s, g)]
     coefficients = FilterCoefficients((0.5, 0.25), (-0.5,))
@@ -226,7 +238,7 @@ def assert_steps_agree(
     **options: Any,
 ) -> None:  # fmt: skip
     """One step of both backends: what changes agrees, and what is read stays."""
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     terms = [
         step_terms(slot, *arguments, numbers, number, **options) for slot, numbers in zip(slots, settings, strict=True)
     ]
@@ -311,7 +323,7 @@ def test_a_step_of_everything_is_its_composition(rng: str) -> None:
 
 def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) -> None:
     """Bit for bit: the same functions on the same numbers. (Scales and batch size are powers of two, torch's own.)"""
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     (slot,) = kind.slots(np.random.default_rng(seed), [4100], False)
     fused, plain = mapped(slot, backend.from_numpy), mapped(slot, backend.from_numpy)
     noise = NoiseRow(bytes(range(32)), row, 1, 2.0)
@@ -345,7 +357,7 @@ def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) 
 
 def test_nothing_around_the_tensors_is_touched() -> None:
     """All arrays of all slots are cut out of one buffer; whatever lies between them keeps its value."""
-    backend, rng = load_backend("triton"), np.random.default_rng(5)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(5)
     slots = slots_of(rng, [1, 4097, 0, 300], 2, "adam", True, False, noise_order=1, scaled=True, squared=True)
     kinds = ("float32", "float64")
     buffers = {kind: backend.from_numpy(np.full(60000, 77.0, dtype=kind)) for kind in kinds}
@@ -389,7 +401,7 @@ def test_slots_of_different_kinds_take_part_in_one_step() -> None:
 @pytest.mark.parametrize("place", ["parameter", "total", "scale", "square", "noise_state", "filter_state", "moments"])
 def test_a_moved_array_is_found_again(place: str) -> None:
     """Tables of addresses are kept from step to step; each array of a slot has its part in a table's key."""
-    backend, rng = load_backend("triton"), np.random.default_rng(7)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(7)
     (slot,) = slots_of(rng, [10], 1, "adagrad", False, False, noise_order=1, scaled=True, squared=True)
     arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (FilterCoefficients((1.0, 0.5), ()),), "adagrad")
     options = {"correlation": FilterCoefficients((1.0, 0.5), ()), "square": "given"}
@@ -410,7 +422,7 @@ def test_a_moved_array_is_found_again(place: str) -> None:
 
 def test_what_was_checked_is_checked_again_in_another_role() -> None:
     """The same tensors, first without a correlation or a given square, then with: they are not there."""
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     ones = np.ones(10, dtype=np.float32)
     total = backend.from_numpy(np.ones(10))
     slot = Slot(backend.from_numpy(ones), total, 0, moments=(backend.from_numpy(ones),))
@@ -431,7 +443,7 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
 
 
 def test_a_bad_slot_changes_nothing() -> None:
-    backend = load_backend("triton")
+    backend = load_backend(BACKEND)
     ones = np.ones((4, 4), dtype=np.float32)
     total = backend.from_numpy(np.ones((4, 4)))
     good = Slot(backend.from_numpy(ones), total, 0)
@@ -467,7 +479,7 @@ def test_steps_wait_for_nothing() -> None:
     """Neither clipping nor the step reads anything back: torch refuses every synchronization here."""
     import torch
 
-    backend, rng = load_backend("triton"), np.random.default_rng(9)
+    backend, rng = load_backend(BACKEND), np.random.default_rng(9)
     rows = [backend.from_numpy(floats(rng, 32, 1000))]
     slot = mapped(slots_of(rng, [1000], 0, "sgd", False, False)[0], backend.from_numpy)
     arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 32.0, (), "sgd", [UpdateSettings(0.1)])

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 from dpcore.cli.options import SAMPLINGS, flag, option
 from dpcore.cli.values import count, group_norms, one_of, real, reals, whole
 from dpcore.methods import BASES, METHODS, VARIANTS
-from dpcore.spec.backends import available_backends, get_backend
+from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.stages.filters import NAMED_FILTERS
 from dpcore.stages.strategies import NAMES
 from dpcore.stages.updates.accelerated import COUPLINGS
@@ -100,8 +100,9 @@ class TrainingOptions:
     scaled_steps: Annotated[_Count, option(count, "N", "delayed_preconditioner: steps with a frozen scale.",
         SCALED)] = None
     joint_scale: Annotated[_Real, option(real, "K", "joint_moments: scale of the square.", SCALED)] = None
-    backend: Annotated[str, option(one_of(available_backends), "NAME", "numpy (CPU) or triton (CUDA).",
-        RUN)] = field(default_factory=get_backend)
+    backend: Annotated[str, option(one_of(available_backends), "NAME",
+        "torch (CPU), triton (CUDA) or numpy (the reference).",
+        RUN)] = field(default_factory=lambda: chosen_backend() or "torch")
     tensorboard: Annotated[bool, flag("--tensorboard", "Also write TensorBoard events.", RUN)] = False
     record_gradients: Annotated[_Count, option(count, "N",
         "Keep N coordinates of each released gradient, for dpcore inspect gradients.", RUN)] = None

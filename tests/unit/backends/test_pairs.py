@@ -5,19 +5,33 @@ The reference is a loop in `numpy.longdouble`: 64 bits of mantissa, and exponent
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensors import OnTensors
 
-import dpcore_numpy as backend
+import dpcore_numpy
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.rounding import CANCELLATION, TIED, rounding
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider type to compare with")
+
+backend: Any = dpcore_numpy
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch"], autouse=True)
+def both(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests run on the reference and on the CPU backend, which shares its bounds and not its products."""
+    global backend
+    backend = dpcore_numpy if request.param == "numpy" else OnTensors("torch")
+    yield
+    backend = dpcore_numpy
+
 
 Array = np.ndarray[Any, Any]
 Long = np.longdouble

@@ -1,0 +1,48 @@
+"""The CPU backend for PyTorch models: the reference, with torch's products and threads where the time goes.
+
+torch tensors come in and go out. Norms, sums, products and noise are torch's, since two libraries that both keep threads
+waiting for work take the processor from each other; all else is `dpcore_numpy` on the same memory.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from dpcore_torch.arrays import from_numpy, to_numpy, zeros_like
+from dpcore_torch.clip import row_norms, weighted_sum
+from dpcore_torch.filter import recurrence
+from dpcore_torch.linear import linear_norms, linear_sum, tied_norms
+from dpcore_torch.noise import normal
+from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, words
+from dpcore_torch.step import step
+from dpcore_torch.update import update
+
+name: Final = "torch"
+arrays: Final = "torch"
+
+__all__ = [
+    "arrays",
+    "clip_factors",
+    "embedding_norms",
+    "embedding_sum",
+    "from_numpy",
+    "linear_norms",
+    "linear_sum",
+    "name",
+    "normal",
+    "recurrence",
+    "row_norms",
+    "step",
+    "tied_norms",
+    "to_numpy",
+    "update",
+    "weighted_sum",
+    "words",
+    "zeros_like",
+]
+
+if TYPE_CHECKING:
+    import torch
+
+    import dpcore_torch
+    from dpcore.spec.ops import Backend
+
+    _conforms: Backend[torch.Tensor] = dpcore_torch

@@ -1,0 +1,35 @@
+"""Arrays of this backend: torch tensors on the CPU, which NumPy sees without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpcore.errors import BackendError
+
+
+def from_numpy(values: NDArray[Any]) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.from_numpy`."""
+    return torch.from_numpy(np.array(values, order="C", copy=True))
+
+
+def to_numpy(array: torch.Tensor) -> NDArray[Any]:
+    """See `dpcore.spec.ops.Backend.to_numpy`."""
+    return np.array(view(array), order="C", copy=True)
+
+
+def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.zeros_like`."""
+    return torch.zeros(array.shape, dtype=array.dtype if dtype is None else getattr(torch, dtype))
+
+
+def view(tree: Any) -> Any:
+    """Return what NumPy sees of the tensors in a tuple, list or named tuple, or of one; what is no tensor as it is."""
+    if isinstance(tree, torch.Tensor):
+        if tree.device.type != "cpu":
+            raise BackendError(f"a tensor on device {str(tree.device)!r} under backend 'torch': must be on the CPU")
+        return tree.detach().numpy()
+    return [view(each) for each in tree] if isinstance(tree, list | tuple) else tree

@@ -1,0 +1,59 @@
+"""Norms and weighted sums of rows: `dpcore_numpy.clip` in torch's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+import dpcore_numpy as reference
+from dpcore.spec.check import check_rows, check_weighted_sum
+from dpcore_torch.arrays import view
+
+# Entries that a thread widens to float64 at once: they stay in its processor's cache. Columns of a piece.
+_PIECE, _COLUMNS = 1 << 17, 16384
+
+
+def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
+    """See `dpcore.spec.ops.Backend.row_norms`."""
+    check_rows(rows, scale)
+    if scale is not None or any(block.dtype == torch.float64 for block in rows):
+        return torch.from_numpy(reference.row_norms(view(rows), view(scale)))
+    squares = torch.zeros(len(rows[0]), dtype=torch.float64)
+    for block in rows:
+        for examples, columns, piece in pieces(block.detach(), min(_COLUMNS, block.shape[1])):
+            squares[examples] += torch.linalg.vector_norm(piece, dim=1).square_()
+    return squares.sqrt_()
+
+
+def weighted_sum(rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
+    """See `dpcore.spec.ops.Backend.weighted_sum`."""
+    check_weighted_sum(rows, weights, out)
+    for block, weight, total in zip(rows, weights, out, strict=True):
+        add_rows(block.detach(), weight.detach().double(), total)
+
+
+def add_rows(block: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> None:
+    """Add the sum of a block's rows times float64 weights; a row of weight 0 is left out, whatever it holds."""
+    unused = (weights == 0).nonzero()[:, 0]
+    for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):
+        if len(unused):
+            piece[unused[(unused >= examples.start) & (unused < examples.stop)] - examples.start] = 0.0
+        total[columns].addmv_(piece.T, weights[examples])
+
+
+def pieces(block: torch.Tensor, width: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Yield examples, columns, and these entries of a block in float64, in memory that the next ones overwrite."""
+    count, size = block.shape
+    scratch = torch.empty(min(block.numel(), max(_piece(), width)), dtype=torch.float64)
+    height = max(1, len(scratch) // max(1, width))
+    for start in range(0, size, width):
+        columns = slice(start, min(start + width, size))
+        for first in range(0, count, height):
+            part = block[first : first + height, columns]
+            piece = scratch[: part.numel()].view(part.shape).copy_(part)
+            yield slice(first, first + len(part)), columns, piece
+
+
+def _piece() -> int:
+    return _PIECE * torch.get_num_threads()

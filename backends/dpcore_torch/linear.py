@@ -1,0 +1,177 @@
+"""Weights of linear maps: `dpcore_numpy.linear` and its bounds, with torch's products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpcore.spec.rounding import SUM_ROWS
+from dpcore_numpy import linear as reference
+from dpcore_numpy import tied
+from dpcore_numpy.gram import COLUMNS, narrow_root
+from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding_of, terms_of
+from dpcore_numpy.tiles import scaled_terms
+from dpcore_torch.arrays import view
+from dpcore_torch.clip import add_rows, row_norms
+
+# Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
+_TILES, _WIDTH = 1 << 21, 1024
+_HEIGHT = 512  # rows of a float64 product
+
+
+def linear_norms(
+    inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], point_weights: Sequence[float], **options: Any
+) -> torch.Tensor:
+    """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
+    given = {name: view(value) for name, value in options.items()}
+    parts = view(inputs), view(gradients), point_weights
+    return torch.from_numpy(reference.linear_norms(*parts, **given, arithmetic=TORCH))
+
+
+def linear_sum(
+    inputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    point_weights: Sequence[float],
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    **options: Any,
+) -> None:
+    """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
+    given = {name: view(value) for name, value in options.items()}
+    parts = view(inputs), view(gradients), point_weights, view(weights), view(out)
+    reference.linear_sum(*parts, **given, arithmetic=TORCH)
+
+
+def tied_norms(*args: Any, **options: Any) -> torch.Tensor:
+    """See `dpcore.spec.pair_ops.PairOperations.tied_norms`."""
+    return torch.from_numpy(tied.tied_norms(*map(view, args), **options, arithmetic=TORCH))
+
+
+def norms(rows: Sequence[Floats]) -> Wide:
+    """Return `row_norms` of arrays."""
+    found: Wide = row_norms([torch.from_numpy(block) for block in rows]).numpy()
+    return found
+
+
+def matmul(x: Floats, y: Floats) -> Floats:
+    """Return the product of two arrays."""
+    product: NDArray[Any] = torch.matmul(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+    return product
+
+
+def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
+    """See `dpcore_numpy.gram.gram_narrow`; the inner products of several examples at a time."""
+    square, off = torch.empty(2, a.examples, dtype=torch.float64)
+    x, y = (torch.from_numpy(np.sqrt(side.measured[1]))[:, :, None] for side in (a, e))
+    ours, theirs = narrow(a), narrow(e)
+    count = max(1, _TILES // max(1, 4 * a.time**2))
+    for first in range(0, a.examples, count):
+        chosen = slice(first, first + count)
+        inputs, gradients = _inner(ours[chosen]), _inner(theirs[chosen])
+        square[chosen] = (inputs * gradients).sum((1, 2))
+        apart = (x[chosen] * (gradients.abs_() @ x[chosen])).sum((1, 2))
+        off[chosen] = apart + (y[chosen] * (inputs.abs_() @ y[chosen])).sum((1, 2))
+    terms = terms_of(a, e)
+    return narrow_root(a, e, square.numpy(), off.numpy(), terms), terms
+
+
+def _inner(rows: torch.Tensor) -> torch.Tensor:
+    """Return the inner products of each example's rows, (n, T, T): float32 ones of few columns, added in float64."""
+    total = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for first in range(0, rows.shape[2], COLUMNS):
+        columns = rows[:, :, first : first + COLUMNS]
+        total += columns @ columns.mT
+    return total
+
+
+def narrow(side: Side) -> torch.Tensor:
+    """Return all examples' `Side.narrow`, (B, T, n)."""
+    exponents = side.measured[0]
+    if len(side.parts) == 1 and not exponents.any():
+        return torch.from_numpy(side.parts[0])
+    return torch.from_numpy(np.stack([side.narrow(i) for i in range(side.examples)]))
+
+
+def _tiles(a: Side, e: Side, used: Indices, wide: bool) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
+    """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns)."""
+    if not wide:
+        x, y = narrow(a), narrow(e)
+    width = max(1, min(_WIDTH, a.width))
+    count = max(1, min(len(used), _TILES // max(1, 64 * width)))
+    height = max(1, min(e.width, _TILES // max(1, count * width)))
+    scratch = torch.empty(count * height * width, dtype=torch.float64 if wide else torch.float32)
+    for first in range(0, len(used), count):
+        chosen = used[first : first + count]
+        if wide:
+            x, y = torch.from_numpy(a.wide(chosen)), torch.from_numpy(e.wide(chosen))
+            picked: Any = slice(None)
+        else:
+            picked = slice(None) if len(chosen) == len(x) else torch.from_numpy(chosen)
+        ours, theirs = x[picked], y[picked]
+        for row in range(0, e.width, height):
+            for column in range(0, a.width, width):
+                rows, columns = slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
+                shape = (len(chosen), rows.stop - rows.start, columns.stop - columns.start)
+                tile = scratch[: int(np.prod(shape))].view(shape)
+                yield rows, columns, chosen, torch.bmm(theirs[:, :, rows].mT, ours[:, :, columns], out=tile)
+
+
+def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide, Wide]:
+    """See `dpcore_numpy.tiles.tile_norms`; squares are added in float64."""
+    squares, terms = np.zeros(a.examples), terms_of(a, e) if scale is None else scaled_terms(a, e, scale, wide)
+    for rows, columns, chosen, tile in _tiles(a, e, np.arange(a.examples), wide):
+        if scale is not None:
+            tile = tile * torch.from_numpy(scale.reshape(e.width, a.width)[rows, columns].astype(np.float64))
+        if tile.dtype == torch.float64:
+            squares[chosen] += tile.square_().sum((1, 2)).numpy()
+        else:
+            squares[chosen] += np.square(row_norms([tile.flatten(1)]).numpy())
+    norms = np.sqrt(squares * (1 + 2 * gamma(a.width * e.width + 8, U64)))
+    return norms + rounding_of(a, e, scale, terms, wide), terms
+
+
+def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, scale: Floats | None, wide: bool) -> None:
+    """See `dpcore_numpy.tiles.add_tiles`."""
+    factors = torch.from_numpy(np.ldexp(weights * e.unit, a.measured[0] + e.measured[0]))
+    for rows, columns, chosen, tile in _tiles(a, e, used, wide) if len(used) else ():
+        piece = torch.zeros(tile[0].numel(), dtype=torch.float64)
+        add_rows(tile.flatten(1), factors[chosen], piece)
+        found = piece.view(tile.shape[1:])
+        if scale is not None:
+            found *= torch.from_numpy(scale[rows, columns])
+        torch.from_numpy(total)[rows, columns] += found
+
+
+def add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, scale: Floats | None) -> None:
+    """See `dpcore_numpy.linear.add_products`.
+
+    Where an example has one row, its product is added to the total at once: one vector's addition, in whatever order.
+    """
+    count, out = SUM_ROWS // max(1, a.time), torch.from_numpy(total)
+    for first in range(0, len(used), count):
+        chosen = used[first : first + count]
+        x, y = _wide(a, chosen), _wide(e, chosen, weights[chosen] * e.unit)
+        if a.time == 1 and scale is None:
+            out.addmm_(y.mT, x)
+            continue
+        for rows in (slice(row, row + _HEIGHT) for row in range(0, e.width, _HEIGHT)):
+            piece = y[:, rows].mT @ x
+            out[rows] += piece if scale is None else piece.mul_(torch.from_numpy(scale[rows]))
+
+
+def _wide(side: Side, chosen: Indices, factors: Wide | None = None) -> torch.Tensor:
+    """Return `Side.wide`, not normalized, with examples and time as one axis."""
+    if len(side.parts) > 1:
+        return torch.from_numpy(side.wide(chosen, normalized=False, factors=factors)).flatten(0, 1)
+    given = torch.from_numpy(side.parts[0])
+    rows = (given if len(chosen) == len(given) else given[torch.from_numpy(chosen)]).double()
+    if factors is not None:
+        rows = rows * torch.from_numpy(factors)[:, None, None]
+    return rows.flatten(0, 1)
+
+
+TORCH = reference.Arithmetic(norms, matmul, gram_narrow, tile_norms, add_products, add_tiles)
