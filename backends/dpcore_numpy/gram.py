@@ -12,7 +12,7 @@ from dpcore_numpy.pairs import RANGE, TINY, U32, U64, Floats, Side, Wide, gamma,
 Matmul = Callable[[Any, Any], Any]
 
 # Entries of a piece in float64; columns of a float32 inner product.
-_PIECE, COLUMNS = 1 << 18, 256
+_PIECE, _COLUMNS = 1 << 18, 256
 
 
 def _pieces(a: Side, e: Side) -> Iterator[slice]:
@@ -77,9 +77,9 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
     return narrow_root(a, e, square, off, terms), terms
 
 
-def narrow_root(a: Side, e: Side, square: Wide, off: Wide, terms: Wide) -> Wide:
+def narrow_root(a: Side, e: Side, square: Wide, off: Wide, terms: Wide, columns: int = _COLUMNS) -> Wide:
     """Return the bound of `gram_narrow` on the root of a computed square, with `off` the sum in its rounding."""
-    g = gamma(COLUMNS + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
+    g = gamma(columns + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
     underflow = a.time * (a.width + e.width) * TINY * 2.0 ** (2 * RANGE + 4)
     root: Wide = np.sqrt(np.maximum(square, 0) + g * (1 + g) * off + g * g * np.square(terms) + underflow)
     return root
@@ -88,7 +88,7 @@ def narrow_root(a: Side, e: Side, square: Wide, off: Wide, terms: Wide) -> Wide:
 def _inner(rows: Floats) -> Wide:
     """Return the inner products of all rows: (T, T)."""
     total, piece = np.zeros((len(rows), len(rows))), np.empty((len(rows), len(rows)), np.float32)
-    for first in range(0, rows.shape[1], COLUMNS):
-        columns = rows[:, first : first + COLUMNS]
+    for first in range(0, rows.shape[1], _COLUMNS):
+        columns = rows[:, first : first + _COLUMNS]
         total += np.matmul(columns, columns.T, out=piece)
     return total

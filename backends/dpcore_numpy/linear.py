@@ -24,6 +24,7 @@ _ROWS, _COLUMNS = 512, 1024  # of a piece of a float64 product
 class Arithmetic(NamedTuple):
     """What multiplies. Another library may, under the bounds of this one: they hold for any order of additions."""
 
+    side: type[Side]
     row_norms: Callable[[Sequence[Floats]], Wide]
     matmul: Matmul
     gram_narrow: Callable[[Side, Side], tuple[Wide, Wide]]
@@ -44,9 +45,10 @@ def linear_norms(
 ) -> Wide:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     check_linear(inputs, gradients, point_weights, scale)
+    by = arithmetic or NUMPY
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        a, e = Side(inputs), Side(gradients, point_weights)
-        norms, rounding, terms = linear_bound(a, e, scale, gram, exact, arithmetic or NUMPY)
+        a, e = by.side(inputs), by.side(gradients, point_weights)
+        norms, rounding, terms = linear_bound(a, e, scale, gram, exact, by)
         if scale is not None and not exact and a.time < _MANY:  # what `linear_sum` relies on
             norms = np.maximum(norms, CANCELLATION * terms)
         return norms + rounding
@@ -69,7 +71,7 @@ def linear_bound(
     of its terms' sizes (weights round e_t twice), so that the vector moves by gamma_{T+3} S at most.
     """
     wide, by = exact or a.double, arithmetic or NUMPY
-    if scale is None and not a.double and len(a.parts) == a.time == 1:
+    if scale is None and not wide and len(a.parts) == a.time == 1:
         return _of_one_row(a, e, by)
     if scale is not None and a.time <= _FEW:
         norms, terms = few(a, e, scale, by.matmul)
@@ -106,12 +108,13 @@ def linear_sum(
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
     check_linear(inputs, gradients, point_weights, scale)
-    a, e = Side(inputs), Side(gradients, point_weights)
+    by = arithmetic or NUMPY
+    a, e = by.side(inputs), by.side(gradients, point_weights)
     check_sum(a.examples, a.width * e.width, weights, out)
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
     with np.errstate(all="ignore"):
-        factors, wide, by = weights.astype(np.float64), exact or a.double or a.time < _MANY, arithmetic or NUMPY
+        factors, wide = weights.astype(np.float64), exact or a.double or a.time < _MANY
         together = _together(a, e, scale, exact, by.matmul)[used]
         by.add_products(a, e, factors, used[together], total, factor)
         if not together.all():
@@ -149,4 +152,4 @@ def add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, sc
             total[rows, columns] += piece
 
 
-NUMPY = Arithmetic(row_norms, np.matmul, gram_narrow, tile_norms, add_products, add_tiles)
+NUMPY = Arithmetic(Side, row_norms, np.matmul, gram_narrow, tile_norms, add_products, add_tiles)

@@ -35,7 +35,8 @@ def tied_norms(
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
     check_tied(token_gradients, inputs, gradients, size)
-    g, a, e = Side(token_gradients, token_weights), Side(inputs), Side(gradients, point_weights)
+    side = Side if arithmetic is None else arithmetic.side
+    g, a, e = Side(token_gradients, token_weights), side(inputs), side(gradients, point_weights)
     with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
         gram = a.time * (a.width + e.width) < a.width * e.width

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpcore.spec.rounding import SUM_ROWS
 from dpcore_numpy import linear as reference
 from dpcore_numpy import tied
-from dpcore_numpy.gram import COLUMNS, narrow_root
+from dpcore_numpy.gram import narrow_root
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding_of, terms_of
 from dpcore_numpy.tiles import scaled_terms
 from dpcore_torch.arrays import view
@@ -21,6 +21,7 @@ from dpcore_torch.clip import add_rows, row_norms
 # Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
 _TILES, _WIDTH = 1 << 21, 1024
 _HEIGHT = 512  # rows of a float64 product
+_COLUMNS = 1024  # of a float32 inner product
 
 
 def linear_norms(
@@ -51,6 +52,16 @@ def tied_norms(*args: Any, **options: Any) -> torch.Tensor:
     return torch.from_numpy(tied.tied_norms(*map(view, args), **options, arithmetic=TORCH))
 
 
+class _Side(Side):
+    """A side whose rows torch measures."""
+
+    @staticmethod
+    def squares(rows: Floats) -> Wide:
+        """See `dpcore_numpy.pairs.Side.squares`."""
+        found: Wide = torch.linalg.vector_norm(torch.from_numpy(rows), dim=2).double().square_().numpy()
+        return found
+
+
 def norms(rows: Sequence[Floats]) -> Wide:
     """Return `row_norms` of arrays."""
     found: Wide = row_norms([torch.from_numpy(block) for block in rows]).numpy()
@@ -76,14 +87,14 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
         apart = (x[chosen] * (gradients.abs_() @ x[chosen])).sum((1, 2))
         off[chosen] = apart + (y[chosen] * (inputs.abs_() @ y[chosen])).sum((1, 2))
     terms = terms_of(a, e)
-    return narrow_root(a, e, square.numpy(), off.numpy(), terms), terms
+    return narrow_root(a, e, square.numpy(), off.numpy(), terms, _COLUMNS), terms
 
 
 def _inner(rows: torch.Tensor) -> torch.Tensor:
     """Return the inner products of each example's rows, (n, T, T): float32 ones of few columns, added in float64."""
     total = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=torch.float64)
-    for first in range(0, rows.shape[2], COLUMNS):
-        columns = rows[:, :, first : first + COLUMNS]
+    for first in range(0, rows.shape[2], _COLUMNS):
+        columns = rows[:, :, first : first + _COLUMNS]
         total += columns @ columns.mT
     return total
 
@@ -170,8 +181,9 @@ def _wide(side: Side, chosen: Indices, factors: Wide | None = None) -> torch.Ten
     given = torch.from_numpy(side.parts[0])
     rows = (given if len(chosen) == len(given) else given[torch.from_numpy(chosen)]).double()
     if factors is not None:
-        rows = rows * torch.from_numpy(factors)[:, None, None]
+        factor = torch.from_numpy(factors)[:, None, None]
+        rows = rows * factor if side.double else rows.mul_(factor)
     return rows.flatten(0, 1)
 
 
-TORCH = reference.Arithmetic(norms, matmul, gram_narrow, tile_norms, add_products, add_tiles)
+TORCH = reference.Arithmetic(_Side, norms, matmul, gram_narrow, tile_norms, add_products, add_tiles)

@@ -31,8 +31,4 @@ def _tensor(found: Any) -> Any:
 clip_factors = on_tensors(reference.clip_factors)
 embedding_norms = on_tensors(reference.embedding_norms)
 embedding_sum = on_tensors(reference.embedding_sum)
-
-
-def words(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """See `dpcore.spec.ops.Backend.words`: int32 of the same bits."""
-    return torch.from_numpy(reference.words(*args, **kwargs).view(np.int32))
+words = on_tensors(reference.words)

@@ -61,7 +61,7 @@ def _average(
         n = _normals(noise, slot)
         if correlation is not None:
             n = recurrence(n, slot.noise_state, correlation)
-        average = n.to(torch.float64, copy=True).mul_(noise.scale).add_(slot.total).div_(batch_size)
+        average = n.to(torch.float64, copy=True).mul_(noise.scale).add_(slot.total).mul_(1 / batch_size)
     else:
         average = slot.total / batch_size
     g = average.to(slot.parameter.dtype)

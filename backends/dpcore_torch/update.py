@@ -29,36 +29,34 @@ def update(
         g = g + weight_decay * x
 
     if rule == "sgd":
-        x.sub_(learning_rate * g)
+        x.sub_(g, alpha=learning_rate)
     elif rule in ("momentum", "nesterov"):
         (m,) = moments
         m.mul_(beta1).add_(g)
-        x.sub_(learning_rate * (m if rule == "momentum" else g + beta1 * m))
+        x.sub_(m if rule == "momentum" else torch.add(g, m, alpha=beta1), alpha=learning_rate)
     elif rule == "accelerated":
         z, y = moments
-        z.sub_(learning_rate * g)
-        torch.sub(x, learning_rate / settings.weight * g, out=y)
+        z.sub_(g, alpha=learning_rate)
+        torch.sub(x, g, alpha=learning_rate / settings.weight, out=y)
         torch.add((1 - settings.coupling) * y, settings.coupling * z, out=x)
     elif rule == "adagrad":
         (v,) = moments
-        v.add_(g * g if square is None else square)
-        x.sub_(_quotient(g, v.clone(), settings).mul_(learning_rate))
+        v.addcmul_(g, g) if square is None else v.add_(square)
+        x.sub_(_quotient(g, v.clone(), settings), alpha=learning_rate)
     else:
         m, v = moments
-        m.mul_(beta1).add_((1 - beta1) * g)
-        term = g * g if square is None else square.clone()
-        v.mul_(beta2).add_(term.mul_(1 - beta2))
-        corrected = torch.div(v, 1 - beta2**step_number, out=term)
-        x.sub_(_quotient(learning_rate / (1 - beta1**step_number) * m, corrected, settings))
+        m.mul_(beta1).add_(g, alpha=1 - beta1)
+        v.mul_(beta2)
+        v.addcmul_(g, g, value=1 - beta2) if square is None else v.add_(square, alpha=1 - beta2)
+        numerator = learning_rate / (1 - beta1**step_number) * m
+        x.sub_(_quotient(numerator, v / (1 - beta2**step_number), settings))
 
 
 def _quotient(numerator: torch.Tensor, u: torch.Tensor, settings: UpdateSettings) -> torch.Tensor:
     """See `dpcore_numpy.update._quotient`; overwrites `u`."""
     if settings.bias:
         u.sub_(settings.bias)
-    # NumPy's maximum keeps NaN, as clamp does.
-    u.clamp_(min=settings.floor**2).sqrt_().add_(settings.eps)
-    quotient = torch.div(numerator, u)
+    u.clamp_(min=settings.floor**2).sqrt_().add_(settings.eps)  # a clamp keeps NaN, as NumPy's maximum does
     if torch.tensor(settings.eps, dtype=u.dtype) > 0:
-        return quotient
-    return quotient.masked_fill_(u == 0, 0.0)
+        return torch.div(numerator, u, out=u)
+    return torch.div(numerator, u).masked_fill_(u == 0, 0.0)

@@ -5,6 +5,7 @@ Both NumPy arrays and torch tensors come here, so dtypes are compared by name. (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,7 +21,7 @@ from dpcore.spec.ops import (
     Slot,
     UpdateSettings,
 )
-from dpcore.spec.stream import check_key
+from dpcore.spec.stream import check_key, check_range
 from dpcore.spec.validate import choice, integer, non_negative, positive
 
 FLOATS = ("float32", "float64")
@@ -182,6 +183,7 @@ def check_step(
     check_count("settings", settings, len(slots), "one for each slot")
     order = sum(map(order_of, filters))
     for index, slot in enumerate(slots):
+        check_range(noise.row, noise.stream, slot.first, math.prod(slot.parameter.shape), noise.rng)
         check_count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
         done = 0
         for coefficients in filters:

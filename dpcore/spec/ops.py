@@ -154,7 +154,8 @@ class Backend(PairOperations[A], Protocol[A]):
 
         Guarantees
         ----------
-        Accumulated in float64: the relative error is at most ``(d + 8) 2^-53`` with d the sum of d_l, for every finite
+        Relative to the true norm at least ``1 - (d + 8) 2^-53``, with d the sum of d_l, and at most ``1 + 2^-15``: a
+        backend that adds squares in less than float64 raises the result by what that may lose. So for every finite
         float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite
         norm.
         """

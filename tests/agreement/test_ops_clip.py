@@ -18,6 +18,7 @@ from dpcore.spec.ops import CLIP_RULES
 
 pytest.importorskip("triton")
 BACKEND = "triton"
+RAISED = {"triton": 0.0, "torch": 2.0**-15}
 
 
 @pytest.fixture(scope="module", params=["triton", "torch"], autouse=True)
@@ -49,8 +50,10 @@ def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, spec
         expected = reference.row_norms(rows, scale)
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
     finite = np.isfinite(expected)
-    # Each lies within (d + 8) 2^-53 of the true norm.
-    np.testing.assert_allclose(got[finite], expected[finite], rtol=2 * (sum(sizes) + 8) * 2.0**-53)
+    # Each lies within (d + 8) 2^-53 of the true norm, or is raised.
+    error = 2 * (sum(sizes) + 8) * 2.0**-53
+    assert (got[finite] >= expected[finite] * (1 - error)).all()
+    assert (got[finite] <= expected[finite] * (1 + error + RAISED[BACKEND])).all()
     for block, sent in zip(rows, on_device, strict=True):
         np.testing.assert_array_equal(backend.to_numpy(sent), block)
 
@@ -61,7 +64,8 @@ def test_norms_of_extreme_numbers_are_exact() -> None:
     got = backend.to_numpy(backend.row_norms([backend.from_numpy(rows)]))
     for row, norm in zip(rows, got.tolist(), strict=True):
         exact = sum(Fraction(float(value)) ** 2 for value in row)
-        assert abs(Fraction(norm) ** 2 - exact) <= exact * Fraction(20, 2**53)
+        assert Fraction(norm) ** 2 - exact >= -exact * Fraction(20, 2**53)
+        assert Fraction(norm) ** 2 - exact <= exact * (Fraction(20, 2**53) + 2 * Fraction(RAISED[BACKEND]))
 
 
 @few
@@ -140,7 +144,7 @@ def test_rows_may_be_views() -> None:
     matrix = backend.from_numpy(values)
     cuts = [matrix[:, 3:20], matrix[:, 20:21], backend.from_numpy(np.ascontiguousarray(values.T)).T]
     expected = [values[:, 3:20], values[:, 20:21], values]
-    np.testing.assert_allclose(backend.to_numpy(backend.row_norms(cuts)), reference.row_norms(expected), rtol=1e-14)
+    np.testing.assert_allclose(backend.to_numpy(backend.row_norms(cuts)), reference.row_norms(expected), rtol=1e-14 + RAISED[BACKEND])
     sums = [backend.zeros_like(cut[0], "float64") for cut in cuts]
     ones = backend.from_numpy(np.ones(7, dtype=np.float32))
     backend.weighted_sum(cuts, [ones] * 3, sums)
@@ -149,6 +153,8 @@ def test_rows_may_be_views() -> None:
 
 
 def test_float64_is_refused_with_the_remedy() -> None:
+    if BACKEND == "torch":
+        pytest.skip("takes float64, as the reference does")
     backend = load_backend(BACKEND)
     rows, norms = [backend.from_numpy(np.ones((2, 3)))], [backend.from_numpy(np.ones(2))]
     with pytest.raises(ArgumentTypeError, match=r"rows\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):

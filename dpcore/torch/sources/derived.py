@@ -11,6 +11,10 @@ import torch.nn.functional as F
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
 
+# From so many rows of an example on, its matrix is formed where it is no larger than so many times the rows of both
+# sides: one product, where norms and sums by pairs take one each.
+_MANY, _ROWS = 24, 1.75
+
 
 @dataclass(eq=False)
 class Derived:
@@ -46,6 +50,8 @@ class Derived:
         first, second = (columns, rows) if self.transposed else (rows, columns)
         first = self._placed(first, -1)
         times, q, p = first.shape[1], first.shape[2], second.shape[2]
+        if times >= _MANY and p * q <= _ROWS * times * (p + q):
+            return Rows((first.mT @ second).reshape(len(first), p * q))
         return Linear((second,), (first,), (1.0,), gram=times * (p + q) < p * q)
 
     def whole(self, gradients: torch.Tensor) -> Block:
