@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DPCORE_NUM_THREADS"), str(arguments.threads))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(arguments.threads))
     result: dict[str, Any] = {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "machine": machine(),

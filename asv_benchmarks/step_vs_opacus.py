@@ -30,17 +30,17 @@ LEARNING_RATE, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8
 
 
 def dpcore_step(sizes: list[int]) -> Callable[[], None]:
-    """Return one step of the NumPy backend: `Backend.step` without a filter, a new row of noise each time."""
-    import numpy as np
+    """Return one step of the CPU backend: `Backend.step` without a filter, a new row of noise each time."""
+    import torch
 
     from dpcore.spec.backends import load_backend
     from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 
-    ops = load_backend("numpy")
+    ops = load_backend("torch")
     slots, first = [], 0
     for size in sizes:
-        moments = (np.zeros(size, np.float32), np.zeros(size, np.float32))
-        slots.append(Slot(np.zeros(size, np.float32), np.ones(size), first, moments=moments))
+        moments = (torch.zeros(size), torch.zeros(size))
+        slots.append(Slot(torch.zeros(size), torch.ones(size, dtype=torch.float64), first, moments=moments))
         first += -(-size // 4096) * 4096
     settings = [UpdateSettings(LEARNING_RATE, beta1=BETA1, beta2=BETA2, eps=EPS)] * len(slots)
     key, state = os.urandom(32), {"row": 0}
@@ -123,7 +123,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
 
-    os.environ["DPCORE_NUM_THREADS"] = str(arguments.threads)
     import torch
 
     torch.set_num_threads(arguments.threads)

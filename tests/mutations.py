@@ -210,6 +210,28 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "power = 2 * self.layout.dimension * (noise.scale / self.batch_size) ** 2", "papers/test_doppler.py"),
         ("keep GaLore's first projection for ever", "if noise.row % self.method.galore.every == 0:", "if noise.row == 0:", "papers/test_doppler.py"),
     ],
+    "backends/dpcore_torch/clip.py": [
+        ("trust norms of float32 runs", ".mul_(1 + 2.0**-16)", "", "agreement/test_ops_clip.py::test_norms_agree"),
+        ("trust norms beyond float32", "others = ((norms < 2.0**-40)", "others = ((norms < 0)",
+         "agreement/test_ops_clip.py::test_norms_of_extreme_numbers_are_exact"),
+        ("multiply a NaN row by zero in torch", "if len(unused):", "if False:", "agreement/test_ops_clip.py"),
+    ],
+    "backends/dpcore_torch/linear.py": [
+        ("add products of several examples in float32", "out.addmm_(y.mT, x)", "out.add_(y.float().mT @ x.float())",
+         "unit/backends/test_pairs.py::test_many_examples"),
+        ("trust float32 inner products of torch", "off.numpy(), terms, _COLUMNS)", "0 * off.numpy(), terms, _COLUMNS)",
+         "unit/backends/test_pairs.py::test_float32_norms_hold_where_points_cancel"),
+        ("lose the powers of two that were taken off", "np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])", "weights * e.unit",
+         "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
+    ],
+    "backends/dpcore_torch/noise.py": [
+        ("lose the sign of the sine", ".bitwise_and_(_SIGN)", ".bitwise_and_(0)", "agreement/test_ops_stream.py"),
+        ("leave the tail as it is", "return np.flatnonzero((words < TAIL_BOUND)", "return np.flatnonzero((words < 0)",
+         "agreement/test_ops_stream.py"),
+    ],
+    "backends/dpcore_torch/step.py": [
+        ("round before the noise", "n.to(torch.float64, copy=True)", "n.clone()", "agreement/test_ops_step.py"),
+    ],
     "backends/dpcore_numpy/filter.py": [
         ("forget the bias correction", "return y if normalizer == 1 else y / normalizer", "return y", "papers/test_doppler.py"),
     ],

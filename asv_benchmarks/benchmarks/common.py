@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-BACKENDS = ("numpy", "triton")
+BACKENDS = ("numpy", "torch", "triton")
 KEY = bytes(range(32))
 
 

@@ -30,7 +30,7 @@ class Server:
     """Answers tasks, each in a process of its own, with so many threads, under the allocator "keep" or "default"."""
 
     def __init__(self, threads: int, allocator: str) -> None:
-        number = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DPCORE_NUM_THREADS"), str(threads))
+        number = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         kept = KEEP_PAGES if allocator == "keep" else {}
         rest = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         code = f"import sys; sys.path[:] = {sys.path!r}; from whole_step.processes import serve; serve()"

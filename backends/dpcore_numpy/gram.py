@@ -79,7 +79,7 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
 
 def narrow_root(a: Side, e: Side, square: Wide, off: Wide, terms: Wide, columns: int = _COLUMNS) -> Wide:
     """Return the bound of `gram_narrow` on the root of a computed square, with `off` the sum in its rounding."""
-    g = gamma(columns + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
+    g = gamma(min(columns, max(a.width, e.width)) + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
     underflow = a.time * (a.width + e.width) * TINY * 2.0 ** (2 * RANGE + 4)
     root: Wide = np.sqrt(np.maximum(square, 0) + g * (1 + g) * off + g * g * np.square(terms) + underflow)
     return root

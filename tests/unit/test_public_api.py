@@ -141,10 +141,10 @@ def test_public_callables_say_something_about_every_parameter(module: str):
     assert not wrong
 
 
-def test_entry_points_name_the_two_backends():
+def test_entry_points_name_the_backends():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["dpcore.backends"]
-    assert points == {"numpy": "dpcore_numpy", "triton": "dpcore_triton"}
+    assert points == {"numpy": "dpcore_numpy", "torch": "dpcore_torch", "triton": "dpcore_triton"}
     assert set(points) <= set(dpcore.available_backends())
 
 

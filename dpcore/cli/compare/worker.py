@@ -23,7 +23,7 @@ from dpcore.errors import DpcoreError
 from dpcore.statement.statement import Statement
 
 # With several processes side by side, threads inside of each only take turns.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "DPCORE_NUM_THREADS")
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SECONDS_BETWEEN_REPORTS = 0.25
 
 

@@ -44,14 +44,24 @@ class Derived:
         return self.tensor._version == self._version
 
     def product(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
-        """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c)."""
+        """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, r) and (B, T, c).
+
+        Its rows where they are small, its pairs where not.
+        """
+        times, r, c = rows.shape[1], rows.shape[2], columns.shape[2]
+        small = times >= _MANY and r * c <= _ROWS * times * (r + c)
+        if not small:
+            return self.pairs(rows, columns)
+        # Made as the parameter lies in memory.
+        return self.whole((columns.mT @ rows).mT if self.transposed else rows.mT @ columns)
+
+    def pairs(self, rows: torch.Tensor, columns: torch.Tensor) -> Block:
+        """Return the same block by its pairs."""
         if self.indices is not None:
             return self.whole(rows.mT @ columns)
         first, second = (columns, rows) if self.transposed else (rows, columns)
         first = self._placed(first, -1)
         times, q, p = first.shape[1], first.shape[2], second.shape[2]
-        if times >= _MANY and p * q <= _ROWS * times * (p + q):
-            return Rows((first.mT @ second).reshape(len(first), p * q))
         return Linear((second,), (first,), (1.0,), gram=times * (p + q) < p * q)
 
     def whole(self, gradients: torch.Tensor) -> Block:

@@ -175,7 +175,8 @@ def test_a_linear_norm_bounds_what_the_sum_adds(
     promise = linear_promise(one, exact)
     if scale is not None:
         # Of few rows with a scale, a norm is at least `CANCELLATION` of the terms' size, twice: they share a product.
-        floor = np.array([norm(terms) for terms in linear(one, scale)[1]]) / 32
+        # That size is a bound by Cauchy and Schwarz, up to sqrt(T) too large.
+        floor = np.array([norm(terms) for terms in linear(one, scale)[1]]) * max(2, sum(times) ** 0.5) / 64
         promise = promise._replace(coarse=promise.coarse * scale.max(), least=floor)
     check(norms, linear(one, scale), add, dtype, kind, promise)
 

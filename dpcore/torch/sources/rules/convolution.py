@@ -103,7 +103,7 @@ def _weight_block(matrix: Derived, x: torch.Tensor, e: torch.Tensor, examples: i
         narrow, wide = (x, e) if form.transposed else (e, x)
         columns = _patches(wide, shape[2:], narrow.shape[2:], form)
         rows = narrow.flatten(2).mT.reshape(examples, -1, q)
-        return matrix.product(rows, columns.reshape(examples, -1, p))
+        return matrix.pairs(rows, columns.reshape(examples, -1, p))
     rows = e.new_empty(examples, *shape)
     step = max(1, _CHUNK // (math.prod(shape) * rows.element_size())) if rows.device.type == "cpu" else examples
     each = (t.reshape(examples, -1, *t.shape[1:]) for t in (e, x))

@@ -59,7 +59,8 @@ def product(operation: Operation, inputs: torch.Tensor, weight: Any, bias: Any, 
 
 def summed(bias: Derived, gradients: torch.Tensor) -> Block:
     """Return the block of a bias (q,) that was added to T rows of each example: (B, T, q)."""
-    return bias.whole(gradients.sum(1)) if bias.tensor.shape == gradients.shape[2:] else _refuse()
+    each = gradients[:, 0] if gradients.shape[1] == 1 else gradients.sum(1)
+    return bias.whole(each) if bias.tensor.shape == gradients.shape[2:] else _refuse()
 
 
 def _refuse() -> Rows:
