@@ -80,7 +80,8 @@ class Side:
     @staticmethod
     def squares(rows: Floats) -> Wide:
         """Return the squared norms of rows of at most 4096 float32 numbers, off by 2^-12 of themselves at most."""
-        return np.vecdot(rows, rows).astype(np.float64)
+        found: Wide = np.vecdot(rows, rows).astype(np.float64)
+        return found
 
     def wide(
         self,

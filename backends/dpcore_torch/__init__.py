@@ -1,7 +1,7 @@
 """The CPU backend for PyTorch models: the reference, with torch's products and threads where the time goes.
 
-torch tensors come in and go out. Norms, sums, products and noise are torch's, since two libraries that both keep threads
-waiting for work take the processor from each other; all else is `dpcore_numpy` on the same memory.
+torch tensors come in and go out. Norms, sums, products, noise and update are torch's, since two libraries that both
+keep threads waiting for work take the processor from each other; all else is `dpcore_numpy` on the same memory.
 """
 
 from typing import TYPE_CHECKING, Final

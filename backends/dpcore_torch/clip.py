@@ -30,8 +30,8 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None
         return torch.from_numpy(reference.row_norms(view(rows), view(scale)))
     squares = torch.zeros(len(rows[0]), dtype=torch.float64)
     for block in rows:
-        whole = block.shape[1] // _RUN * _RUN
-        runs, rest = block.detach()[:, :whole].unflatten(1, (-1, _RUN)), block.detach()[:, whole:]
+        count, whole = len(block), block.shape[1] // _RUN * _RUN
+        runs, rest = block.detach()[:, :whole].view(count, whole // _RUN, _RUN), block.detach()[:, whole:]
         for part in (torch.linalg.vector_norm(runs, dim=2), torch.linalg.vector_norm(rest, dim=1, keepdim=True)):
             squares += part.double().square_().sum(1)
     norms = squares.sqrt_().mul_(1 + 2.0**-16)
@@ -60,8 +60,9 @@ def add_rows(block: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) ->
 def pieces(block: torch.Tensor, width: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
     """Yield examples, columns, and these entries of a block in float64, in memory that the next ones overwrite."""
     count, size = block.shape
+    width = max(1, min(width, size))
     scratch = torch.empty(min(block.numel(), max(_piece(), width)), dtype=torch.float64)
-    height = max(1, len(scratch) // max(1, width))
+    height = max(1, len(scratch) // width)
     for start in range(0, size, width):
         columns = slice(start, min(start + width, size))
         for first in range(0, count, height):

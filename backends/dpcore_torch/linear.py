@@ -61,6 +61,26 @@ class _Side(Side):
         found: Wide = torch.linalg.vector_norm(torch.from_numpy(rows), dim=2).double().square_().numpy()
         return found
 
+    def wide(
+        self,
+        chosen: slice | Indices,
+        columns: slice = slice(None),
+        *,
+        normalized: bool = True,
+        factors: Wide | None = None,
+    ) -> Wide:
+        """See `dpcore_numpy.pairs.Side.wide`."""
+        if len(self.parts) > 1 or self.double:
+            return super().wide(chosen, columns, normalized=normalized, factors=factors)
+        if normalized:
+            factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
+        picked = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
+        rows = torch.from_numpy(self.parts[0])[picked][:, :, columns].double()
+        if factors is not None and not np.all(factors == 1):
+            rows.mul_(torch.from_numpy(factors)[:, None, None])
+        found: Wide = rows.numpy()
+        return found
+
 
 def norms(rows: Sequence[Floats]) -> Wide:
     """Return `row_norms` of arrays."""
@@ -165,25 +185,14 @@ def add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, 
     count, out = SUM_ROWS // max(1, a.time), torch.from_numpy(total)
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
-        x, y = _wide(a, chosen), _wide(e, chosen, weights[chosen] * e.unit)
+        x = torch.from_numpy(a.wide(chosen, normalized=False)).flatten(0, 1)
+        y = torch.from_numpy(e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit)).flatten(0, 1)
         if a.time == 1 and scale is None:
             out.addmm_(y.mT, x)
             continue
         for rows in (slice(row, row + _HEIGHT) for row in range(0, e.width, _HEIGHT)):
             piece = y[:, rows].mT @ x
             out[rows] += piece if scale is None else piece.mul_(torch.from_numpy(scale[rows]))
-
-
-def _wide(side: Side, chosen: Indices, factors: Wide | None = None) -> torch.Tensor:
-    """Return `Side.wide`, not normalized, with examples and time as one axis."""
-    if len(side.parts) > 1:
-        return torch.from_numpy(side.wide(chosen, normalized=False, factors=factors)).flatten(0, 1)
-    given = torch.from_numpy(side.parts[0])
-    rows = (given if len(chosen) == len(given) else given[torch.from_numpy(chosen)]).double()
-    if factors is not None:
-        factor = torch.from_numpy(factors)[:, None, None]
-        rows = rows * factor if side.double else rows.mul_(factor)
-    return rows.flatten(0, 1)
 
 
 TORCH = reference.Arithmetic(_Side, norms, matmul, gram_narrow, tile_norms, add_products, add_tiles)

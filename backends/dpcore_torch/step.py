@@ -37,28 +37,48 @@ def step(
         slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
     )  # fmt: skip
     size = _TILES * TILE * torch.get_num_threads()
+    draws, square_draws = (Draws(row, slots, size) for row in (noise, square_noise))
     for whole, numbers in zip(slots, settings, strict=True):
         for start in range(0, whole.parameter.numel(), size):
             slot = _slice(whole, start, start + size)
-            g = _average(slot, noise, batch_size, correlation)
+            g = _average(slot, draws, batch_size, correlation)
             y = _filtered(g, slot, filters)
-            h = None if square == "filtered" else _square(g, slot, batch_size, square, square_noise)
-            before = None if slot.displacement is None else slot.parameter.clone()
+            h = None if square == "filtered" else _square(g, slot, batch_size, square, square_draws)
+            if slot.displacement is not None:
+                slot.displacement.copy_(slot.parameter)
             update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
             if slot.displacement is not None:
-                torch.sub(slot.parameter, before, out=slot.displacement)
+                torch.sub(slot.parameter, slot.displacement, out=slot.displacement)
 
 
-def _normals(noise: NoiseRow, slot: Slot[torch.Tensor]) -> torch.Tensor:
-    kind = str(slot.parameter.dtype).removeprefix("torch.")
-    return normal(noise.key, noise.row, noise.stream, slot.first, slot.total.numel(), dtype=kind, rng=noise.rng)
+class Draws:
+    """Normals of a row, drawn ahead of small tensors: a call costs more than their numbers do."""
+
+    def __init__(self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int) -> None:
+        self.row = row
+        self.scale = 0.0 if row is None else row.scale
+        self._size = size
+        self._end = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
+        self._first, self._drawn = 0, torch.empty(0)
+
+    def of(self, slot: Slot[torch.Tensor]) -> torch.Tensor:
+        """Return the slot's normals, in memory that another may share but no other element."""
+        assert self.row is not None
+        first, size, dtype = slot.first, slot.parameter.numel(), slot.parameter.dtype
+        known = self._first <= first and first + size <= self._first + len(self._drawn)
+        if not known or self._drawn.dtype != dtype:
+            key, row, stream, _, rng = self.row
+            ahead = max(size, min(self._size, self._end - first))
+            kind = str(dtype).removeprefix("torch.")
+            self._first, self._drawn = first, normal(key, row, stream, first, ahead, dtype=kind, rng=rng)
+        return self._drawn[first - self._first :][:size]
 
 
 def _average(
-    slot: Slot[torch.Tensor], noise: NoiseRow, batch_size: float, correlation: FilterCoefficients | None
+    slot: Slot[torch.Tensor], noise: Draws, batch_size: float, correlation: FilterCoefficients | None
 ) -> torch.Tensor:
     if noise.scale:
-        n = _normals(noise, slot)
+        n = noise.of(slot)
         if correlation is not None:
             n = recurrence(n, slot.noise_state, correlation)
         average = n.to(torch.float64, copy=True).mul_(noise.scale).add_(slot.total).mul_(1 / batch_size)
@@ -78,7 +98,7 @@ def _filtered(g: torch.Tensor, slot: Slot[torch.Tensor], filters: Sequence[Filte
 
 
 def _square(
-    g: torch.Tensor, slot: Slot[torch.Tensor], batch_size: float, square: str, square_noise: NoiseRow | None
+    g: torch.Tensor, slot: Slot[torch.Tensor], batch_size: float, square: str, square_noise: Draws
 ) -> torch.Tensor:
     if square == "released":
         return g * g
@@ -89,8 +109,8 @@ def _square(
     if slot.scale is not None:
         q.div_(slot.scale)
     h = q * q
-    if square_noise is not None and square_noise.scale:
-        h.add_(_normals(square_noise, slot).to(torch.float64, copy=True).mul_(square_noise.scale))
+    if square_noise.scale:
+        h.add_(square_noise.of(slot).to(torch.float64, copy=True).mul_(square_noise.scale))
     return h.to(slot.parameter.dtype)
 
 

@@ -131,8 +131,8 @@ class Backend(PairOperations[A], Protocol[A]):
         ``z0 = rho cos(2 pi v)``, ``z1 = rho sin(2 pi v)``, ``rho = sqrt(-2 ln u)``,
 
         - ``ln u = log((w0 + 1/2) 2^-32)`` for w0 < 2^31, else ``log1p(-((2^32 - 1 - w0) + 1/2) 2^-32)``;
-        - ``v = w1 2^-32``: its sine is that of ``2 pi f 2^-32``, with f the signed distance of w1 to the nearest multiple
-          of 2^31, negated where that is an odd one; its cosine is the sine at ``w1 + 2^30``;
+        - ``v = w1 2^-32``: its sine is that of ``2 pi f 2^-32``, with f the signed distance of w1 to the nearest
+          multiple of 2^31, negated where that is an odd one; its cosine is the sine at ``w1 + 2^30``;
         - tail: for w0 < 4096, ``u = (w0 + (w' + 1/2) 2^-32) 2^-32`` with w' the same word of the block with tail = 1,
           so that ``|z|`` reaches 9.4.
 
