@@ -65,10 +65,11 @@ def train(backend: str, method: dpcore.Method, device: str, dtype: torch.dtype =
 
 
 @interpreted
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", METHODS)
-def test_cpu_tensors_agree(name: str) -> None:
+def test_cpu_tensors_agree(name: str, backend: str) -> None:
     want = train("numpy", METHODS[name](), "cpu")
-    got = train("triton", METHODS[name](), "cpu")
+    got = train(backend, METHODS[name](), "cpu")
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-6)
     other = train("numpy", METHODS["dp_sgd" if name != "dp_sgd" else "disk"](), "cpu")
@@ -76,9 +77,10 @@ def test_cpu_tensors_agree(name: str) -> None:
 
 
 @interpreted
-def test_bfloat16_agrees() -> None:
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_bfloat16_agrees(backend: str) -> None:
     want = train("numpy", METHODS["disk"](), "cpu", torch.bfloat16)
-    got = train("triton", METHODS["disk"](), "cpu", torch.bfloat16)
+    got = train(backend, METHODS["disk"](), "cpu", torch.bfloat16)
     for a, b in zip(got, want, strict=True):
         # One unit in bfloat16's last place, where the float32 states round to different sides.
         torch.testing.assert_close(a.float(), b.float(), rtol=2**-7, atol=1e-6)
@@ -94,14 +96,26 @@ def test_cuda_tensors_agree(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_model_under_numpy_is_refused() -> None:
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_cuda_model_under_a_cpu_backend_is_refused(backend: str) -> None:
     with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
-        train("numpy", METHODS["dp_sgd"](), "cuda")
+        train(backend, METHODS["dp_sgd"](), "cuda")
+
+
+def test_the_backend_follows_the_model_where_none_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DPCORE_BACKEND", raising=False)
+    torch.manual_seed(0)
+    arguments = nn.Linear(4, 3), (torch.randn(16, 4), torch.arange(16) % 3), METHODS["dp_sgd"]()
+    run = dpcore.torch.make_private(*arguments, steps=3, target_delta=1e-5)
+    assert run.statement().software["backend"] == "torch"
+    monkeypatch.setenv("DPCORE_BACKEND", "numpy")
+    run = dpcore.torch.make_private(*arguments, steps=3, target_delta=1e-5)
+    assert run.statement().software["backend"] == "numpy"
 
 
 @interpreted
 def test_records_public_data_and_states_cross_the_backends() -> None:
-    """What was saved under "triton" goes on under either backend to one place."""
+    """What was saved under "triton" goes on under every backend to one place."""
     method = dpcore.methods.dp_adam(lr=0.05, variant="side_information", eps=0.01, strategy=BANDED, **COMMON)
     data = (torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 3)
 
@@ -120,7 +134,7 @@ def test_records_public_data_and_states_cross_the_backends() -> None:
             if run.steps_taken == stop:
                 return
 
-    runs = {backend: start(backend) for backend in ("numpy", "triton")}
+    runs = {backend: start(backend) for backend in ("numpy", "torch", "triton")}
     train_to(runs["numpy"], 4)
     train_to(runs["triton"], 2)
     state = saved(runs["triton"])
