@@ -10,7 +10,7 @@ import dpcore_numpy as reference
 from dpcore.spec.check import check_rows, check_weighted_sum
 from dpcore_torch.arrays import view
 
-_RUN = 256
+_RUN = 64
 # Entries that a thread widens to float64 at once: they stay in its processor's cache.
 _PIECE = 1 << 17
 
@@ -20,9 +20,9 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None
 
     Notes
     -----
-    Squares are added in float32 over runs of 256, and rooted: off by half of gamma_258 < 2^-16 and one rounding more.
-    Squares that underflow lose 2^-126 each, less than 2^-20 of all where the norm is above 2^-40 and d below 2^26. By
-    2^-16, more than all that, the result is raised. Other norms are taken in float64.
+    Squares are added in float32 over runs of 64, and rooted: off by half of gamma_66, 2.0e-6, and a rounding, 6e-8.
+    Squares that underflow lose 2^-126 each: where the norm is above 2^-40 and d below 2^26 less than 2^-20 of all, half
+    of which, 4.8e-7, is lost in the root. By 2^-18 = 3.8e-6 the result is raised. Other norms are taken in float64.
     """
     check_rows(rows, scale)
     size = sum(block.shape[1] for block in rows)
@@ -34,7 +34,7 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None
         runs, rest = block.detach()[:, :whole].view(count, whole // _RUN, _RUN), block.detach()[:, whole:]
         for part in (torch.linalg.vector_norm(runs, dim=2), torch.linalg.vector_norm(rest, dim=1, keepdim=True)):
             squares += part.double().square_().sum(1)
-    norms = squares.sqrt_().mul_(1 + 2.0**-16)
+    norms = squares.sqrt_().mul_(1 + 2.0**-18)
     others = ((norms < 2.0**-40) | ~torch.isfinite(norms)).nonzero()[:, 0]
     if len(others):
         norms[others] = torch.from_numpy(reference.row_norms([view(block[others]) for block in rows]))

@@ -154,7 +154,7 @@ class Backend(PairOperations[A], Protocol[A]):
 
         Guarantees
         ----------
-        Relative to the true norm at least ``1 - (d + 8) 2^-53``, with d the sum of d_l, and at most ``1 + 2^-15``: a
+        Relative to the true norm at least ``1 - (d + 8) 2^-53``, with d the sum of d_l, and at most ``1 + 2^-17``: a
         backend that adds squares in less than float64 raises the result by what that may lose. So for every finite
         float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite
         norm.
