@@ -17,7 +17,7 @@ from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
 
 # Up to so many rows of an example, norms are by float64 inner products; from so many on, sums are by float32 tiles, and
 # inner products are float32.
-_FEW, _MANY = 8, 24
+_FEW, MANY = 8, 24
 _ROWS, _COLUMNS = 512, 1024  # of a piece of a float64 product
 
 
@@ -49,7 +49,7 @@ def linear_norms(
     with np.errstate(all="ignore"):  # a warning would tell of one example
         a, e = by.side(inputs), by.side(gradients, point_weights)
         norms, rounding, terms = linear_bound(a, e, scale, gram, exact, by)
-        if scale is not None and not exact and a.time < _MANY:  # what `linear_sum` relies on
+        if not exact and a.time < MANY:  # what `linear_sum` relies on
             norms = np.maximum(norms, CANCELLATION * terms)
         return norms + rounding
 
@@ -76,10 +76,10 @@ def linear_bound(
     if scale is not None and a.time <= _FEW:
         norms, terms = few(a, e, scale, by.matmul)
     elif scale is None and (gram or a.time <= _FEW):
-        norms, terms = gram_wide(a, e, by.matmul) if wide or a.time < _MANY else by.gram_narrow(a, e)
+        norms, terms = gram_wide(a, e, by.matmul) if wide or a.time < MANY else by.gram_narrow(a, e)
     else:
         norms, terms = by.tile_norms(a, e, scale, wide)
-    rounding = rounding_of(a, e, scale, terms, wide or a.time < _MANY)
+    rounding = rounding_of(a, e, scale, terms, wide or a.time < MANY)
     # 2^-480: squares and products that underflow, of numbers that are relative to the largest. A side of zeros makes a
     # vector of zeros, unless the other side is not finite.
     sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
@@ -114,7 +114,7 @@ def linear_sum(
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
     with np.errstate(all="ignore"):
-        factors, wide = weights.astype(np.float64), exact or a.double or a.time < _MANY
+        factors, wide = weights.astype(np.float64), exact or a.double or a.time < MANY
         together = _together(a, e, scale, exact, by.matmul)[used]
         by.add_products(a, e, factors, used[together], total, factor)
         if not together.all():
@@ -124,12 +124,13 @@ def linear_sum(
 def _together(a: Side, e: Side, scale: Floats | None, exact: bool, matmul: Matmul) -> NDArray[np.bool_]:
     """Return which examples may share a product: those of few rows whose terms do not cancel beyond `CANCELLATION`.
 
-    Norms of scaled vectors would cost more than the sum: there `linear_norms` sees to it, unless what cancels is to be
-    exact. Asked is twice the share: a norm of another kind may come out smaller than this one, by no more than that.
+    `linear_norms` sees to it, unless what cancels is to be exact. Then it is looked at here, but for scaled vectors,
+    whose norms would cost more than their sum. Asked is twice the share: a norm of another kind may come out smaller
+    than this one, by no more than that.
     """
-    if a.time >= _MANY or (scale is not None and exact and a.time > 1):
+    if a.time >= MANY or (scale is not None and exact and a.time > 1):
         return np.zeros(a.examples, np.bool_)
-    if a.time <= 1 or scale is not None:
+    if a.time <= 1 or not exact:
         return np.ones(a.examples, np.bool_)
     norms, terms = gram_wide(a, e, matmul)
     alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
-from dpcore.spec.rounding import TIED
+from dpcore.spec.rounding import CANCELLATION, TIED
 from dpcore_numpy.embedding import embedding_bound
-from dpcore_numpy.linear import Arithmetic, linear_bound
+from dpcore_numpy.linear import MANY, Arithmetic, linear_bound
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
@@ -50,6 +50,8 @@ def tied_norms(
         square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
         bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
+        if a.time < MANY:  # what `linear_sum` relies on
+            bound = np.maximum(bound, CANCELLATION * linear.terms)
         return bound
 
 

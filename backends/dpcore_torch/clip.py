@@ -20,9 +20,10 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None
 
     Notes
     -----
-    Squares are added in float32 over runs of 64, and rooted: off by half of gamma_66, 2.0e-6, and a rounding, 6e-8.
-    Squares that underflow lose 2^-126 each: where the norm is above 2^-40 and d below 2^26 less than 2^-20 of all, half
-    of which, 4.8e-7, is lost in the root. By 2^-18 = 3.8e-6 the result is raised. Other norms are taken in float64.
+    Small blocks are measured in float64. In others squares are added in float32 over runs of 64, and rooted: off by half
+    of gamma_66, 2.0e-6, and a rounding, 6e-8. Squares that underflow lose 2^-126 each: where the norm is above 2^-40
+    and d below 2^26 less than 2^-20 of all, half of which, 4.8e-7, is lost in the root. By 2^-18 = 3.8e-6 the result is
+    raised. Other norms are taken in float64.
     """
     check_rows(rows, scale)
     size = sum(block.shape[1] for block in rows)
@@ -30,15 +31,25 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None
         return torch.from_numpy(reference.row_norms(view(rows), view(scale)))
     squares = torch.zeros(len(rows[0]), dtype=torch.float64)
     for block in rows:
-        count, whole = len(block), block.shape[1] // _RUN * _RUN
-        runs, rest = block.detach()[:, :whole].view(count, whole // _RUN, _RUN), block.detach()[:, whole:]
-        for part in (torch.linalg.vector_norm(runs, dim=2), torch.linalg.vector_norm(rest, dim=1, keepdim=True)):
-            squares += part.double().square_().sum(1)
-    norms = squares.sqrt_().mul_(1 + 2.0**-18)
-    others = ((norms < 2.0**-40) | ~torch.isfinite(norms)).nonzero()[:, 0]
-    if len(others):
-        norms[others] = torch.from_numpy(reference.row_norms([view(block[others]) for block in rows]))
+        measure = _squares if block.numel() <= _PIECE else _squares_by_runs
+        squares += measure(block.detach())
+    norms = squares.sqrt_()
+    if any(block.numel() > _PIECE for block in rows):
+        norms.mul_(1 + 2.0**-18)
+        others = ((norms < 2.0**-40) | ~torch.isfinite(norms)).nonzero()[:, 0]
+        if len(others):
+            norms[others] = torch.from_numpy(reference.row_norms([view(block[others]) for block in rows]))
     return norms
+
+
+def _squares(block: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(block.double(), dim=1).square_()
+
+
+def _squares_by_runs(block: torch.Tensor) -> torch.Tensor:
+    count, whole = len(block), block.shape[1] // _RUN * _RUN
+    runs = torch.linalg.vector_norm(block[:, :whole].view(count, whole // _RUN, _RUN), dim=2).double().square_().sum(1)
+    return runs + torch.linalg.vector_norm(block[:, whole:].double(), dim=1).square_()
 
 
 def weighted_sum(rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:

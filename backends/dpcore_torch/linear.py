@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def linear_norms(
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     given = {name: view(value) for name, value in options.items()}
     parts = view(inputs), view(gradients), point_weights
-    return torch.from_numpy(reference.linear_norms(*parts, **given, arithmetic=TORCH))
+    with float32_products():
+        return torch.from_numpy(reference.linear_norms(*parts, **given, arithmetic=TORCH))
 
 
 def linear_sum(
@@ -44,12 +46,30 @@ def linear_sum(
     """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
     given = {name: view(value) for name, value in options.items()}
     parts = view(inputs), view(gradients), point_weights, view(weights), view(out)
-    reference.linear_sum(*parts, **given, arithmetic=TORCH)
+    with float32_products():
+        reference.linear_sum(*parts, **given, arithmetic=TORCH)
 
 
 def tied_norms(*args: Any, **options: Any) -> torch.Tensor:
     """See `dpcore.spec.pair_ops.PairOperations.tied_norms`."""
-    return torch.from_numpy(tied.tied_norms(*map(view, args), **options, arithmetic=TORCH))
+    with float32_products():
+        return torch.from_numpy(tied.tied_norms(*map(view, args), **options, arithmetic=TORCH))
+
+
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """Keep products of float32 numbers in float32, whose rounding the bounds know.
+
+    oneDNN takes bfloat16 for them where `torch.set_float32_matmul_precision` or its environment allows it, and so does
+    autocast.
+    """
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 class _Side(Side):
@@ -70,15 +90,17 @@ class _Side(Side):
         factors: Wide | None = None,
     ) -> Wide:
         """See `dpcore_numpy.pairs.Side.wide`."""
-        if len(self.parts) > 1 or self.double:
+        if self.double:
             return super().wide(chosen, columns, normalized=normalized, factors=factors)
         if normalized:
             factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
         picked = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
-        rows = torch.from_numpy(self.parts[0])[picked][:, :, columns].double()
-        if factors is not None and not np.all(factors == 1):
-            rows.mul_(torch.from_numpy(factors)[:, None, None])
-        found: Wide = rows.numpy()
+        blocks = [torch.from_numpy(part)[picked][:, :, columns].double() for part in self.parts]
+        for block, ratio in zip(blocks, self.ratios, strict=True):
+            factor = np.float64(ratio) if factors is None else ratio * factors
+            if not np.all(factor == 1):
+                block.mul_(torch.from_numpy(np.atleast_1d(factor))[:, None, None])
+        found: Wide = (blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)).numpy()
         return found
 
 

@@ -39,7 +39,9 @@ def normal(
 def _tiles_with_tail(w0: torch.Tensor) -> list[int]:
     """Return the tiles with a word below the bound, which as a signed number is none below 0."""
     words = w0.numpy().view(np.uint32)
-    return np.flatnonzero((words < TAIL_BOUND).any(axis=(1, 2))).tolist() if words.size else []
+    if words.min(initial=TAIL_BOUND) >= TAIL_BOUND:  # takes a tenth of the time of what follows
+        return []
+    return np.flatnonzero((words < TAIL_BOUND).any(axis=(1, 2))).tolist()
 
 
 def _log_uniform(w0: torch.Tensor) -> torch.Tensor:

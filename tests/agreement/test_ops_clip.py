@@ -58,6 +58,24 @@ def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, spec
         np.testing.assert_array_equal(backend.to_numpy(sent), block)
 
 
+@pytest.mark.parametrize("others", [[], [3]])
+def test_norms_of_large_blocks_are_upper_bounds(others: list[int]) -> None:
+    """The reference is exact to 1e-12; rows of every size, where float32 squares are lost or beyond it."""
+    backend, rng = load_backend(BACKEND), np.random.default_rng(3)
+    sizes = 10.0 ** np.concatenate([rng.uniform(-3, 3, 40), [-44, -30, -20, -13, -12, -11, 15, 19, 25, 34]])
+    rows = [(sizes[:, None] * rng.standard_normal((50, n))).astype(np.float32) for n in (8191, *others)]
+    rows[0][:3] = 0
+    rows[0][3, 5], rows[0][4, 8190] = np.nan, np.inf
+    got = backend.to_numpy(backend.row_norms([backend.from_numpy(block) for block in rows]))
+    with np.errstate(all="ignore"):
+        expected = reference.row_norms(rows)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+    finite = np.isfinite(expected)
+    assert finite.sum() == 48
+    assert (got[finite] >= expected[finite] * (1 - 1e-12)).all()
+    assert (got[finite] <= expected[finite] * (1 + 1e-12 + RAISED[BACKEND])).all()
+
+
 def test_norms_of_extreme_numbers_are_exact() -> None:
     backend = load_backend(BACKEND)
     rows = np.array([[3e38, 3e38], [1e-45, 0], [-0.0, 0], [3, 4]], dtype=np.float32)

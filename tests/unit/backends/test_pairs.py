@@ -172,12 +172,12 @@ def test_a_linear_norm_bounds_what_the_sum_adds(
     def add(weights: Array, out: Array) -> None:
         backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
 
-    promise = linear_promise(one, exact)
+    # Of few rows a norm is at least `CANCELLATION` of the terms' size, twice: they share a product. With a scale, that
+    # size is a bound by Cauchy and Schwarz, up to sqrt(T) too large.
+    floor = np.array([norm(terms) for terms in linear(one, scale)[1]]) * max(2, sum(times) ** 0.5) / 64
+    promise = linear_promise(one, exact)._replace(least=floor)
     if scale is not None:
-        # Of few rows with a scale, a norm is at least `CANCELLATION` of the terms' size, twice: they share a product.
-        # That size is a bound by Cauchy and Schwarz, up to sqrt(T) too large.
-        floor = np.array([norm(terms) for terms in linear(one, scale)[1]]) * max(2, sum(times) ** 0.5) / 64
-        promise = promise._replace(coarse=promise.coarse * scale.max(), least=floor)
+        promise = promise._replace(coarse=promise.coarse * scale.max())
     check(norms, linear(one, scale), add, dtype, kind, promise)
 
 
@@ -285,8 +285,11 @@ def test_what_cancels_keeps_the_share_that_sums_rely_on():
     ones = [np.ones((1, 1, 1), np.float32)]
     index = [np.zeros((1, 1), np.int64)]
     assert backend.tied_norms(index, ones, [-1.0], ones, ones, [1.0], 1)[0] >= 2 * TIED
-    twice = backend.linear_norms(ones * 2, ones * 2, [1.0, -1.0], scale=np.ones(1, np.float32))
-    assert twice[0] >= 2 * CANCELLATION
+    for scale in (None, np.ones(1, np.float32)):
+        twice = backend.linear_norms(ones * 2, ones * 2, [1.0, -1.0], scale=scale)
+        assert twice[0] >= 2 * CANCELLATION
+    none = [np.zeros((1, 1, 1), np.float32)]
+    assert backend.tied_norms(index, none, [1.0], ones * 2, ones * 2, [1.0, -1.0], 1)[0] >= 2 * CANCELLATION
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -315,6 +318,27 @@ def test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum(value: float
         assert np.isfinite(out).all()
     norms = backend.tied_norms(indices, one.inputs, one.weights, *one, 6)
     assert np.isfinite(norms).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("times", [[3], [24], [30, 10]])
+@pytest.mark.parametrize("gram", [False, True])
+def test_products_stay_float32_where_torch_is_told_to_be_fast(times: list[int], gram: bool):
+    import torch
+
+    def found() -> tuple[Array, Array]:
+        one, out = benign(7, times, 3, 40, 50, [1.0] * len(times)), np.zeros(2000)
+        backend.linear_sum(*one, np.ones(3, np.float32), out)
+        return backend.linear_norms(*one, gram=gram), out
+
+    before, expected = torch.get_float32_matmul_precision(), found()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = found()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_arguments_stay_as_they_are_and_may_have_gaps():
