@@ -9,7 +9,8 @@ import numpy as np
 from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
 from dpcore.spec.rounding import CANCELLATION, TIED
 from dpcore_numpy.embedding import embedding_bound
-from dpcore_numpy.linear import MANY, Arithmetic, linear_bound
+from dpcore_numpy.gram import Matmul
+from dpcore_numpy.linear import MANY, NUMPY, Arithmetic, linear_bound
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
@@ -35,19 +36,19 @@ def tied_norms(
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
     check_tied(token_gradients, inputs, gradients, size)
-    side = Side if arithmetic is None else arithmetic.side
-    g, a, e = Side(token_gradients, token_weights), side(inputs), side(gradients, point_weights)
+    by = arithmetic or NUMPY
+    g, a, e = Side(token_gradients, token_weights), by.side(inputs), by.side(gradients, point_weights)
     with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
         gram = a.time * (a.width + e.width) < a.width * e.width
-        linear = linear_bound(a, e, gram=gram, exact=exact, arithmetic=arithmetic)
+        linear = linear_bound(a, e, gram=gram, exact=exact, arithmetic=by)
         # Relative to the larger part: squares of float64 numbers may overflow, or come out 0.
         larger = np.maximum(embedding.norms, linear.norms)
         unit = np.where((larger > 0) & np.isfinite(larger), larger, 1.0)
         x, y = embedding.norms / unit, linear.norms / unit
         terms = (embedding.terms / unit) * (linear.terms / unit)
         error = gamma(a.width + g.time * a.time + 20, U64) * terms
-        square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit) + error)
+        square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit, by.matmul) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
         bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
         if a.time < MANY:  # what `linear_sum` relies on
@@ -55,7 +56,7 @@ def tied_norms(
         return bound
 
 
-def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide) -> Wide:
+def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide, matmul: Matmul) -> Wide:
     """Return ``<E, H> = sum_{s,t} e_t[index_s] (g_s . a_t)`` divided by the square of `unit`."""
     index, cross = np.concatenate(indices, axis=1), np.empty(a.examples)
     for i in range(a.examples):
@@ -64,5 +65,5 @@ def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide) ->
         weights = np.repeat(e.ratios, [part.shape[1] for part in e.parts]) * e.unit
         picked *= (weights / unit[i])[:, None]
         tokens = g.wide(one, normalized=False)[0][kept] * (g.unit / unit[i])
-        cross[i] = np.vdot(a.wide(one, normalized=False)[0] @ tokens.T, picked)
+        cross[i] = np.vdot(matmul(a.wide(one, normalized=False)[0], tokens.T), picked)
     return cross
