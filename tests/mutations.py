@@ -148,7 +148,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_an_embedding_norm_bounds_what_the_sum_adds"),
     ],
     "backends/dpcore_numpy/tied.py": [
-        ("leave out the cross term of tied uses", "2 * (_cross(indices, g, a, e, unit) + error)",
+        ("leave out the cross term of tied uses", "2 * (_cross(indices, g, a, e, unit, by.matmul) + error)",
          "2 * error",
          "unit/backends/test_pairs.py::test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add"),
         ("let the terms of a tied matrix cancel", "bound = np.maximum(bound, CANCELLATION * linear.terms)", "pass",
@@ -212,7 +212,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "power = 2 * self.layout.dimension * (noise.scale / self.batch_size) ** 2", "papers/test_doppler.py"),
         ("keep GaLore's first projection for ever", "if noise.row % self.method.galore.every == 0:", "if noise.row == 0:", "papers/test_doppler.py"),
     ],
+    "backends/dpcore_torch/arithmetic.py": [
+        ("let torch round products to bfloat16", 'torch.autocast("cpu", enabled=False)', 'torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"))',
+         "unit/backends/test_pairs.py::test_products_stay_float32_where_torch_is_told_to_be_fast"),
+        ("end the arithmetic of another thread", "            if not self._inside:\n                torch._C._set_mkldnn_enabled(self._enabled)",
+         "            torch._C._set_mkldnn_enabled(self._enabled)", "unit/backends/test_arithmetic.py"),
+        ("read denormals as the caller does", "flushes = denormals_are_zero()", "flushes = False", "unit/backends/test_arithmetic.py"),
+        ("ask no worker how it reads denormals", "if _known.asked == asked:", "if True:", "unit/backends/test_arithmetic.py"),
+    ],
+    "backends/dpcore_numpy/denormals.py": [
+        ("measure where denormals read as zero", "    if denormals_are_zero():", "    if False:", "unit/backends/test_arithmetic.py"),
+    ],
     "backends/dpcore_torch/clip.py": [
+        ("measure by the size of the batch", "measure = _squares if block.shape[1] <= _SHORT", "measure = _squares if block.numel() <= _SHORT",
+         "unit/backends/test_alone.py"),
         ("trust norms of float32 runs", "norms.mul_(1 + 2.0**-18)", "pass",
          "agreement/test_ops_clip.py::test_norms_of_large_blocks_are_upper_bounds"),
         ("trust norms beyond float32", "others = ((norms < 2.0**-40)", "others = ((norms < 0)",
@@ -220,10 +233,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("multiply a NaN row by zero in torch", "if len(unused):", "if False:", "agreement/test_ops_clip.py"),
     ],
     "backends/dpcore_torch/linear.py": [
+        ("round an example's product by the batch", "for tile, left, right in zip(tiles.unbind(), *sides, strict=True):\n                    torch.mm(left, right, out=tile)",
+         "torch.bmm(*map(torch.stack, sides), out=tiles)", "unit/backends/test_alone.py"),
         ("add products of several examples in float32", "out.addmm_(y.mT, x)", "out.add_(y.float().mT @ x.float())",
          "unit/backends/test_pairs.py::test_many_examples"),
-        ("let torch round products to bfloat16", 'torch.autocast("cpu", enabled=False)', 'torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"))',
-         "unit/backends/test_pairs.py::test_products_stay_float32_where_torch_is_told_to_be_fast"),
         ("trust float32 inner products of torch", "off.numpy(), terms, _COLUMNS)", "0 * off.numpy(), terms, _COLUMNS)",
          "unit/backends/test_pairs.py::test_float32_norms_hold_where_points_cancel"),
         ("lose the powers of two that were taken off", "np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])", "weights * e.unit",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dpcore.spec.check import check_factors, check_rows, check_weighted_sum
 from dpcore.spec.ops import AUTOMATIC_STABILITY
+from dpcore_numpy.denormals import check_denormals
 
 Floats = NDArray[Any]
 
@@ -21,6 +22,7 @@ _PIECE = 1 << 17
 def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> NDArray[np.float64]:
     """See `dpcore.spec.ops.Backend.row_norms`."""
     check_rows(rows, scale)
+    check_denormals()
     examples = rows[0].shape[0]
     # Squares of float32 numbers fit float64; squares of float64 numbers are taken relative to the largest entry.
     largest = np.ones(examples)

@@ -8,6 +8,7 @@ import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore.spec.rounding import SUM_ROWS
+from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma
 
 
@@ -21,6 +22,7 @@ def embedding_norms(
 ) -> Wide:
     """See `dpcore.spec.pair_ops.PairOperations.embedding_norms`."""
     check_embedding(indices, gradients, point_weights, size, scale)
+    check_denormals()
     with np.errstate(all="ignore"):  # a warning would tell of one example
         norms, rounding, _ = embedding_bound(indices, Side(gradients, point_weights), size, scale)
         return norms + rounding

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpcore.spec.check_pairs import check_linear, check_sum
 from dpcore.spec.rounding import CANCELLATION, SUM_ROWS
 from dpcore_numpy.clip import row_norms
+from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.gram import Matmul, few, gram_narrow, gram_wide
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma, rounding_of
 from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
@@ -45,6 +46,7 @@ def linear_norms(
 ) -> Wide:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     check_linear(inputs, gradients, point_weights, scale)
+    check_denormals()
     by = arithmetic or NUMPY
     with np.errstate(all="ignore"):  # a warning would tell of one example
         a, e = by.side(inputs), by.side(gradients, point_weights)
@@ -116,7 +118,8 @@ def linear_sum(
     with np.errstate(all="ignore"):
         factors, wide = weights.astype(np.float64), exact or a.double or a.time < MANY
         together = _together(a, e, scale, exact, by.matmul)[used]
-        by.add_products(a, e, factors, used[together], total, factor)
+        if together.any():
+            by.add_products(a, e, factors, used[together], total, factor)
         if not together.all():
             by.add_tiles(a, e, factors, used[~together], total, factor, wide)
 

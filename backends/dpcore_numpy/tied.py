@@ -8,6 +8,7 @@ import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
 from dpcore.spec.rounding import CANCELLATION, TIED
+from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.embedding import embedding_bound
 from dpcore_numpy.gram import Matmul
 from dpcore_numpy.linear import MANY, NUMPY, Arithmetic, linear_bound
@@ -36,6 +37,7 @@ def tied_norms(
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
     check_tied(token_gradients, inputs, gradients, size)
+    check_denormals()
     by = arithmetic or NUMPY
     g, a, e = Side(token_gradients, token_weights), by.side(inputs), by.side(gradients, point_weights)
     with np.errstate(all="ignore"):  # a warning would tell of one example

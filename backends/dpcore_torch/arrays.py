@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpcore.errors import BackendError
+from dpcore.errors import ArgumentTypeError, BackendError
 
 
 def from_numpy(values: NDArray[Any]) -> torch.Tensor:
@@ -23,7 +23,7 @@ def to_numpy(array: torch.Tensor) -> NDArray[Any]:
 
 def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.zeros_like`."""
-    return torch.zeros(array.shape, dtype=array.dtype if dtype is None else getattr(torch, dtype))
+    return torch.zeros(array.shape, dtype=array.dtype if dtype is None else getattr(torch, dtype), device="cpu")
 
 
 def view(tree: Any) -> Any:
@@ -31,5 +31,7 @@ def view(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         if tree.device.type != "cpu":
             raise BackendError(f"a tensor on device {str(tree.device)!r} under backend 'torch': must be on the CPU")
+        if tree.dtype == torch.bfloat16:
+            raise ArgumentTypeError("a tensor of dtype bfloat16: must be float32 or float64")
         return tree.detach().numpy()
     return [view(each) for each in tree] if isinstance(tree, list | tuple) else tree

@@ -8,33 +8,37 @@ import torch
 
 import dpcore_numpy as reference
 from dpcore.spec.check import check_rows, check_weighted_sum
+from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
 
-_RUN = 64
+# Squares of longer rows are added in float32, over runs of so many.
+_SHORT, _RUN = 2048, 64
 # Entries that a thread widens to float64 at once: they stay in its processor's cache.
 _PIECE = 1 << 17
 
 
+@bounded()
 def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.row_norms`.
 
     Notes
     -----
-    Small blocks are measured in float64. In others squares are added in float32 over runs of 64, and rooted: off by half
+    Short rows are measured in float64. In others squares are added in float32 over runs of 64, and rooted: off by half
     of gamma_66, 2.0e-6, and a rounding, 6e-8. Squares that underflow lose 2^-126 each: where the norm is above 2^-40
     and d below 2^26 less than 2^-20 of all, half of which, 4.8e-7, is lost in the root. By 2^-18 = 3.8e-6 the result is
-    raised. Other norms are taken in float64.
+    raised. Other norms are taken in float64. What is done for an example follows from its own row: otherwise one
+    example could raise the norms of all others, and so move the sum by as many times 2^-18.
     """
     check_rows(rows, scale)
     size = sum(block.shape[1] for block in rows)
     if scale is not None or any(block.dtype == torch.float64 for block in rows) or size >= 1 << 26:
         return torch.from_numpy(reference.row_norms(view(rows), view(scale)))
-    squares = torch.zeros(len(rows[0]), dtype=torch.float64)
+    squares = torch.zeros(len(rows[0]), dtype=torch.float64, device="cpu")
     for block in rows:
-        measure = _squares if block.numel() <= _PIECE else _squares_by_runs
+        measure = _squares if block.shape[1] <= _SHORT else _squares_by_runs
         squares += measure(block.detach())
     norms = squares.sqrt_()
-    if any(block.numel() > _PIECE for block in rows):
+    if any(block.shape[1] > _SHORT for block in rows):
         norms.mul_(1 + 2.0**-18)
         others = ((norms < 2.0**-40) | ~torch.isfinite(norms)).nonzero()[:, 0]
         if len(others):
@@ -43,15 +47,20 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None
 
 
 def _squares(block: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(block.double(), dim=1).square_()
+    squares = torch.zeros(len(block), dtype=torch.float64, device="cpu")
+    for examples, _, piece in pieces(block, _SHORT):
+        squares[examples] = torch.linalg.vector_norm(piece, dim=1).square_()
+    return squares
 
 
 def _squares_by_runs(block: torch.Tensor) -> torch.Tensor:
     count, whole = len(block), block.shape[1] // _RUN * _RUN
     runs = torch.linalg.vector_norm(block[:, :whole].view(count, whole // _RUN, _RUN), dim=2).double().square_().sum(1)
-    return runs + torch.linalg.vector_norm(block[:, whole:].double(), dim=1).square_()
+    squares: torch.Tensor = runs + torch.linalg.vector_norm(block[:, whole:].double(), dim=1).square_()
+    return squares
 
 
+@bounded()
 def weighted_sum(rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
     check_weighted_sum(rows, weights, out)
@@ -72,7 +81,7 @@ def pieces(block: torch.Tensor, width: int) -> Iterator[tuple[slice, slice, torc
     """Yield examples, columns, and these entries of a block in float64, in memory that the next ones overwrite."""
     count, size = block.shape
     width = max(1, min(width, size))
-    scratch = torch.empty(min(block.numel(), max(_piece(), width)), dtype=torch.float64)
+    scratch = torch.empty(min(block.numel(), max(_piece(), width)), dtype=torch.float64, device="cpu")
     height = max(1, len(scratch) // width)
     for start in range(0, size, width):
         columns = slice(start, min(start + width, size))

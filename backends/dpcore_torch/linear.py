@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,25 +15,28 @@ from dpcore_numpy import tied
 from dpcore_numpy.gram import narrow_root
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding_of, terms_of
 from dpcore_numpy.tiles import scaled_terms
+from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
 from dpcore_torch.clip import add_rows, row_norms
 
 # Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
 _TILES, _WIDTH = 1 << 21, 1024
+_EXAMPLES = 32  # at least: sums pass over their float64 total once for so many
 _HEIGHT = 512  # rows of a float64 product
 _COLUMNS = 1024  # of a float32 inner product
 
 
+@bounded()
 def linear_norms(
     inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], point_weights: Sequence[float], **options: Any
 ) -> torch.Tensor:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
     given = {name: view(value) for name, value in options.items()}
     parts = view(inputs), view(gradients), point_weights
-    with float32_products():
-        return torch.from_numpy(reference.linear_norms(*parts, **given, arithmetic=TORCH))
+    return torch.from_numpy(reference.linear_norms(*parts, **given, arithmetic=TORCH))
 
 
+@bounded()
 def linear_sum(
     inputs: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],
@@ -46,30 +48,13 @@ def linear_sum(
     """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
     given = {name: view(value) for name, value in options.items()}
     parts = view(inputs), view(gradients), point_weights, view(weights), view(out)
-    with float32_products():
-        reference.linear_sum(*parts, **given, arithmetic=TORCH)
+    reference.linear_sum(*parts, **given, arithmetic=TORCH)
 
 
+@bounded()
 def tied_norms(*args: Any, **options: Any) -> torch.Tensor:
     """See `dpcore.spec.pair_ops.PairOperations.tied_norms`."""
-    with float32_products():
-        return torch.from_numpy(tied.tied_norms(*map(view, args), **options, arithmetic=TORCH))
-
-
-@contextmanager
-def float32_products() -> Iterator[None]:
-    """Keep products of float32 numbers in float32, whose rounding the bounds know.
-
-    oneDNN takes bfloat16 for them where `torch.set_float32_matmul_precision` or its environment allows it, and so does
-    autocast.
-    """
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        with torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
+    return torch.from_numpy(tied.tied_norms(*map(view, args), **options, arithmetic=TORCH))
 
 
 class _Side(Side):
@@ -118,7 +103,7 @@ def matmul(x: Floats, y: Floats) -> Floats:
 
 def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
     """See `dpcore_numpy.gram.gram_narrow`; the inner products of several examples at a time."""
-    square, off = torch.empty(2, a.examples, dtype=torch.float64)
+    square, off = torch.empty(2, a.examples, dtype=torch.float64, device="cpu")
     x, y = (torch.from_numpy(np.sqrt(side.measured[1]))[:, :, None] for side in (a, e))
     ours, theirs = narrow(a), narrow(e)
     count = max(1, _TILES // max(1, 4 * a.time**2))
@@ -134,7 +119,7 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
 
 def _inner(rows: torch.Tensor) -> torch.Tensor:
     """Return the inner products of each example's rows, (n, T, T): float32 ones of few columns, added in float64."""
-    total = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=torch.float64)
+    total = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=torch.float64, device="cpu")
     for first in range(0, rows.shape[2], _COLUMNS):
         columns = rows[:, :, first : first + _COLUMNS]
         total += columns @ columns.mT
@@ -146,31 +131,40 @@ def narrow(side: Side) -> torch.Tensor:
     exponents = side.measured[0]
     if len(side.parts) == 1 and not exponents.any():
         return torch.from_numpy(side.parts[0])
-    return torch.from_numpy(np.stack([side.narrow(i) for i in range(side.examples)]))
+    found = np.empty((side.examples, side.time, side.width), np.float32)
+    for i in range(side.examples):
+        found[i] = side.narrow(i)
+    return torch.from_numpy(found)
 
 
 def _tiles(a: Side, e: Side, used: Indices, wide: bool) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
-    """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns)."""
+    """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns).
+
+    A product for each example: one of several may round an example's tile otherwise for another number of them.
+    """
     if not wide:
         x, y = narrow(a), narrow(e)
     width = max(1, min(_WIDTH, a.width))
-    count = max(1, min(len(used), _TILES // max(1, 64 * width)))
-    height = max(1, min(e.width, _TILES // max(1, count * width)))
-    scratch = torch.empty(count * height * width, dtype=torch.float64 if wide else torch.float32)
+    height = max(1, min(e.width, _TILES // (_EXAMPLES * width)))
+    count = _TILES // (height * width)
+    kind = torch.float64 if wide else torch.float32
+    scratch = torch.empty(min(count, len(used)) * height * width, dtype=kind, device="cpu")
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
         if wide:
             x, y = torch.from_numpy(a.wide(chosen)), torch.from_numpy(e.wide(chosen))
-            picked: Any = slice(None)
-        else:
-            picked = slice(None) if len(chosen) == len(x) else torch.from_numpy(chosen)
+        whole = wide or len(chosen) == len(x)
+        picked: Any = slice(None) if whole else torch.from_numpy(chosen)
         ours, theirs = x[picked], y[picked]
         for row in range(0, e.width, height):
             for column in range(0, a.width, width):
                 rows, columns = slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
                 shape = (len(chosen), rows.stop - rows.start, columns.stop - columns.start)
-                tile = scratch[: int(np.prod(shape))].view(shape)
-                yield rows, columns, chosen, torch.bmm(theirs[:, :, rows].mT, ours[:, :, columns], out=tile)
+                tiles = scratch[: int(np.prod(shape))].view(shape)
+                sides = theirs[:, :, rows].mT.unbind(), ours[:, :, columns].unbind()
+                for tile, left, right in zip(tiles.unbind(), *sides, strict=True):
+                    torch.mm(left, right, out=tile)
+                yield rows, columns, chosen, tiles
 
 
 def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide, Wide]:
@@ -191,7 +185,7 @@ def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, sca
     """See `dpcore_numpy.tiles.add_tiles`."""
     factors = torch.from_numpy(np.ldexp(weights * e.unit, a.measured[0] + e.measured[0]))
     for rows, columns, chosen, tile in _tiles(a, e, used, wide) if len(used) else ():
-        piece = torch.zeros(tile[0].numel(), dtype=torch.float64)
+        piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
         add_rows(tile.flatten(1), factors[chosen], piece)
         found = piece.view(tile.shape[1:])
         if scale is not None:

@@ -30,7 +30,7 @@ def normal(
         (tail,) = tile_blocks(key, row, stream, first + tile, 1, tail=True, rng=rng).transpose(0, 2, 1)
         refine_tail(log_u[tile].numpy(), w0[tile].numpy().view(np.uint32), tail[0::2])
     rho = log_u.mul_(-2).sqrt_()
-    z = torch.empty(words.shape)
+    z = torch.empty(words.shape, dtype=torch.float32, device="cpu")
     torch.mul(rho, _sine(w1), out=z[:, 1::2])
     torch.mul(rho, _sine(w1.add_(2**30)), out=z[:, 0::2])
     return z.view(-1)[start - first * TILE :][:size]
@@ -47,7 +47,7 @@ def _tiles_with_tail(w0: torch.Tensor) -> list[int]:
 def _log_uniform(w0: torch.Tensor) -> torch.Tensor:
     """See `dpcore_numpy.noise._log_uniform`."""
     upper = w0 >> 31
-    v = torch.add(w0 ^ upper, 0.5).mul_(2.0**-32)
+    v = (w0 ^ upper).to(torch.float32).add_(0.5).mul_(2.0**-32)
     chosen = torch.log(v)
     bits = v.neg_().log1p_().view(torch.int32).bitwise_xor_(chosen.view(torch.int32)).bitwise_and_(upper)
     chosen.view(torch.int32).bitwise_xor_(bits)
@@ -57,6 +57,6 @@ def _log_uniform(w0: torch.Tensor) -> torch.Tensor:
 def _sine(turn: torch.Tensor) -> torch.Tensor:
     """See `dpcore_numpy.noise._sine`."""
     doubled = turn << 1
-    sine = torch.mul(doubled, math.pi * 2.0**-32).sin_()
+    sine = doubled.to(torch.float32).mul_(math.pi * 2.0**-32).sin_()
     sine.view(torch.int32).bitwise_xor_(doubled.bitwise_xor_(turn).bitwise_and_(_SIGN))
     return sine

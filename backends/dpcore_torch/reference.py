@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import dpcore_numpy as reference
+from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
 
 
@@ -29,6 +30,6 @@ def _tensor(found: Any) -> Any:
 
 
 clip_factors = on_tensors(reference.clip_factors)
-embedding_norms = on_tensors(reference.embedding_norms)
-embedding_sum = on_tensors(reference.embedding_sum)
+embedding_norms = bounded()(on_tensors(reference.embedding_norms))
+embedding_sum = bounded()(on_tensors(reference.embedding_sum))
 words = on_tensors(reference.words)

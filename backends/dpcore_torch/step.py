@@ -59,7 +59,7 @@ class Draws:
         self.scale = 0.0 if row is None else row.scale
         self._size = size
         self._end = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
-        self._first, self._drawn = 0, torch.empty(0)
+        self._first, self._drawn = 0, torch.empty(0, dtype=torch.float32, device="cpu")
 
     def of(self, slot: Slot[torch.Tensor]) -> torch.Tensor:
         """Return the slot's normals, in memory that another may share but no other element."""

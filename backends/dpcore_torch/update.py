@@ -57,6 +57,6 @@ def _quotient(numerator: torch.Tensor, u: torch.Tensor, settings: UpdateSettings
     if settings.bias:
         u.sub_(settings.bias)
     u.clamp_(min=settings.floor**2).sqrt_().add_(settings.eps)  # a clamp keeps NaN, as NumPy's maximum does
-    if torch.tensor(settings.eps, dtype=u.dtype) > 0:
+    if torch.tensor(settings.eps, dtype=u.dtype, device="cpu") > 0:
         return torch.div(numerator, u, out=u)
     return torch.div(numerator, u).masked_fill_(u == 0, 0.0)

@@ -1,0 +1,94 @@
+"""What is found for an example follows from its own arrays: a further one, of zeros, moves nothing beyond float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tensors import OnTensors
+
+import dpcore_numpy
+
+backend: Any = dpcore_numpy
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch"], autouse=True)
+def both(request: pytest.FixtureRequest) -> Iterator[None]:
+    global backend
+    backend = dpcore_numpy if request.param == "numpy" else OnTensors("torch")
+    yield
+    backend = dpcore_numpy
+
+
+# Of one batch each: on both sides of every constant by which a backend cuts its work.
+@pytest.mark.parametrize(
+    ("size", "examples"), [(1, 1 << 17), (10, 13107), (100, 1310), (3000, 43), (3000, 1), (20000, 6), (20000, 7)]
+)
+def test_norms_of_rows(size: int, examples: int):
+    rows = np.zeros((examples + 1, size), np.float32)
+    rows[:examples] = np.random.default_rng(1).normal(size=(examples, size)) * 10
+    (with_zero, before) = (backend.row_norms([block]) for block in (rows, rows[:-1]))
+    np.testing.assert_allclose(with_zero[:-1], before, rtol=1e-14, atol=0)
+    few = slice(examples - 1, examples)
+    np.testing.assert_allclose(backend.row_norms([rows[few]]), before[few], rtol=1e-14, atol=0)
+
+
+def pairs(rows: int, inputs: int, outputs: int, examples: int) -> tuple[Array, Array]:
+    """Numbers whose terms nearly cancel: rounding weighs as much as it can. The last example is zeros."""
+    rng = np.random.default_rng(2)
+    a, e = (rng.normal(size=(examples + 1, rows, width)).astype(np.float32) for width in (inputs, outputs))
+    half = rows // 2
+    a[:, half : 2 * half] = a[:, :half]
+    e[:, half : 2 * half] = -e[:, :half] * np.float32(1 + 2**-16)
+    a[-1], e[-1] = 0, 0
+    return a, e
+
+
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "examples"),
+    [
+        ((1, 10, 10), 13107),
+        ((3, 7, 5), 700),
+        ((12, 30, 20), 40),
+        ((24, 2, 2), 32768),
+        ((24, 10, 10), 1310),
+        ((100, 7, 5), 600),
+        ((257, 1, 7), 33),
+        ((257, 1, 7), 1),
+        ((256, 1025, 3), 33),
+        ((1000, 1, 1), 1),
+        ((600, 40, 30), 17),
+    ],
+)
+def test_pairs(shape: tuple[int, int, int], examples: int, gram: bool):
+    a, e = pairs(*shape, examples)
+    norms, sums = [], []
+    for x, y in ((a, e), (a[:-1], e[:-1])):
+        norms.append(backend.linear_norms([x], [y], [1.0], gram=gram))
+        (weights,) = backend.clip_factors([norms[-1]], "standard", [1.0], [shape[1] * shape[2]], "float32")
+        sums.append(np.zeros(shape[1] * shape[2]))
+        backend.linear_sum([x], [y], [1.0], weights, sums[-1])
+    np.testing.assert_allclose(norms[0][:-1], norms[1], rtol=1e-12, atol=0)
+    assert np.linalg.norm(sums[0] - sums[1]) <= 1e-12 * examples
+
+
+@pytest.mark.parametrize("examples", [0, 1, 40])
+@pytest.mark.parametrize("times", [[1], [5], [30], [513], [1, 2], [20, 20], [600, 3]])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("gram", [False, True])
+def test_any_number_of_examples_and_rows(examples: int, times: list[int], scaled: bool, gram: bool):
+    rng = np.random.default_rng(3)
+    inputs, gradients = ([rng.normal(size=(examples, t, n)).astype(np.float32) for t in times] for n in (3, 4))
+    scale = rng.uniform(0.5, 2, 12) if scaled else None
+    weights, out = [1.0, 0.5][: len(times)], np.zeros(12)
+    norms = backend.linear_norms(inputs, gradients, weights, scale=scale, gram=gram)
+    backend.linear_sum(inputs, gradients, weights, np.ones(examples, np.float32), out, scale=scale)
+    true = sum(w * np.einsum("btp,btq->bqp", a, e) for w, a, e in zip(weights, inputs, gradients, strict=True))
+    true = true.reshape(examples, 12) * (1.0 if scale is None else scale)
+    assert norms.shape == (examples,)
+    assert np.all(norms >= np.linalg.norm(true, axis=1) * (1 - 1e-6))
+    np.testing.assert_allclose(out, true.sum(axis=0), rtol=0, atol=1e-3)
