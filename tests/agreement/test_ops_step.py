@@ -498,3 +498,12 @@ def test_steps_wait_for_nothing() -> None:
         privatized_step(2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_noise_and_sum_meet_in_float64():
+    """What remains where they cancel is far below the rounding of either to float32."""
+    backend, noise, rest = load_backend(BACKEND), NoiseRow(bytes(32), 0, 0, 0.7), 2.0**-30
+    normals = backend.to_numpy(backend.normal(*noise[:3], 0, 100)).astype(np.float64)
+    parameter, total = (backend.from_numpy(x) for x in (np.zeros(100, np.float32), rest - 0.7 * normals))
+    backend.step([Slot(parameter, total, 0)], noise, 1.0, (), "sgd", [UpdateSettings(1.0)], 1)
+    np.testing.assert_allclose(-backend.to_numpy(parameter), rest, rtol=1e-6)

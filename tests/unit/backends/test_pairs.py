@@ -248,7 +248,8 @@ def test_many_examples(times: list[int], examples: int):
     weights, out = np.linspace(-1, 1, examples), np.zeros(12)
     backend.linear_sum(*one, weights, out)
     vectors, terms = linear(one)
-    assert (np.abs(out - weights @ vectors) <= 1e-6 * (np.abs(weights) @ terms)).all()
+    tolerance = 1e-6 if sum(times) >= 24 else 1e-13  # of an example's own float32 product; of float64 ones
+    assert (np.abs(out - weights @ vectors) <= tolerance * (np.abs(weights) @ terms)).all()
     norms = backend.linear_norms(*one)
     np.testing.assert_allclose(norms, norm(vectors).astype(float), rtol=1e-4)
     assert (norms >= norm(vectors)).all()
