@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dpcore.mechanism.peers import Peers
 from dpcore.spec.ops import Backend, Slot, UpdateSettings
 from dpcore.stages.method import Method
 from dpcore.stages.updates.averaging import Averaging
 
 
 def constrain(
-    backend: Backend[Any], method: Method, slots: Sequence[Slot[Any]], numbers: Sequence[UpdateSettings]
+    backend: Backend[Any],
+    method: Method,
+    slots: Sequence[Slot[Any]],
+    numbers: Sequence[UpdateSettings],
+    peers: Peers,
 ) -> None:
     """Project onto the ball of the method's `radius` around 0 after an update, in place; the displacements too.
 
@@ -25,7 +31,8 @@ def constrain(
     sequences: Iterable[Sequence[Any]] = zip(*(s.moments for s in slots), strict=True) if accelerated else parameters
     before = [None if slot.displacement is None else slot.parameter + 0 for slot in slots]
     for vectors in sequences:
-        norm = float(backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0])
+        own = float(backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0])
+        norm = own if peers.world_size == 1 else math.sqrt(peers.added([own**2])[0])
         if norm > method.radius:
             for vector in vectors:
                 vector *= method.radius / norm

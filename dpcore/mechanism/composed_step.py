@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.spec.check import dtype_name, order_of
 from dpcore.spec.keys import RunKeys
@@ -35,6 +36,8 @@ class Composition:
     layout: Layout
     vectors: RunVectors
     rng: str
+    peers: Peers
+    dimension: int  # of all processes' pieces together
 
     def step(
         self,
@@ -138,7 +141,7 @@ class Composition:
             before = [past[lag] for past in self.vectors.past]
             both = self._power([g + h for g, h in zip(released, before, strict=True)])
             products.append((both - now - self._power(before)) / 2)
-        power = self.layout.dimension * (noise.scale / self.batch_size) ** 2
+        power = self.dimension * (noise.scale / self.batch_size) ** 2
         statistics = adaptive.observe(statistics, products, power)
         weights = adaptive.weights(statistics, noise.row)
         outputs = []
@@ -152,7 +155,8 @@ class Composition:
         return outputs, statistics
 
     def _power(self, vectors: Sequence[Any]) -> float:
-        return float(self.backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0]) ** 2
+        own = float(self.backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0]) ** 2
+        return self.peers.added([own])[0]
 
     def _project_anew(self, released: Sequence[Any]) -> None:
         galore = self.method.galore

@@ -83,8 +83,8 @@ class Loop:
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
         """Yield each micro-batch; for units of several rows their sizes, and whether a unit goes on in the next one."""
-        sampler, most = self.mechanism.plan.sampler, self.microbatch_size or max(count, 1)
-        units = sampler.units(self.mechanism.keys.sampling, self.mechanism.step)
+        share, most = self.mechanism.share, self.microbatch_size or max(count, 1)
+        units = share.units(self.mechanism.keys.sampling, self.mechanism.step)
         if units is None and self.views > 1:
             units = np.ones(count // self.views, dtype=np.int64)
         if units is not None:

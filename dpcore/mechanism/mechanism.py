@@ -47,15 +47,21 @@ class Mechanism(SavedMechanism):
         Secret.
     rng : str
         "chacha20", or "philox" for simulations.
+    peers : Peers, optional
+        The processes that take the steps together; by default this one is alone. `add` takes this process's share of
+        the batch, and `release` is all processes' together.
     """
 
     def draw(self) -> NDArray[np.int64]:
-        """Return the examples of this step, after the account has agreed to pay for it. Secret where sampling is."""
+        """Return this process's examples of this step, after the account has agreed to pay for it.
+
+        Secret where sampling is.
+        """
         with self.turns.alone("draw"):
             if self.account is not None:
                 self.account.before_draw(self.step)
             self.turns.drew(self.step)
-            return self.plan.sampler.indices(self.keys.sampling, self.step)
+            return self.share.indices(self.keys.sampling, self.step)
 
     def ahead(self, step: int) -> NDArray[np.int64] | None:
         """Return what the draw of a later step will give, to read it meanwhile; None where nobody has paid for it yet.
@@ -64,7 +70,13 @@ class Mechanism(SavedMechanism):
         """
         with self.turns.alone("ahead"):
             unpaid = self.account is not None and not self.account.has_paid(step)
-            return None if unpaid or step >= self.plan.steps else self.plan.sampler.indices(self.keys.sampling, step)
+            return None if unpaid or step >= self.plan.steps else self.share.indices(self.keys.sampling, step)
+
+    def first_example(self) -> int:
+        """Return the place of this process's first example in the step's batch: 0 for the first process. Secret."""
+        if self.peers.rank == 0:
+            return 0
+        return self.share.first(self.keys.sampling, self.step)
 
     def points(self) -> tuple[Point, ...]:
         """Return where this step's gradients are taken, and with which weights they are combined."""
@@ -147,27 +159,35 @@ class Mechanism(SavedMechanism):
             self.turns.check(self.step)
             row, method, scaled = self.step, self.plan.method, self.plan.scaled(self.step)
             check_release(self.plan, row, public)
+            if self.peers.world_size > 1 and (normals is not None or observe is not None):
+                raise ArgumentError(
+                    f"normals, observe (private.record_gradients): must be None in a run of {self.peers.world_size} "
+                    "processes, each of which sees its own piece of a release"
+                )
             if self.account is not None:
                 self.account.before_release(row)
             variances = self._variances if method.update.bias_corrected else None
             numbers = numbers_of(self.plan, row, settings, len(parameters), variances)
             if method.update.rule == "accelerated" and row == 0:
-                self.vectors.start_moments(parameters)
+                self.vectors.start_moments(parameters, self.pieces)
             self._drop_earlier_sum()
             self._mend_noise()
-            slots = slots_of(self.vectors, self.layout, parameters, public, scaled)
             # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen
             # is never added to another sum.
             self.step += 1
             self._caller_noise |= normals is not None
             norm = self.clip_norm
+            own_numbers = [numbers[piece.tensor] for piece in self.pieces]
             try:
                 self.keys.begin(row)
                 self.vectors.keep_history(parameters)
+                totals = self.peers.reduced(self.vectors.totals, self.pieces)
+                slots = slots_of(self.vectors, self.own, self.pieces, totals, parameters, public, scaled)
                 self._torn = True
-                self._take(slots, row, numbers, normals, observe)
+                self._take(slots, row, own_numbers, normals, observe)
                 self._torn = False
-                constrain(self.backend, method, slots, numbers)
+                constrain(self.backend, method, slots, own_numbers, self.peers)
+                self._spread(parameters)
                 norm = self._following_norm(row, normals)
             finally:  # after an interruption, too: the next step may be a scaled one
                 self._end_step(row, numbers, norm)
@@ -181,11 +201,21 @@ class Mechanism(SavedMechanism):
         """
         if self._running is None:
             return None
+        self._running.add_up(self.peers.added)
         if normals is not None:
             return self._running.following(float(normals(row, Stream.CLIP_BOUND)[0][0]))
         reference = load_backend("numpy")
         z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, dtype="float64", rng=self.rng)
         return self._running.following(float(z[0]))
+
+    def _spread(self, parameters: Sequence[Any]) -> None:
+        """Give all processes the pieces that each has moved."""
+        if self.peers.world_size == 1:
+            return
+        for mine in (parameters, self.vectors.displacements):
+            if mine is not None:
+                for vector, whole in zip(mine, self._whole(self._own(mine)), strict=True):
+                    vector.reshape(-1)[...] = whole
 
     def _take(
         self,
@@ -219,7 +249,10 @@ class Mechanism(SavedMechanism):
                 square_noise=square_noise if square_scale else None,
             )
             return
-        composition = Composition(self.backend, method, plan.batch_size, self.keys, self.layout, self.vectors, self.rng)
+        composition = Composition(
+            self.backend, method, plan.batch_size, self.keys, self.own, self.vectors, self.rng,
+            self.peers, self.layout.dimension,
+        )  # fmt: skip
         self._statistics = composition.step(
             slots, noise, square, square_noise, self._statistics, numbers, normals, observe
         )

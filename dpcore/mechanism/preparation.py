@@ -12,7 +12,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.noise_variance import noise_variances
 from dpcore.plan.plan import Plan
-from dpcore.spec.layout import Layout
+from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Slot, UpdateSettings
 
 
@@ -50,20 +50,32 @@ def numbers_of(
 
 
 def slots_of(
-    vectors: RunVectors, layout: Layout, parameters: Sequence[Any], public: Sequence[Any] | None, scaled: bool
+    vectors: RunVectors,
+    own: Layout,
+    pieces: Sequence[Piece],
+    totals: Sequence[Any],
+    parameters: Sequence[Any],
+    public: Sequence[Any] | None,
+    scaled: bool,
 ) -> list[Slot[Any]]:
-    """Return each tensor's vectors as a backend takes them."""
-    return [
-        Slot(
-            parameter=parameter.reshape(-1),
-            total=vectors.totals[i],
-            first=entry.first,
-            filter_state=vectors.filter_state[i],
-            moments=vectors.moments[i],
-            displacement=None if vectors.displacements is None else vectors.displacements[i],
-            noise_state=vectors.noise_state[i],
-            scale=vectors.scales[i] if scaled and vectors.scales is not None else None,
-            square=None if public is None else public[i].reshape(-1) ** 2,
+    """Return the vectors of each piece that this process owns as a backend takes them; `totals` are its sums."""
+    slots = []
+    for i, (entry, (tensor, start, stop)) in enumerate(zip(own.entries, pieces, strict=True)):
+
+        def part(of: Sequence[Any] | None, tensor: int = tensor, start: int = start, stop: int = stop) -> Any:
+            return None if of is None else of[tensor].reshape(-1)[start:stop]
+
+        slots.append(
+            Slot(
+                parameter=part(parameters),
+                total=totals[i],
+                first=entry.first,
+                filter_state=vectors.filter_state[i],
+                moments=vectors.moments[i],
+                displacement=part(vectors.displacements),
+                noise_state=vectors.noise_state[i],
+                scale=part(vectors.scales) if scaled else None,
+                square=None if public is None else part(public) ** 2,
+            )
         )
-        for i, (entry, parameter) in enumerate(zip(layout.entries, parameters, strict=True))
-    ]
+    return slots

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,19 @@ from dpcore.mechanism.state import MechanismState
 from dpcore.spec.keys import RunKeys
 
 STATE_FORMAT = 3
+
+
+class _Place(NamedTuple):
+    """The piece of a whole vector that this process owns; None if it owns none."""
+
+    part: Any
+    start: int
+    stop: int
+
+    def take(self, whole: Any) -> None:
+        """Take over the piece."""
+        if self.part is not None:
+            self.part[...] = whole.reshape(-1)[self.start : self.stop]
 
 
 class SavedMechanism(MechanismState):
@@ -43,10 +56,20 @@ class SavedMechanism(MechanismState):
                     "statistics": list(self._statistics),
                     "corrections": list(self._corrections),
                     **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
-                    "arrays": self._arrays(self.vectors.public(self.layout)),
+                    "arrays": self._arrays(self.vectors.public(self.layout, self._whole)),
                 },
-                "secret": {**self.keys.to_dict(), "arrays": self._arrays(self.vectors.secret(self.layout))},
+                "secret": {
+                    **self.keys.to_dict(),
+                    "arrays": self._arrays(self.vectors.secret(self.layout, self._whole)),
+                },
             }
+
+    def _places(self, parts: Sequence[Any]) -> list[_Place]:
+        """Return where the pieces of whole vectors go, one place for each tensor."""
+        places = [_Place(None, 0, 0) for _ in self.layout.entries]
+        for part, (tensor, start, stop) in zip(parts, self.pieces, strict=True):
+            places[tensor] = _Place(part, start, stop)
+        return places
 
     def _arrays(self, vectors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         return {name: self.backend.to_numpy(vector) for name, vector in vectors.items()}
@@ -75,7 +98,7 @@ class SavedMechanism(MechanismState):
         public, secret = state["public"], state["secret"]
         if public["layout"] != self.layout.to_list():
             raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        mine = self.vectors.public(self.layout), self.vectors.secret(self.layout)
+        mine = self.vectors.public(self.layout, self._places), self.vectors.secret(self.layout, self._places)
         saved = public["arrays"], secret["arrays"]
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
@@ -84,7 +107,11 @@ class SavedMechanism(MechanismState):
         self._fork(RunKeys.from_dict(secret), public, int(public["step"]))
         for vectors, theirs in zip(mine, saved, strict=True):
             for name, vector in vectors.items():
-                vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
+                whole = self.backend.from_numpy(np.asarray(theirs[name]))
+                if isinstance(vector, _Place):
+                    vector.take(whole)
+                else:
+                    vector[...] = whole
         if self._running is not None:
             self._running.norms = [float(norm) for norm in public["clip_norms"]]
         self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
@@ -101,9 +128,10 @@ class SavedMechanism(MechanismState):
         others = {name: Branch(*saved) for name, saved in public["branches"].items()}
         branches = self._branches().joined(others)
         found = None if self.account is None else self.account.resume(public["ledger"], row)
-        name, number = found or (os.urandom(8).hex(), None)
+        name, number = found or (self.peers.same(os.urandom(8).hex()), None)
         keep = self.plan.sampler.keeps_order
-        self.keys = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=row, number=number)
+        forked = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=row, number=number)
+        self.keys = RunKeys.from_dict(self.peers.same(forked.to_dict()))
         self.branches = branches.forked(public["branch"], name, row)
         self.step = row
         self.turns.anew()

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from dpcore.accounting.branches import Branches
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.noise_state import check_noise_range, rebuild
+from dpcore.mechanism.peers import Alone, Peers
 from dpcore.mechanism.preparation import variances_in_squares
 from dpcore.mechanism.turns import Turns
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Plan
 from dpcore.plan.scales import check_joint_scale
+from dpcore.sampling.sharding import shard
 from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
@@ -42,21 +44,27 @@ class MechanismState:
         backend: Backend[Any],
         keys: RunKeys,
         rng: str = "chacha20",
+        peers: Peers | None = None,
     ) -> None:
         plan.check_covered()
         if tuple(entry.name for entry in layout.entries) != plan.tensors:
             raise ArgumentError(f"layout: its tensors must be those of the plan, {', '.join(plan.tensors)}")
         check_joint_scale(plan.method.update, plan.sensitivity_at().contribution, layout.dimension)
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
+        self.peers: Peers = Alone() if peers is None else peers
+        #: What this process owns of the tensors, and draws noise for.
+        self.pieces = layout.pieces(self.peers.rank, self.peers.world_size)
+        self.own = layout.of_pieces(self.pieces)
+        self.share = shard(plan.sampler, self.peers.rank, self.peers.world_size)
         self.step = 0  #: steps taken on the way to the present parameters
         #: Which rows left on which branch, as far as this object and the states that it loaded know.
-        self.branches = Branches(os.urandom(8).hex())
+        self.branches = Branches(self.peers.same(os.urandom(8).hex()))
         #: Told of every batch before it is drawn and of every release before it is made.
         self.account: LedgerAccount | None = None
         self.turns = Turns()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))
-        self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)))
+        self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)), self.peers)
         adaptive = plan.adaptive_clip
         self._running: RunningNorm | None = None
         if adaptive is not None:
@@ -92,18 +100,19 @@ class MechanismState:
         return None if self._running is None else self._running.at(self.step)
 
     def _second_moments(self) -> list[Any]:
-        """The bias-corrected second moment of each tensor, before the noise's share is taken off; a fresh array."""
+        """The bias-corrected second moment of each piece, before the noise's share is taken off; a fresh array."""
         place = SECOND_MOMENT[self.plan.method.update.rule]
         if self.step == 0:
             return [moments[place] + 0 for moments in self.vectors.moments]
-        return [m[place] / c for m, c in zip(self.vectors.moments, self._corrections, strict=True)]
+        pairs = zip(self.vectors.moments, self.pieces, strict=True)
+        return [moments[place] / self._corrections[piece.tensor] for moments, piece in pairs]
 
     def _prepare_scale(self) -> None:
         """Make the next step's scale ``1 / (sqrt(nuhat) + eps)`` where that step begins a scaled phase."""
         query = self.plan.method.preconditioning
         if query is None or self.vectors.scales is None or query.phase(self.step) is not Phase.REFRESHED:
             return
-        for scale, nu in zip(self.vectors.scales, self._second_moments(), strict=True):
+        for scale, nu in zip(self.vectors.scales, self._whole(self._second_moments()), strict=True):
             scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
     def _mend_noise(self) -> None:
@@ -114,7 +123,7 @@ class MechanismState:
         """
         strategy = self.plan.method.noise.strategy
         if self._torn and strategy is not None and strategy.order:
-            arguments = self.backend, strategy, self.keys, self.layout, self.rng, self.step
+            arguments = self.backend, strategy, self.keys, self.own, self.rng, self.step
             rebuild(self.vectors.noise_state, Stream.GRADIENT, *arguments)
             rebuild(self.vectors.square_noise_state, Stream.SECOND_MOMENT, *arguments)
         self._torn = False
@@ -157,20 +166,30 @@ class MechanismState:
         if self.plan.method.update.rule not in SECOND_MOMENT or self._numbers is None:
             return float("nan")
         moments = self._second_moments()
-        negative = sum(float((u < n.bias).sum()) for u, n in zip(moments, self._numbers, strict=True))
-        return negative / float(sum(u.reshape(-1).shape[0] for u in moments))
+        biases = (self._numbers[piece.tensor].bias for piece in self.pieces)
+        negative = sum(float((u < bias).sum()) for u, bias in zip(moments, biases, strict=True))
+        negative, count = self.peers.added([negative, sum(u.reshape(-1).shape[0] for u in moments)])
+        return negative / count
+
+    def _whole(self, parts: Sequence[Any]) -> list[Any]:
+        """Put all processes' pieces together to whole vectors, one for each tensor."""
+        return self.peers.whole(parts, self.pieces, self.layout)
+
+    def _own(self, vectors: Sequence[Any]) -> list[Any]:
+        """Return views of this process's pieces of contiguous vectors."""
+        return [vectors[tensor].reshape(-1)[start:stop] for tensor, start, stop in self.pieces]
 
     def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
-        """The parameters, or y where the accelerated method has taken a step."""
+        """Return own pieces of the parameters, or of y where the accelerated method has taken a step."""
         if self.plan.method.update.rule != "accelerated" or self.step == 0:
-            return list(parameters)
-        return [y.reshape(p.shape) for (_, y), p in zip(self.vectors.moments, parameters, strict=True)]
+            return self._own(parameters)
+        return [y for _, y in self.vectors.moments]
 
     def output(self, parameters: Sequence[Any]) -> list[Any]:
         """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
 
-        Arrays of the parameters' shapes, not to be written to.
+        Arrays of the parameters' shapes, not to be written to. All processes must ask.
         """
-        if self.vectors.averages is None or self.step == 0:
-            return self._outcome(parameters)
-        return [average.reshape(p.shape) for average, p in zip(self.vectors.averages, parameters, strict=True)]
+        kept = None if self.step == 0 else self.vectors.averages
+        found = self._whole(self._outcome(parameters) if kept is None else kept)
+        return [vector.reshape(p.shape) for vector, p in zip(found, parameters, strict=True)]

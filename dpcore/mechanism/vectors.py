@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.peers import Peers
 from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
-from dpcore.spec.layout import Layout
+from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import UPDATE_RULES, Backend
 from dpcore.stages.queries import Point
+
+Whole = Callable[[Sequence[Any]], list[Any]]
+"""Puts all processes' pieces together to whole vectors, one for each tensor."""
 
 
 @dataclass
 class RunVectors:
-    """Flat arrays of the backend; outer lists have one entry for each tensor of the layout."""
+    """Flat arrays of the backend.
+
+    Outer lists have one entry for each tensor of the layout; those that are *own*, one for each piece that this process
+    owns (with one process the same).
+    """
 
     # The step's sum of clipped vectors, float64. **Private**: it leaves the run under noise only, and is never saved.
     totals: list[Any]
-    noise_state: list[tuple[Any, ...]]  # of the recurrences that correlate the noise: **secret**
+    noise_state: list[tuple[Any, ...]]  # own; of the recurrences that correlate the noise: **secret**
     square_noise_state: list[tuple[Any, ...]]  # likewise
-    filter_state: list[tuple[Any, ...]]  # in GaLore's subspace where a tensor is projected
+    filter_state: list[tuple[Any, ...]]  # own; in GaLore's subspace where a tensor is projected
     moments: list[tuple[Any, ...]]  # likewise
     displacements: list[Any] | None  # d_{t-1}, where the query needs it
     history: list[list[Any]]  # x_{t-1}, x_{t-2}, ..., as many as the query's lags
-    past: list[list[Any]]  # g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
+    past: list[list[Any]]  # own; g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
     scales: list[Any] | None  # what the query multiplies gradients by
-    averages: list[Any] | None  # of the parameters
+    averages: list[Any] | None  # own; of the parameters
     projections: dict[int, Any]  # GaLore's P of the tensors that are projected
 
     @classmethod
     def of(
-        cls, plan: Plan, layout: Layout, parameters: Sequence[Any], backend: Backend[Any], separate_square: bool
+        cls,
+        plan: Plan,
+        layout: Layout,
+        parameters: Sequence[Any],
+        backend: Backend[Any],
+        separate_square: bool,
+        peers: Peers,
     ) -> RunVectors:
         """Make the vectors of a plan, all zero; `separate_square`: a second moment is released with its own noise."""
         method = plan.method
         flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
+        pieces = layout.pieces(peers.rank, peers.world_size)
+        own = [flat[tensor][start:stop] for tensor, start, stop in pieces]
         projections: dict[int, Any] = {}
-        small = list(flat)
+        small = list(own)
+        if method.galore is not None and peers.world_size > 1:
+            raise ArgumentError(
+                f"galore={method.galore!r} in a run of {peers.world_size} processes: it projects whole matrices, and a "
+                "process owns pieces of them; leave it out, or train in one process"
+            )
         for i, entry in enumerate(layout.entries):
             if method.galore is not None and method.galore.projects(entry.shape):
                 m, n = entry.shape
@@ -57,30 +78,30 @@ class RunVectors:
         def several(count: int, of: Sequence[Any] = flat) -> list[tuple[Any, ...]]:
             return [tuple(backend.zeros_like(vector) for _ in range(count)) for vector in of]
 
-        def one(needed: bool) -> list[Any] | None:
-            return [backend.zeros_like(vector) for vector in flat] if needed else None
+        def one(needed: bool, of: Sequence[Any] = flat) -> list[Any] | None:
+            return [backend.zeros_like(vector) for vector in of] if needed else None
 
         order = 0 if method.noise.strategy is None else method.noise.strategy.order
         adaptive: Any = method.filter if method.filter.adaptive else None
         return cls(
-            totals=[backend.zeros_like(vector, "float64") for vector in flat],
-            noise_state=several(order),
-            square_noise_state=several(order if separate_square else 0),
+            totals=peers.totals(flat, backend),
+            noise_state=several(order, own),
+            square_noise_state=several(order if separate_square else 0, own),
             filter_state=several(method.filter.order, small),
             moments=several(UPDATE_RULES[method.update.rule], small),
             displacements=one(method.query.uses_displacement),
             history=[list(vectors) for vectors in several(method.query.lags)],
-            past=[list(vectors) for vectors in several(0 if adaptive is None else adaptive.memory)],
+            past=[list(vectors) for vectors in several(0 if adaptive is None else adaptive.memory, own)],
             scales=one(method.preconditioning is not None),
-            averages=one(method.averaging is not None),
+            averages=one(method.averaging is not None, own),
             projections=projections,
         )
 
-    def start_moments(self, parameters: Sequence[Any]) -> None:
+    def start_moments(self, parameters: Sequence[Any], pieces: Sequence[Piece]) -> None:
         """Let the accelerated method's sequences begin at x_0."""
-        for moments, parameter in zip(self.moments, parameters, strict=True):
+        for moments, (tensor, start, stop) in zip(self.moments, pieces, strict=True):
             for vector in moments:
-                vector[...] = parameter.reshape(-1)
+                vector[...] = parameters[tensor].reshape(-1)[start:stop]
 
     def at(self, parameters: Sequence[Any], point: Point, step: int) -> list[Any]:
         """Return the parameters of a point of step `step`; see `Mechanism.at`."""
@@ -103,28 +124,33 @@ class RunVectors:
                 past.insert(0, past.pop())
                 past[0][...] = parameter.reshape(-1)
 
-    def public(self, layout: Layout) -> dict[str, Any]:
-        """Return the vectors that are functions of releases, by name."""
-        kinds: dict[str, Sequence[Sequence[Any]]] = {
+    def public(self, layout: Layout, whole: Whole) -> dict[str, Any]:
+        """Return the vectors that are functions of releases, by name; `whole` puts own ones together."""
+        named: dict[str, Sequence[Sequence[Any]]] = {
             "filter": self.filter_state,
             "moment": self.moments,
-            "earlier": self.history,
             "average-before": self.past,
         }
-        singles = {"displacement": self.displacements, "scale": self.scales, "average": self.averages}
-        vectors: dict[str, Any] = {}
+        vectors = self._named(layout, whole, named)
+        singles = {"displacement": self.displacements, "scale": self.scales}
+        if self.averages is not None:
+            singles["average"] = whole(self.averages)
         for i, entry in enumerate(layout.entries):
-            for kind, of in kinds.items():
-                vectors |= {f"{entry.name}/{kind}/{k}": v for k, v in enumerate(of[i])}
+            vectors |= {f"{entry.name}/earlier/{k}": v for k, v in enumerate(self.history[i])}
             vectors |= {f"{entry.name}/{name}": single[i] for name, single in singles.items() if single is not None}
             if i in self.projections:
                 vectors[f"{entry.name}/projection"] = self.projections[i]
         return vectors
 
-    def secret(self, layout: Layout) -> dict[str, Any]:
+    def secret(self, layout: Layout, whole: Whole) -> dict[str, Any]:
         """Return the states of correlated noise, by name: whoever has them can subtract part of it."""
+        return self._named(layout, whole, {"noise": self.noise_state, "square-noise": self.square_noise_state})
+
+    @staticmethod
+    def _named(layout: Layout, whole: Whole, kinds: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, Any]:
         vectors: dict[str, Any] = {}
-        for i, entry in enumerate(layout.entries):
-            vectors |= {f"{entry.name}/noise/{k}": v for k, v in enumerate(self.noise_state[i])}
-            vectors |= {f"{entry.name}/square-noise/{k}": v for k, v in enumerate(self.square_noise_state[i])}
+        for kind, of in kinds.items():
+            for k, parts in enumerate(zip(*of, strict=True)):
+                for entry, vector in zip(layout.entries, whole(parts), strict=True):
+                    vectors[f"{entry.name}/{kind}/{k}"] = vector
         return vectors

@@ -44,6 +44,13 @@ class Shard:
             first, last = (int(units[:end].sum()) for end in self._range(units.size))
         return batch[first:last]
 
+    def first(self, key: bytes, step: int) -> int:
+        """Return the place of this process's first example in the whole batch."""
+        units = self._units(key, step)
+        if units is None:
+            return self._range(self.sampler.indices(key, step).size)[0]
+        return int(units[: self._range(units.size)[0]].sum())
+
     def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
         """Return how many of `indices` belong to each unit, or None where every example is a unit."""
         units = self._units(key, step)

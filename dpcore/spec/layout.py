@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.stream import MAX_ELEMENTS, TILE
@@ -24,6 +25,14 @@ class Entry:
     def size(self) -> int:
         """Number of coordinates."""
         return math.prod(self.shape)
+
+
+class Piece(NamedTuple):
+    """Coordinates start .. stop - 1 of a tensor, in row-major order: what one process owns of it."""
+
+    tensor: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,31 @@ class Layout:
     def dimension(self) -> int:
         """Number of coordinates of all tensors together (padding not counted)."""
         return sum(entry.size for entry in self.entries)
+
+    def pieces(self, rank: int, world_size: int) -> tuple[Piece, ...]:
+        """Return what a process owns of each tensor; with one process every tensor, also those without coordinates.
+
+        All coordinates, one tensor after the other, are cut into `world_size` runs of one length; the last ones may be
+        shorter, or empty: an empty piece then.
+        """
+        if world_size == 1:
+            return tuple(Piece(i, 0, entry.size) for i, entry in enumerate(self.entries))
+        length = -(-self.dimension // world_size)
+        found, before = list[Piece](), 0
+        for i, entry in enumerate(self.entries):
+            start, stop = max(rank * length - before, 0), min((rank + 1) * length - before, entry.size)
+            if start < stop:
+                found.append(Piece(i, start, stop))
+            before += entry.size
+        return tuple(found) or (Piece(0, 0, 0),)
+
+    def of_pieces(self, pieces: Sequence[Piece]) -> Layout:
+        """Return the table of pieces: vectors of the same names, at their own elements of the stream."""
+        whole = tuple(Piece(i, 0, entry.size) for i, entry in enumerate(self.entries))
+        if tuple(pieces) == whole:
+            return self
+        named = [(self.entries[tensor], start, stop) for tensor, start, stop in pieces]
+        return Layout(tuple(Entry(entry.name, (stop - start,), entry.first + start) for entry, start, stop in named))
 
     def to_list(self) -> list[list[object]]:
         """Return the table as plain JSON values."""

@@ -62,6 +62,7 @@ class Engine(Loop):
         """
         self._check_parameters()
         self.working.refresh()
+        first = self.mechanism.first_example() * self.views
 
         def blocks_at(values: list[Any], _: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
@@ -69,7 +70,8 @@ class Engine(Loop):
 
             def rows(part: slice) -> list[Any]:
                 micro = batches.tree_map(lambda t: t[part], batch)
-                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, part.start)
+                place = first + part.start
+                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
                 return [block.map(self.to_array) for block in self.gradient(at, micro, seed)]
 
             return rows

@@ -27,6 +27,7 @@ from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
+from dpcore.torch.processes import check_alike, check_alone, peers_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
@@ -61,6 +62,7 @@ def make_private(
     ledger: Any = None,
     data_id: str | None = None,
     run_name: str | None = None,
+    process_group: Any = None,
 ) -> PrivateRun:
     """Make a private run that trains `model` on `data` by `method`.
 
@@ -131,6 +133,10 @@ def make_private(
         fingerprinted.
     run_name : str, optional
         What the ledger calls the run; by default the model's class and the method.
+    process_group : torch.distributed.ProcessGroup, optional
+        The processes that train the model together, each with the same model and data; by default those that
+        `torch.distributed.init_process_group` set up. Each reads and clips its share of a batch, and draws the noise of
+        the parameters that it owns.
 
     Returns
     -------
@@ -168,7 +174,9 @@ def make_private(
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
-    keys = RunKeys.new(key, exact_key=exact_key)
+    peers = peers_of(process_group)
+    check_alone(peers, ledger=ledger is not None, private_diagnostics=private_diagnostics)
+    keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = backend_for(model)
     frozen = check_module(model)
     device = check_place(backend, model)
@@ -183,7 +191,8 @@ def make_private(
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=2)
     layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
-    mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys)
+    check_alike(peers, model, plan, layout, backend.name, source, key)
+    mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys, peers=peers)
     loader = PrivateLoader(source, mechanism)
     engine = Engine(gradient, mechanism, working, size or 1)
     engine.views = source.views

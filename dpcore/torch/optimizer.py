@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -98,13 +99,24 @@ class PrivateOptimizer(torch.optim.Optimizer):
             number = self._engine.mechanism.step
             self._taking = True
             try:
-                self._engine.accumulate(batch, public)
+                self._accumulate(batch, public)
                 self._ready = True
                 self.step()
             finally:
                 self._ready = self._taking = False
                 if self._engine.mechanism.step > number:  # released, even if what came after it failed
                     self._loader.forget()
+
+    def _accumulate(self, batch: Any, public: Any) -> None:
+        """Sum the batch; where one process fails, none goes on to the release."""
+        peers = self._engine.mechanism.peers
+        try:
+            self._engine.accumulate(batch, public)
+        except Exception:
+            with suppress(PrivacyError):  # what failed here says more
+                peers.agree(failed=True)
+            raise
+        peers.agree(failed=False)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""

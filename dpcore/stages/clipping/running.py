@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpcore.stages.clipping.adaptive import AdaptiveClip, twice_the_bits
@@ -27,6 +28,10 @@ class RunningNorm:
     def add(self, norms: Any) -> None:
         """Add the bits of a block of examples, given their norms."""
         self._twice = self._twice + twice_the_bits(norms, self.norm)
+
+    def add_up(self, added: Callable[[Sequence[float]], list[float]]) -> None:
+        """Add the bits of all processes; `added` sums over them, and is exact below 2^53."""
+        self._twice = int(added([float(self._twice)])[0])
 
     def forget(self) -> None:
         """Begin the sum of the bits with nothing."""

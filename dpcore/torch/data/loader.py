@@ -52,7 +52,8 @@ class PrivateLoader:
             yield batch
 
     def _seed(self, step: int) -> bytes:
-        return step_seed(self._mechanism.keys, "augmentation", step)
+        # No two processes' readings draw the same.
+        return step_seed(self._mechanism.keys, "augmentation", step, self._mechanism.peers.rank)
 
     def _read_ahead(self, step: int) -> None:
         """Let the batches after `step` be read, as far as they are paid for. They are drawn when their turn comes."""

@@ -1,0 +1,76 @@
+"""The processes that take a run's steps together: each sums its share of the batch, and owns a piece of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from dpcore.spec.layout import Layout, Piece
+from dpcore.spec.ops import Backend
+
+T = TypeVar("T")
+
+
+class Peers(Protocol):
+    """What one of `world_size` processes asks of the others. All must ask for the same, in the same order.
+
+    Notes
+    -----
+    The noise is drawn once: for each coordinate by the one process that owns it, on the sum over all processes. Its
+    bits follow from the coordinate's element of the stream, whatever the number of processes.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which process this is."""
+
+    @property
+    def world_size(self) -> int:
+        """How many there are."""
+
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
+        """Make the vectors of a step's sum, float64 zeros of these sizes."""
+
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+        """Return the own pieces of the sum of all processes' totals, which may be overwritten."""
+
+    def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
+        """Return all tensors' flat vectors, put together from each process's pieces."""
+
+    def added(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over the processes."""
+
+    def same(self, value: T) -> T:
+        """Return the first process's value."""
+
+    def agree(self, failed: bool) -> None:
+        """Raise PrivacyError in every process where one failed."""
+
+
+class Alone:
+    """One process: it owns everything, and nothing is sent."""
+
+    rank, world_size = 0, 1
+
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
+        """See `Peers.totals`."""
+        return [backend.zeros_like(vector, "float64") for vector in like]
+
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+        """See `Peers.reduced`."""
+        return totals
+
+    def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
+        """See `Peers.whole`."""
+        return list(parts)
+
+    def added(self, values: Sequence[float]) -> list[float]:
+        """See `Peers.added`."""
+        return list(values)
+
+    def same(self, value: T) -> T:
+        """See `Peers.same`."""
+        return value
+
+    def agree(self, failed: bool) -> None:
+        """See `Peers.agree`."""

@@ -1,0 +1,187 @@
+"""The processes of a `torch.distributed` group that train one model together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.mechanism.peers import Alone, Peers
+from dpcore.plan.plan import Plan
+from dpcore.spec.layout import Layout, Piece
+from dpcore.spec.ops import Backend
+from dpcore.torch.data.data import Data
+
+T = TypeVar("T")
+
+
+def peers_of(process_group: Any) -> Peers:
+    """Return the processes of a group, by default the one that was set up; without one this process is alone."""
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise ArgumentTypeError(
+            f"process_group={type(process_group).__name__!r}: must be a torch.distributed process group, or None"
+        )
+    if not dist.is_available() or not dist.is_initialized():
+        return Alone()
+    group = dist.group.WORLD if process_group is None else process_group
+    return Alone() if dist.get_world_size(group) == 1 else Processes(group)
+
+
+def check_alone(peers: Peers, **asked: bool) -> None:
+    """Refuse what a run of several processes cannot do yet."""
+    for name in (name for name, given in asked.items() if given and peers.world_size > 1):
+        raise ArgumentError(
+            f"{name} in a run of {peers.world_size} processes: must be left out, or train in one process"
+        )
+
+
+def check_alike(
+    peers: Peers, model: nn.Module, plan: Plan, layout: Layout, backend: str, data: Data, key: bytes | None
+) -> None:
+    """Refuse processes that would not train one model by one plan, before any of them draws a batch."""
+    if not isinstance(peers, Processes):
+        return
+    settings = {
+        "method": plan.method.describe(),
+        "sampling": plan.sampler.describe(),
+        "number of steps": plan.steps,
+        "model (names and shapes of what is trained)": layout.to_list(),
+        "backend": backend,
+        "data (number of examples)": data.length,
+        "augmentations": data.views,
+        "key": None if key is None else key.hex(),
+    }
+    peers.check_alike(settings)
+    peers.check_alike({f"values of {name!r} in the model": value for name, value in model.state_dict().items()})
+
+
+class Processes:
+    """See `dpcore.mechanism.peers.Peers`.
+
+    Notes
+    -----
+    A step sends two large messages: the clipped sums by a reduce-scatter (float64), and the moved parameters by an
+    all-gather, as much together as plain data parallel training sends, but for the width of the sums. Each process
+    keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._first = dist.get_global_rank(group, 0)
+        self._sum = torch.empty(0, dtype=torch.float64)
+
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
+        """See `Peers.totals`: views of one vector, whose length is a multiple of the number of processes."""
+        sizes = [vector.shape[0] for vector in like]
+        length = -(-sum(sizes) // self.world_size) * self.world_size
+        kept = backend.from_numpy(np.zeros(length))
+        self._sum = _tensor(kept)
+        ends = np.cumsum(sizes).tolist()
+        return [kept[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+        """See `Peers.reduced`."""
+        own = torch.empty(len(self._sum) // self.world_size, dtype=torch.float64, device=self._sum.device)
+        with self._lost():
+            _reduce_scatter(own, self._sum, self._group)
+        parts = own if isinstance(totals[0], torch.Tensor) else own.numpy()
+        return _cut(parts, [stop - start for _, start, stop in pieces])
+
+    def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
+        """See `Peers.whole`."""
+        tensors = [_tensor(part) for part in parts]
+        length = -(-layout.dimension // self.world_size)
+        own = torch.zeros(length, dtype=tensors[0].dtype, device=tensors[0].device)
+        found = own.new_empty(length * self.world_size)
+        own[: sum(map(len, tensors))] = torch.cat(tensors)
+        with self._lost():
+            _all_gather(found, own, self._group)
+        flat = found if isinstance(parts[0], torch.Tensor) else found.numpy()
+        return _cut(flat, [entry.size for entry in layout.entries])
+
+    def added(self, values: Sequence[float]) -> list[float]:
+        """See `Peers.added`."""
+        sums = torch.tensor(values, dtype=torch.float64, device=self._sum.device)
+        with self._lost():
+            dist.all_reduce(sums, group=self._group)
+        found: list[float] = sums.tolist()
+        return found
+
+    def same(self, value: T) -> T:
+        """See `Peers.same`."""
+        held = [value]
+        with self._lost():
+            dist.broadcast_object_list(held, src=self._first, group=self._group)
+        return held[0]
+
+    def agree(self, failed: bool) -> None:
+        """See `Peers.agree`."""
+        flags = torch.zeros(self.world_size, dtype=torch.float64, device=self._sum.device)
+        flags[self.rank] = float(failed)
+        with self._lost():
+            dist.all_reduce(flags, group=self._group)
+        if ranks := flags.nonzero()[:, 0].tolist():
+            raise PrivacyError(
+                f"rank {', '.join(map(str, ranks))} failed in this step: no rank releases it, and its sum is dropped; "
+                "mend the cause and step the batch again, or end the run"
+            )
+
+    def check_alike(self, settings: Mapping[str, Any]) -> None:
+        """Refuse processes whose settings differ, and name what does."""
+        digests = {name: _digest(value) for name, value in settings.items()}
+        every: list[Any] = [None] * self.world_size
+        with self._lost():
+            dist.all_gather_object(every, digests, group=self._group)
+        for name in digests:
+            others = [rank for rank, found in enumerate(every) if found.get(name) != every[0].get(name)]
+            if others:
+                raise ArgumentError(
+                    f"{name}: that of rank {', '.join(map(str, others))} differs from that of rank 0, must be the same in "
+                    f"all {self.world_size} processes"
+                )
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as cause:  # what torch.distributed raises where a process is gone
+            raise PrivacyError(
+                "a process of this run was lost, or the network: this one cannot go on alone; the step under way "
+                "counts as released, start all processes again from the last checkpoint"
+            ) from cause
+
+
+def _reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+    send = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+    send(own, whole, group=group)
+
+
+def _all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+    send = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    send(whole, own, group=group)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+
+
+def _cut(flat: Any, sizes: Sequence[int]) -> list[Any]:
+    ends = np.cumsum(sizes).tolist()
+    return [flat[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        given = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    else:
+        given = json.dumps(value, sort_keys=True, default=str).encode()
+    return hashlib.sha256(given).hexdigest()
