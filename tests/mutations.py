@@ -195,7 +195,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget the table of a tied matrix", "            part.embedding.add_sum(backend, weights[some], out)\n", "", "unit/mechanism/test_sources.py"),
     ],
     "dpcore/mechanism/composed_step.py": [
-        ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.layout.dimension *",
+        ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.dimension *",
          "power = self.layout.entries[0].size *", "unit/mechanism/test_mechanism.py"),
         ("draw this step's row for every row of correlated noise", "total = total + float(weight) * normal(row)",
          "total = total + float(weight) * normal(noise.row)", "papers/test_noise.py"),
@@ -208,8 +208,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "self._cast(g / (self.batch_size - 1), slot.parameter)", "papers/test_noise.py"),
         ("take the filter's square for the released one", 'if square == "released":\n            return g * g',
          'if square == "released":\n            return None', "papers/test_doppler.py"),
-        ("count a clean run's noise twice in the optimal filter", "power = self.layout.dimension * (noise.scale / self.batch_size) ** 2",
-         "power = 2 * self.layout.dimension * (noise.scale / self.batch_size) ** 2", "papers/test_doppler.py"),
+        ("count a clean run's noise twice in the optimal filter", "power = self.dimension * (noise.scale / self.batch_size) ** 2",
+         "power = 2 * self.dimension * (noise.scale / self.batch_size) ** 2", "papers/test_doppler.py"),
         ("keep GaLore's first projection for ever", "if noise.row % self.method.galore.every == 0:", "if noise.row == 0:", "papers/test_doppler.py"),
     ],
     "backends/dpcore_torch/arithmetic.py": [
@@ -258,6 +258,22 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/queries/two_point.py": [
         ("invert DiSK's weight", "(1 - k) / (k * self.gamma)", "k / ((1 - k) * self.gamma)", "papers/test_disk.py"),
+    ],
+    "dpcore/spec/layout.py": [
+        ("draw the noise of every piece from the tensor's beginning", "(stop - start,), entry.first + start)", "(stop - start,), entry.first)",
+         "unit/mechanism/test_peers.py"),
+    ],
+    "dpcore/torch/processes.py": [
+        ("leave the other processes' sums out", "_reduce_scatter(own, self._sum, self._group)",
+         "own.copy_(self._sum.chunk(self.world_size)[self.rank])", "end_to_end/test_processes.py::test_several_processes_are_one_run"),
+        ("go on where another process failed", "if ranks := flags.nonzero()[:, 0].tolist():", "if ranks := []:",
+         "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
+        ("let processes differ", "        if told:\n", "        if False:\n",
+         "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
+    ],
+    "dpcore/sampling/sharding.py": [
+        ("begin every share at the first example", "return self._range(self.sampler.indices(key, step).size)[0]", "return 0",
+         "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
     ],
     "dpcore/mechanism/state.py": [
         ("leave the sum to the next step", "total[...] = 0", "pass", "unit/mechanism/test_mechanism.py"),

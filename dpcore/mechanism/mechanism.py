@@ -10,14 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.after_update import average, constrain
 from dpcore.mechanism.composed_step import Composition, Normals, Observer
+from dpcore.mechanism.drawing import DrawnBatches
 from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
-from dpcore.mechanism.saving import SavedMechanism
 from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
@@ -28,7 +25,7 @@ from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 
 
-class Mechanism(SavedMechanism):
+class Mechanism(DrawnBatches):
     """One run's private steps: any number of `add` and then one `release` each.
 
     The sum belongs to the private data and never leaves this object un-noised. Threads take turns call by call
@@ -51,32 +48,6 @@ class Mechanism(SavedMechanism):
         The processes that take the steps together; by default this one is alone. `add` takes this process's share of
         the batch, and `release` is all processes' together.
     """
-
-    def draw(self) -> NDArray[np.int64]:
-        """Return this process's examples of this step, after the account has agreed to pay for it.
-
-        Secret where sampling is.
-        """
-        with self.turns.alone("draw"):
-            if self.account is not None:
-                self.account.before_draw(self.step)
-            self.turns.drew(self.step)
-            return self.share.indices(self.keys.sampling, self.step)
-
-    def ahead(self, step: int) -> NDArray[np.int64] | None:
-        """Return what the draw of a later step will give, to read it meanwhile; None where nobody has paid for it yet.
-
-        It is no draw: that comes in its turn, and may give something else after a fork. As secret as `draw`.
-        """
-        with self.turns.alone("ahead"):
-            unpaid = self.account is not None and not self.account.has_paid(step)
-            return None if unpaid or step >= self.plan.steps else self.share.indices(self.keys.sampling, step)
-
-    def first_example(self) -> int:
-        """Return the place of this process's first example in the step's batch: 0 for the first process. Secret."""
-        if self.peers.rank == 0:
-            return 0
-        return self.share.first(self.keys.sampling, self.step)
 
     def points(self) -> tuple[Point, ...]:
         """Return where this step's gradients are taken, and with which weights they are combined."""

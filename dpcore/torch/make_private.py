@@ -17,6 +17,7 @@ from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
+from dpcore.torch import processes
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
@@ -27,7 +28,7 @@ from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
-from dpcore.torch.processes import check_alike, check_alone, peers_of
+from dpcore.torch.processes import check_alike, check_alone, check_plain, peers_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
@@ -174,6 +175,7 @@ def make_private(
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
+    check_plain(model)
     peers = peers_of(process_group)
     check_alone(peers, ledger=ledger is not None, private_diagnostics=private_diagnostics)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
@@ -216,5 +218,7 @@ def make_private(
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(ledger, engine, source, data_id=data_id, run_name=run_name)
-    caveats = (CAVEAT,) if gradient.draws or source.tensors is None else ()
+    caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
+    if peers.world_size > 1:
+        caveats += (processes.CAVEAT,)
     return PrivateRun(optimizer, loader, rehearsal, frozen, target_delta, caveats)

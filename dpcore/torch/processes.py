@@ -22,6 +22,11 @@ from dpcore.torch.data.data import Data
 
 T = TypeVar("T")
 
+CAVEAT = (
+    "Several processes trained together: the run's keys, and sums without noise, crossed the network between them, "
+    "which is trusted as the machines are."
+)
+
 
 def peers_of(process_group: Any) -> Peers:
     """Return the processes of a group, by default the one that was set up; without one this process is alone."""
@@ -33,6 +38,21 @@ def peers_of(process_group: Any) -> Peers:
         return Alone()
     group = dist.group.WORLD if process_group is None else process_group
     return Alone() if dist.get_world_size(group) == 1 else Processes(group)
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse a model that another engine has taken apart already."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ArgumentError(
+            f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
+            "processes, after each has clipped its own"
+        )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "to_local"):
+            raise ArgumentError(
+                f"parameter {name!r} is a DTensor, as fully_shard and tensor parallelism make: must be whole in every "
+                "process; dpcore shards the state of noise, filter and update by itself"
+            )
 
 
 def check_alone(peers: Peers, **asked: bool) -> None:
@@ -136,18 +156,21 @@ class Processes:
             )
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
-        """Refuse processes whose settings differ, and name what does."""
+        """Refuse processes whose settings differ, and name all that do."""
         digests = {name: _digest(value) for name, value in settings.items()}
         every: list[Any] = [None] * self.world_size
         with self._lost():
             dist.all_gather_object(every, digests, group=self._group)
-        for name in digests:
-            others = [rank for rank, found in enumerate(every) if found.get(name) != every[0].get(name)]
-            if others:
-                raise ArgumentError(
-                    f"{name}: that of rank {', '.join(map(str, others))} differs from that of rank 0, must be the same in "
-                    f"all {self.world_size} processes"
-                )
+        names = dict.fromkeys(name for found in every for name in found)
+        told = [
+            f"{name} (rank {', '.join(str(rank) for rank in others)})"
+            for name in names
+            if (others := [rank for rank, found in enumerate(every) if found.get(name) != every[0].get(name)])
+        ]
+        if told:
+            raise ArgumentError(
+                f"not the same as in rank 0: {'; '.join(told)}; must be the same in all {self.world_size} processes"
+            )
 
     @contextmanager
     def _lost(self) -> Iterator[None]:

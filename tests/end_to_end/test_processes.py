@@ -1,0 +1,178 @@
+"""Real processes under torch.distributed (gloo): the run of one process, its failures, and its checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.methods import disk, dp_adam, dp_sgd
+from tests.unit import torch_runs
+from tests.unit.torch_runs import DATA, finish, load, model, saved, start, values
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
+
+COMMON: dict[str, Any] = {"batch_size": 8, "noise_multiplier": 1.0, "lr": 0.3}
+METHODS = {
+    "dp_sgd": lambda: dp_sgd(**COMMON),
+    "disk": lambda: disk(**COMMON),
+    "dp_adam": lambda: dp_adam(**COMMON),
+    "adaptive clip": lambda: torch_runs.METHODS["adaptive clip"](8),
+    "scaled": lambda: dp_adam(variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=4, **COMMON),
+}
+
+
+def begin(name: str, index: int, **options: Any) -> Any:
+    return start(model(), METHODS[name](), key=bytes([index]) * 32, **options)
+
+
+def compared(rank: int, folder: Path) -> None:
+    """Train by each method; leave what the first process has."""
+    for index, name in enumerate(METHODS):
+        run = begin(name, index)
+        finish(run)
+        state, output = saved(run), run.output_state_dict()
+        if rank == 0:
+            found = {"values": values(run.model), "state": state, "output": output, "text": run.statement().text()}
+            torch.save(found, folder / f"{name}.pt")
+
+
+def failing(rank: int, folder: Path) -> None:
+    """Let one process fail in a step, name what differs, and lose a process."""
+    run = begin("dp_sgd", 0)
+    batch = next(iter(run.loader))
+    engine, real = run._engine, run._engine.to_array
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        raise ValueError("no gradient today")
+
+    if rank == 1:
+        engine.to_array = broken
+    with pytest.raises(ValueError if rank == 1 else PrivacyError, match="no gradient today" if rank == 1 else "rank 1"):
+        run.step(batch)
+    assert run.steps_taken == 0
+    engine.to_array = real
+    run.step(batch)
+    assert run.steps_taken == 1
+    finish(run)
+    if rank == 0:
+        torch.save(values(run.model), folder / "after.pt")
+    cases: list[tuple[str, Callable[[], Any]]] = [
+        (r"data \(number of examples\)", lambda: begin("dp_sgd", 1, data=[t[: 30 - rank] for t in DATA])),
+        (r"key \(rank 1\); must", lambda: begin("dp_sgd", 1 + rank)),
+        ("number of steps", lambda: begin("dp_sgd", 1, epochs=3 + rank)),
+        ("'0.weight'", lambda: start(changed(rank), METHODS["dp_sgd"]())),
+        ("ledger", lambda: begin("dp_sgd", 1, ledger=folder / "book.ledger")),
+        ("private_diagnostics", lambda: begin("dp_sgd", 1, private_diagnostics=True)),
+    ]
+    for words, case in cases:
+        with pytest.raises(ArgumentError, match=words):
+            case()
+
+
+def changed(rank: int) -> Any:
+    net = model()
+    with torch.no_grad():
+        net[0].weight.add_(rank)
+    return net
+
+
+def lost(rank: int, folder: Path) -> None:
+    """One process ends without a word; the other must not go on."""
+    run = begin("dp_sgd", 0)
+    for batch in run.loader:
+        run.step(batch)
+        break
+    if rank == 1:
+        os._exit(9)
+    with pytest.raises(PrivacyError, match="was lost"):
+        finish(run)
+    (folder / "noticed").touch()
+    os._exit(0)  # the group cannot be taken down any more
+
+
+def work(rank: int, world: int, port: int, task: Callable[[int, Path], None], folder: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    task(rank, folder)
+    dist.destroy_process_group()
+
+
+def in_processes(world: int, task: Callable[[int, Path], None], folder: Path, join: bool = True) -> Any:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return torch.multiprocessing.spawn(work, args=(world, port, task, folder), nprocs=world, join=join)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes_are_one_run(world: int, tmp_path: Path):
+    in_processes(world, compared, tmp_path)
+    for index, name in enumerate(METHODS):
+        run = begin(name, index)
+        finish(run)
+        found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        torch.testing.assert_close(found["values"], values(run.model), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found["output"], run.output_state_dict(), rtol=1e-5, atol=1e-6)
+        alone, all_of_them = (
+            text.split("What this statement assumes") for text in (run.statement().text(), found["text"])
+        )
+        assert all_of_them[0] == alone[0]
+        assert "crossed the network" in all_of_them[1]
+        again = load(begin(name, index + 100), found["state"], fork=True)
+        assert again.steps_taken == run.steps_taken
+        torch.testing.assert_close(values(again.model), found["values"], rtol=0, atol=0)
+
+
+def test_failures_end_all_processes_with_a_sentence(tmp_path: Path):
+    in_processes(2, failing, tmp_path)
+    run = begin("dp_sgd", 0)
+    torch.testing.assert_close(torch.load(tmp_path / "after.pt"), finish(run), rtol=1e-5, atol=1e-6)
+
+
+def test_no_process_goes_on_alone(tmp_path: Path):
+    for process in in_processes(2, lost, tmp_path, join=False).processes:
+        process.join(120)
+    assert (tmp_path / "noticed").exists()
+
+
+def test_a_model_of_another_engine_is_refused(tmp_path: Path):
+    in_processes(1, wrapped, tmp_path)
+
+
+def wrapped(rank: int, folder: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"model\.module"):
+        start(torch.nn.parallel.DistributedDataParallel(model()))
+    sharded = model()
+    torch.distributed.fsdp.fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(ArgumentError, match="DTensor"):
+        start(sharded)
+
+
+def test_the_script_of_the_documentation(tmp_path: Path):
+    page = (Path(__file__).parents[2] / "docs/processes.md").read_text()
+    (script,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("What this statement assumes") == 1
+    assert (tmp_path / "state.pt").exists()
+
+
+def test_a_group_must_be_one():
+    with pytest.raises(ArgumentTypeError, match="process_group='str'"):
+        begin("dp_sgd", 0, process_group="gloo")
