@@ -267,6 +267,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("draw the noise of every piece from the tensor's beginning", "(stop - start,), entry.first + start)", "(stop - start,), entry.first)",
          "unit/mechanism/test_peers.py"),
     ],
+    "dpcore/mechanism/shared_account.py": [
+        ("let a process draw what the first has not paid for", "        self._ask(lambda account: account.before_draw(step))", "        pass",
+         "end_to_end/test_processes_ledger.py::test_all_stop_where_the_budget_does"),
+    ],
+    "dpcore/mechanism/peers.py": [
+        ("keep a refusal to the first process", "    if told is not None:\n", "    if False:\n",
+         "end_to_end/test_processes_ledger.py::test_all_stop_where_the_budget_does"),
+    ],
     "dpcore/torch/processes.py": [
         ("leave the other processes' sums out", "_reduce_scatter(own, self._sum, self._group)",
          "own.copy_(self._sum.chunk(self.world_size)[self.rank])", "end_to_end/test_processes.py::test_several_processes_are_one_run"),

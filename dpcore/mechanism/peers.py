@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from dpcore import errors
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
 
@@ -45,6 +46,29 @@ class Peers(Protocol):
 
     def agree(self, failed: bool) -> None:
         """Raise PrivacyError in every process where one failed."""
+
+
+def by_the_first(peers: Peers, work: Callable[[], T], *, sent: bool = True) -> T | None:
+    """Let the first process do what only one may, and give all what it found (the first alone if not `sent`).
+
+    What it raises, all raise: none waits for a process that is gone.
+    """
+    found, failure, told = None, None, None
+    if peers.rank == 0:
+        try:
+            found = work()
+        except BaseException as cause:  # noqa: BLE001 - an interruption, too
+            failure, told = cause, (type(cause).__name__, str(cause))
+    value, told = peers.same((found if sent else None, told))
+    if failure is not None:
+        raise failure
+    if told is not None:
+        name, sentence = told
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, errors.DpcoreError):
+            raise kind(sentence)
+        raise errors.PrivacyError(f"rank 0 ended with {name}: {sentence}")
+    return found if peers.rank == 0 else value
 
 
 class Alone:

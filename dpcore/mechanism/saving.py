@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpcore.accounting.branches import Branch, Branches, Rows, count
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.peers import by_the_first
 from dpcore.mechanism.state import MechanismState
 from dpcore.spec.keys import RunKeys
 
@@ -42,7 +43,7 @@ class SavedMechanism(MechanismState):
         with self.turns.alone("state_dict", draws=False):
             self._mend_noise()
             known = self.account.saved if begin and self.account is not None else None
-            branches = self._branches()
+            branches = self._agreed_branches()
             return {
                 "format": STATE_FORMAT,
                 "public": {
@@ -126,7 +127,7 @@ class SavedMechanism(MechanismState):
     def _fork(self, keys: RunKeys, public: Mapping[str, Any], row: int) -> None:
         """Go on from row `row` of a state's branch under keys of its own; nothing is changed if the account refuses."""
         others = {name: Branch(*saved) for name, saved in public["branches"].items()}
-        branches = self._branches().joined(others)
+        branches = self._agreed_branches().joined(others)
         found = None if self.account is None else self.account.resume(public["ledger"], row)
         name, number = found or (self.peers.same(os.urandom(8).hex()), None)
         keep = self.plan.sampler.keeps_order
@@ -137,6 +138,12 @@ class SavedMechanism(MechanismState):
         self.turns.anew()
         if self.account is not None:  # last: if it cannot be written, the keys are other ones all the same
             self.account.use_key(self.keys.digest)
+
+    def _agreed_branches(self) -> Branches:
+        """The first process's branches: it has the account. All processes must ask."""
+        found = by_the_first(self.peers, self._branches)
+        assert found is not None
+        return found
 
     def _branches(self) -> Branches:
         """The branches with the rows of the present one, and with what the account knows of others."""

@@ -14,6 +14,8 @@ import torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import Ledger
 from dpcore.mechanism.ledger_account import LedgerAccount
+from dpcore.mechanism.peers import by_the_first
+from dpcore.mechanism.shared_account import SharedAccount
 from dpcore.torch.data.data import Data
 from dpcore.torch.engine import Engine
 
@@ -27,8 +29,11 @@ def open_ledger(ledger: Any) -> Ledger:
     raise ArgumentTypeError(f"ledger={ledger!r}: must be a path or a dpcore.ledger.Ledger")
 
 
-def attach(ledger: Ledger, engine: Engine, source: Data, *, data_id: str | None, run_name: str | None) -> LedgerAccount:
-    """Give the engine's mechanism an account in the ledger; nothing is written before the first batch is drawn."""
+def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str | None, run_name: str | None) -> None:
+    """Give the engine's mechanism an account in the ledger; nothing is written before the first batch is drawn.
+
+    Of several processes the first has the ledger; the others give None.
+    """
     for name, value, wanted in (
         ("data_id", data_id, "a name that changes when the data do"),
         ("run_name", run_name, "what the ledger shall call the run"),
@@ -36,16 +41,21 @@ def attach(ledger: Ledger, engine: Engine, source: Data, *, data_id: str | None,
         if value is not None and not str(value).strip():
             raise ArgumentError(f"{name}={value!r}: must be {wanted}")
     mechanism = engine.mechanism
-    account = LedgerAccount(
-        ledger,
-        mechanism,
-        name=run_name or f"{type(engine.gradient.model).__name__}, {mechanism.plan.method.name}",
-        dataset=_fingerprint(source, ledger.salt, data_id),
-    )
-    mechanism.account = account
-    # A process that ends in good order gives back what it reserved and did not release.
-    atexit.register(_close, weakref.ref(account))
-    return account
+
+    def made() -> LedgerAccount:
+        assert ledger is not None
+        account = LedgerAccount(
+            ledger,
+            mechanism,
+            name=run_name or f"{type(engine.gradient.model).__name__}, {mechanism.plan.method.name}",
+            dataset=_fingerprint(source, ledger.salt, data_id),
+        )
+        # A process that ends in good order gives back what it reserved and did not release.
+        atexit.register(_close, weakref.ref(account))
+        return account
+
+    account = by_the_first(mechanism.peers, made, sent=False)
+    mechanism.account = account if mechanism.peers.world_size == 1 else SharedAccount(mechanism.peers, account)
 
 
 def _fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:

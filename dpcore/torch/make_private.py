@@ -12,6 +12,7 @@ from torch import nn
 from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning
 from dpcore.mechanism.mechanism import Mechanism
+from dpcore.mechanism.peers import by_the_first
 from dpcore.sampling import Sampler
 from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
@@ -177,7 +178,7 @@ def make_private(
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     check_plain(model)
     peers = peers_of(process_group)
-    check_alone(peers, ledger=ledger is not None, private_diagnostics=private_diagnostics)
+    check_alone(peers, private_diagnostics=private_diagnostics)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = backend_for(model)
     frozen = check_module(model)
@@ -203,7 +204,7 @@ def make_private(
     if ledger is not None:
         from dpcore.torch.ledger import attach, open_ledger
 
-        ledger = open_ledger(ledger)
+        opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
 
     gradient.example = example = source.example(example_batch)
     gradient.passed_over += [data, source]
@@ -217,7 +218,7 @@ def make_private(
     if size is None:
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
-        attach(ledger, engine, source, data_id=data_id, run_name=run_name)
+        attach(opened, engine, source, data_id=data_id, run_name=run_name)
     caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
     if peers.world_size > 1:
         caveats += (processes.CAVEAT,)

@@ -17,7 +17,6 @@ from torch import nn
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
@@ -222,8 +221,7 @@ class PrivateRun:
         BudgetError
             If the ledger's budget does not allow one step.
         """
-        account = self._engine.mechanism.account
-        if isinstance(account, LedgerAccount):
+        if (account := self._engine.mechanism.account) is not None:
             account.begin()
 
     def close(self) -> None:
@@ -231,8 +229,7 @@ class PrivateRun:
 
         Without a ledger there is nothing to end. A process that ends in good order does this by itself.
         """
-        account = self._engine.mechanism.account
-        if isinstance(account, LedgerAccount):
+        if (account := self._engine.mechanism.account) is not None:
             account.close()
 
     def __reduce__(self) -> NoReturn:

@@ -101,8 +101,11 @@ def size(folder: Path) -> int:
     return (folder / "drawn").stat().st_size if (folder / "drawn").exists() else 0
 
 
-def check(folder: Path) -> None:
-    """Whatever left a process is covered by what the ledger holds, and no row of noise met two sums."""
+def check(folder: Path, *logs: Path) -> None:
+    """Whatever left a process is covered by what the ledger holds, and no row of noise met two sums.
+
+    `logs` are the folders of what was drawn, by default this one.
+    """
     ledger = Ledger.open(folder / "ledger.db")
     (run,) = ledger.runs()
     branch_of, first = {}, {}
@@ -111,13 +114,14 @@ def check(folder: Path) -> None:
             branch_of[item["key_digest"]] = item["branch"]
         if item["kind"] == "fork":
             first[item["child"]] = item["row"]
-    sums, rows = defaultdict(list), drawn(folder)
-    for key, row, total in rows:
-        sums[key, row].append(total)
-        branch = branch_of[key]
-        assert first.get(branch, 0) <= row < run.marks[branch]
-    assert all(len(totals) == 1 for totals in sums.values()), "a row of noise was drawn for two sums"
-    assert len(rows) <= run.releases
+    for log in logs or (folder,):
+        sums, rows = defaultdict(list), drawn(log)
+        for key, row, total in rows:
+            sums[key, row].append(total)
+            branch = branch_of[key]
+            assert first.get(branch, 0) <= row < run.marks[branch]
+        assert all(len(totals) == 1 for totals in sums.values()), "a row of noise was drawn for two sums"
+        assert len(rows) <= run.releases
     assert ledger.total(1e-5).spent == pytest.approx(sum(one.charge for one in ledger.runs()))
 
 

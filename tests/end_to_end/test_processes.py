@@ -74,7 +74,6 @@ def failing(rank: int, folder: Path) -> None:
         (r"key \(rank 1\); must", lambda: begin("dp_sgd", 1 + rank)),
         ("number of steps", lambda: begin("dp_sgd", 1, epochs=3 + rank)),
         ("'0.weight'", lambda: start(changed(rank), METHODS["dp_sgd"]())),
-        ("ledger", lambda: begin("dp_sgd", 1, ledger=folder / "book.ledger")),
         ("private_diagnostics", lambda: begin("dp_sgd", 1, private_diagnostics=True)),
     ]
     for words, case in cases:
