@@ -77,6 +77,7 @@ def check_alike(
         "backend": backend,
         "data (number of examples)": data.length,
         "augmentations": data.views,
+        "prefetch": data.prefetch,
         "key": None if key is None else key.hex(),
     }
     peers.check_alike(settings)

@@ -28,6 +28,7 @@ from dpcore.torch.explain import explain
 from dpcore.torch.explanation import Explanation
 from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.processes import check_alone
 from dpcore.torch.rehearsal import Rehearsal
 
 
@@ -155,6 +156,7 @@ class PrivateRun:
         coordinates : int
             At most so many, evenly spaced over all parameters.
         """
+        check_alone(self._engine.mechanism.peers, record_gradients=True)
         recorder = Recorder(self._engine.mechanism.layout, validate.integer(minimum=1, coordinates=coordinates))
         present = self._engine.recorder
         if present is None or present.coordinates != recorder.coordinates:
@@ -212,6 +214,10 @@ class PrivateRun:
             self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
         )
         return replace(statement, date=datetime.now(UTC).date().isoformat())
+
+    def any_process(self, condition: bool) -> bool:
+        """Return whether the condition holds in any process of the run. All processes must ask."""
+        return self._engine.mechanism.peers.added([float(condition)])[0] > 0
 
     def begin(self) -> None:
         """Begin the run in its ledger now, and not at the first batch; without a ledger there is nothing to begin.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -52,6 +55,8 @@ def compared(rank: int, folder: Path) -> None:
 def failing(rank: int, folder: Path) -> None:
     """Let one process fail in a step, name what differs, and lose a process."""
     run = begin("dp_sgd", 0)
+    with pytest.raises(ArgumentError, match="record_gradients in a run of 2 processes"):
+        run.record_gradients(10)
     batch = next(iter(run.loader))
     engine, real = run._engine, run._engine.to_array
 
@@ -175,3 +180,37 @@ def test_the_script_of_the_documentation(tmp_path: Path):
 def test_a_group_must_be_one():
     with pytest.raises(ArgumentTypeError, match="process_group='str'"):
         begin("dp_sgd", 0, process_group="gloo")
+
+
+def command_in_processes(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "dpcore.cli", "train", "--out", str(folder), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_trains_in_all_processes(tmp_path: Path):
+    process = command_in_processes(tmp_path / "run", "--epsilon", "3", "--epochs", "1", "--json")
+    out, told = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    result = json.loads(out)  # of one process
+    assert result["status"] == "complete"
+    assert result["statement"]["steps_taken"] == result["statement"]["steps_planned"]
+    assert "crossed the network" in (tmp_path / "run/statement.txt").read_text()
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 1
+    refused = command_in_processes(tmp_path / "other", "--epsilon", "3", "--ledger", str(tmp_path / "people.ledger"))
+    assert "must be left out" in refused.communicate(timeout=300)[1]
+
+
+def test_a_signal_stops_all_processes_after_one_step(tmp_path: Path):
+    process = command_in_processes(tmp_path / "run", "--noise-multiplier", "4", "--epochs", "5000")
+    for _ in range(1200):
+        if (tmp_path / "run/metrics.jsonl").exists() and (tmp_path / "run/metrics.jsonl").stat().st_size:
+            break
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    statement = json.loads((tmp_path / "run/statement.json").read_text())
+    assert 0 < statement["steps_taken"] < statement["steps_planned"]
+    assert "Stopped by SIGTERM" in (tmp_path / "run/statement.txt").read_text()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dpcore import accounting
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.train.processes import follow, joined
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.statement.text import format_epsilon, format_number
@@ -17,6 +18,7 @@ from dpcore.statement.text import format_epsilon, format_number
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dpcore.cli.datasets import Dataset
     from dpcore.cli.train.callbacks import Callback
     from dpcore.cli.train.training import Outcome, Training
 
@@ -32,6 +34,15 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     dataset = load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
+    with joined(settings, ledger) as rank:
+        if rank:
+            return follow(settings, dataset)
+        return _run(settings, dataset, out, overwrite, as_json, ledger)
+
+
+def _run(
+    settings: Settings, dataset: Dataset, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None
+) -> int:
     # After the quick checks: torch takes a second to import.
     from dpcore.cli.train.training import Training
 

@@ -140,7 +140,7 @@ class Training:
         saves = None if save is None else Autosave(save, self.plan.steps)
         if saves is not None:
             saves.begin(begun)
-        budget = ""
+        budget, stopped = "", False
         for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
             if state is not None:
@@ -151,7 +151,7 @@ class Training:
                     taken += 1
                     for callback in callbacks:
                         callback.on_step(StepReleased(taken, self.plan.steps))
-                    if interruption:
+                    if stopped := self._stopped(interruption):
                         break
                     if saves is not None:
                         saves.after(taken)
@@ -165,7 +165,7 @@ class Training:
                     callback.on_epoch(self.evaluations[-1])
                 if saves is not None:
                     saves.now(taken)
-            if interruption or budget:
+            if stopped or budget or self._stopped(interruption):
                 break
         self.private.close()
         note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
@@ -178,6 +178,12 @@ class Training:
             callback.on_end(statement)
         recorded = None if self.settings.record_gradients is None else self.private.recorded
         return Outcome(self._parameters(), tuple(self.evaluations), statement, taken, recorded, budget)
+
+    def _stopped(self, interruption: Interruption) -> bool:
+        """Whether this process or another was asked to stop: all stop after the same step."""
+        if stopped := self.private.any_process(bool(interruption)):
+            interruption.take_over()
+        return stopped
 
     def _parameters(self) -> dict[str, Any]:
         """Return the method's output and what was not trained, as arrays; nothing of the optimizer, keys or sampler."""
