@@ -75,7 +75,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "plan.noise_standard_deviation(row, None), ", "end_to_end/test_measured_sensitivity.py"),
         ("clip at the first clip norm throughout", "now = self.step, self.clip_norm", "now = self.step, None",
          "end_to_end/test_measured_sensitivity.py unit/stages/test_adaptive_clip.py"),
-        ("leave correlated noise torn after an interruption", "                self._torn = True\n", "                self._torn = False\n",
+        ("lose the row of a sum that does not arrive", "            self._torn = True\n            try:\n                self.keys.begin(row)",
+         "            try:\n                self.keys.begin(row)", "unit/mechanism/test_peers.py"),
+        ("leave correlated noise torn after an interruption", "            self._torn = True\n            try:\n", "            self._torn = False\n            try:\n",
          "unit/mechanism/test_mechanism.py"),
     ],
     "dpcore/stages/filters/designs.py": [

@@ -149,12 +149,12 @@ class Mechanism(DrawnBatches):
             self._caller_noise |= normals is not None
             norm = self.clip_norm
             own_numbers = [numbers[piece.tensor] for piece in self.pieces]
+            self._torn = True
             try:
                 self.keys.begin(row)
                 self.vectors.keep_history(parameters)
                 totals = self.peers.reduced(self.vectors.totals, self.pieces)
                 slots = slots_of(self.vectors, self.own, self.pieces, totals, parameters, public, scaled)
-                self._torn = True
                 self._take(slots, row, own_numbers, normals, observe)
                 self._torn = False
                 constrain(self.backend, method, slots, own_numbers, self.peers)

@@ -227,3 +227,37 @@ def test_state_and_noise_are_shared_out():
 def test_what_needs_whole_matrices_is_refused():
     with pytest.raises(ArgumentError, match=r"galore.*2 processes"):
         together(2, STATEFUL["doppler, galore"], PoissonSampler(dataset_size=50, batch_size=10), [(3, 4)], "float32")
+
+
+class Interrupted(Alone):
+    """Its third sum does not arrive."""
+
+    calls = 0
+
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+        self.calls += 1
+        if self.calls == 3:
+            raise KeyboardInterrupt
+        return totals
+
+
+def test_a_sum_that_does_not_arrive_spends_its_row_and_keeps_the_noise_in_step():
+    method = SOME["memf, banded"]
+    layout = Layout.of([("p0", (10,))])
+    found = []
+    for peers in (Alone(), Interrupted()):
+        x = [np.zeros(10)]
+        plan = Plan(method, sampler_of(method), 2 * STEPS, ("p0",))
+        keys = RunKeys(noise=bytes(32), sampling=bytes(32))
+        mechanism = Mechanism(plan, layout, x, backend=backend, keys=keys, peers=peers)
+        spent._begun.clear()
+        for step in range(STEPS):
+            assert mechanism.step == step
+            mechanism.add([np.zeros((1, 10))])
+            try:
+                mechanism.release(x)
+            except KeyboardInterrupt:
+                assert (mechanism.step, step) == (3, 2)
+        found.append(mechanism.vectors.noise_state[0])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
