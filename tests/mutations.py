@@ -271,7 +271,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/mechanism/shared_account.py": [
         ("let a process draw what the first has not paid for", "        self._ask(lambda account: account.before_draw(step))", "        pass",
-         "end_to_end/test_processes_ledger.py::test_all_stop_where_the_budget_does"),
+         "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
     ],
     "dpcore/mechanism/peers.py": [
         ("keep a refusal to the first process", "    if told is not None:\n", "    if False:\n",

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from dpcore.errors import BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger
+from dpcore.sampling import PoissonSampler
 from tests.end_to_end.test_kill import SAVE_EVERY, STEPS, Recorder, build, check, fresh, load, save, size
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
@@ -135,6 +136,33 @@ def spend(rank: int, folder: Path) -> None:
     private.close()
     with pytest.raises(DataError):
         build(folder / "none.db")
+
+
+def draw(rank: int, folder: Path) -> None:
+    """No process draws a row that is not on disk."""
+    _, private = build(folder / "ledger.db")
+    unpaid, real = [], PoissonSampler.indices
+
+    def indices(sampler: Any, key: bytes, step: int) -> Any:
+        marks = [mark for run in Ledger.open(folder / "ledger.db").runs() for mark in run.marks.values()]
+        if step >= max(marks, default=0):
+            unpaid.append(step)
+        return real(sampler, key, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PoissonSampler, "indices", indices)
+        for batch in private.loader:
+            private.step(batch)
+    assert private.steps_taken > 0
+    assert not unpaid
+    private.close()
+
+
+def test_no_process_draws_what_is_not_paid_for(tmp_path: Path):
+    Ledger.create(tmp_path / "ledger.db")
+    for process in started(2, draw, tmp_path):
+        process.join(120)
+        assert process.exitcode == 0
 
 
 def test_all_stop_where_the_budget_does(tmp_path: Path):
