@@ -22,6 +22,7 @@ import torch.multiprocessing
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.methods import disk, dp_adam, dp_sgd
+from dpcore.torch import processes
 from tests.unit import torch_runs
 from tests.unit.torch_runs import DATA, finish, load, model, saved, start, values
 
@@ -84,6 +85,34 @@ def failing(rank: int, folder: Path) -> None:
     for words, case in cases:
         with pytest.raises(ArgumentError, match=words):
             case()
+
+
+def counted(rank: int, folder: Path) -> None:
+    """Count what a step sends: the sums once, in float64, the moved parameters once, and DiSK's displacements."""
+    sent: list[tuple[str, int]] = []
+    scatter, gather = processes._reduce_scatter, processes._all_gather
+
+    def scattering(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+        sent.append(("sums", (whole.numel() - own.numel()) * whole.element_size()))
+        scatter(own, whole, group)
+
+    def gathering(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+        sent.append(("moved", (whole.numel() - own.numel()) * whole.element_size()))
+        gather(whole, own, group)
+
+    processes._reduce_scatter, processes._all_gather = scattering, gathering
+    for name, more in (("dp_sgd", 0), ("dp_adam", 0), ("disk", 1)):
+        run = begin(name, 7)
+        size = sum(p.numel() for p in run.model.parameters())
+        others = -(-size // 3) * 2  # coordinates of the two other processes
+        batch = next(iter(run.loader))
+        sent.clear()
+        run.step(batch)
+        assert sent == [("sums", 8 * others)] + [("moved", 4 * others)] * (1 + more)
+
+
+def test_what_a_step_sends(tmp_path: Path):
+    in_processes(3, counted, tmp_path)
 
 
 def changed(rank: int) -> Any:
