@@ -29,7 +29,8 @@ from dpcore.stages.clipping.running import RunningNorm
 from dpcore.stages.queries import Phase
 
 if TYPE_CHECKING:
-    from dpcore.mechanism.shared_account import Account
+    from dpcore.mechanism.ledger_account import LedgerAccount
+    from dpcore.mechanism.shared_account import SharedAccount
 
 
 class MechanismState:
@@ -60,7 +61,7 @@ class MechanismState:
         #: Which rows left on which branch, as far as this object and the states that it loaded know.
         self.branches = Branches(self.peers.same(os.urandom(8).hex()))
         #: Told of every batch before it is drawn and of every release before it is made.
-        self.account: Account | None = None
+        self.account: LedgerAccount | SharedAccount | None = None
         self.turns = Turns()
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))

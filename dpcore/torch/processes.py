@@ -205,7 +205,7 @@ def _cut(flat: Any, sizes: Sequence[int]) -> list[Any]:
 
 def _digest(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        given = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        given = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     else:
         given = json.dumps(value, sort_keys=True, default=str).encode()
     return hashlib.sha256(given).hexdigest()

@@ -216,7 +216,7 @@ class PrivateRun:
         return replace(statement, date=datetime.now(UTC).date().isoformat())
 
     def any_process(self, condition: bool) -> bool:
-        """Return whether the condition holds in any process of the run. All processes must ask."""
+        """Return whether a condition, a bool that all must give, holds in any process: all may then stop together."""
         return self._engine.mechanism.peers.added([float(condition)])[0] > 0
 
     def begin(self) -> None:

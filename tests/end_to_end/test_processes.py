@@ -80,6 +80,7 @@ def failing(rank: int, folder: Path) -> None:
         (r"key \(rank 1\); must", lambda: begin("dp_sgd", 1 + rank)),
         ("number of steps", lambda: begin("dp_sgd", 1, epochs=3 + rank)),
         ("'0.weight'", lambda: start(changed(rank), METHODS["dp_sgd"]())),
+        (r"'count' in the model \(rank 1\); must", lambda: start(with_count(rank), METHODS["dp_sgd"]())),
         ("private_diagnostics", lambda: begin("dp_sgd", 1, private_diagnostics=True)),
     ]
     for words, case in cases:
@@ -113,6 +114,12 @@ def counted(rank: int, folder: Path) -> None:
 
 def test_what_a_step_sends(tmp_path: Path):
     in_processes(3, counted, tmp_path)
+
+
+def with_count(rank: int) -> Any:
+    net = model()
+    net.register_buffer("count", torch.tensor(rank))
+    return net
 
 
 def changed(rank: int) -> Any:
