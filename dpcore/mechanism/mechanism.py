@@ -153,7 +153,8 @@ class Mechanism(DrawnBatches):
             try:
                 self.keys.begin(row)
                 self.vectors.keep_history(parameters)
-                totals = self.peers.reduced(self.vectors.totals, self.pieces)
+                contribution = self.plan.sensitivity_at(row, norm).contribution
+                totals = self.peers.reduced(self.vectors.totals, self.pieces, contribution)
                 slots = slots_of(self.vectors, self.own, self.pieces, totals, parameters, public, scaled)
                 self._take(slots, row, own_numbers, normals, observe)
                 self._torn = False

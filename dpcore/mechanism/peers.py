@@ -29,11 +29,14 @@ class Peers(Protocol):
     def world_size(self) -> int:
         """How many there are."""
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
-        """Make the vectors of a step's sum, float64 zeros of these sizes."""
+    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
+        """Make the vectors of a step's sum, float64 zeros of these sizes, for `terms` examples in all processes."""
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
-        """Return the own pieces of the sum of all processes' totals, which may be overwritten."""
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
+        """Return the own pieces of the sum of all processes' totals, to which an example adds at most this norm.
+
+        The totals may be overwritten.
+        """
 
     def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
         """Return all tensors' flat vectors, put together from each process's pieces."""
@@ -76,11 +79,11 @@ class Alone:
 
     rank, world_size = 0, 1
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
+    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
         """See `Peers.totals`."""
         return [backend.zeros_like(vector, "float64") for vector in like]
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
         """See `Peers.reduced`."""
         return totals
 

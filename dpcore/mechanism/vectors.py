@@ -84,7 +84,7 @@ class RunVectors:
         order = 0 if method.noise.strategy is None else method.noise.strategy.order
         adaptive: Any = method.filter if method.filter.adaptive else None
         return cls(
-            totals=peers.totals(flat, backend),
+            totals=peers.totals(flat, backend, plan.sampler.likely_batch_size),
             noise_state=several(order, own),
             square_noise_state=several(order if separate_square else 0, own),
             filter_state=several(method.filter.order, small),

@@ -7,6 +7,9 @@ from typing import Final
 ROUNDING_COUNTED: Final = 1e-3
 """Beyond this share of the clip norm the rounding of sums is part of the sensitivity."""
 
+ROUNDING_STATED: Final = 1e-6
+"""Beyond this share a statement tells of it."""
+
 SUM_ROWS: Final = 512
 """A float64 product of pairs of several examples runs over at most so many rows."""
 
@@ -47,3 +50,18 @@ def rounding(terms: int) -> float:
     additions = terms * (terms + 3) * (1 + 1 / TIED_EXAMPLES)
     pairs = 2 * terms * ((SUM_ROWS + 8) / CANCELLATION + 2 * TIED_EXAMPLES / TIED)
     return (additions + pairs) * u / (1 - terms * u)
+
+
+def message_rounding(terms: int) -> float:
+    """Return how much further than C one example moves a sum that processes send each other in float32, as share of C.
+
+    Notes
+    -----
+    Process r holds the float64 sum S_r of its share of the batch, sends it as float32, and what is received is added in
+    float64. Each coordinate is rounded by at most u = 2^-24 of itself, so a message is off by at most ``u ||S_r||``,
+    and all together by ``u sum_r ||S_r|| <= u B C``, with B = `terms` the most vectors that are ever summed. Another
+    example may come before all others, so that all shares differ: two sums of neighboring data sets are off by twice
+    that at most. The sums are divided by a power of two near C before they are rounded: nothing overflows, and what a
+    coordinate below float32's normal numbers loses, 2^-126 C, does not count.
+    """
+    return 2 * terms * 2.0**-24

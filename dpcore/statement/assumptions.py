@@ -7,7 +7,7 @@ from typing import Any
 
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
-from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
+from dpcore.spec.rounding import ROUNDING_COUNTED, ROUNDING_STATED, rounding
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
@@ -35,7 +35,6 @@ FILE_SYSTEM = (
 )
 CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
-_ROUNDING_STATED = 1e-6
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
@@ -50,7 +49,7 @@ def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[st
     if ledger.get("file_systems"):
         said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
     share = rounding(terms)
-    if share > _ROUNDING_STATED:
+    if share > ROUNDING_STATED:
         counted = "is counted in the sensitivity" if share > ROUNDING_COUNTED else "is not counted"
         said.append(
             f"Rounding of float64 sums of up to {terms:,} clipped vectors lets one of them move a sum by at most "

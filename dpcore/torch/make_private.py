@@ -18,7 +18,6 @@ from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
-from dpcore.torch import processes
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
@@ -29,7 +28,7 @@ from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
-from dpcore.torch.processes import check_alike, check_alone, check_plain, peers_of
+from dpcore.torch.processes import caveats_of, check_alike, check_alone, check_plain, peers_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
@@ -220,6 +219,4 @@ def make_private(
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    if peers.world_size > 1:
-        caveats += (processes.CAVEAT,)
-    return PrivateRun(optimizer, loader, rehearsal, frozen, target_delta, caveats)
+    return PrivateRun(optimizer, loader, rehearsal, frozen, target_delta, caveats + caveats_of(peers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,8 +17,10 @@ from torch import nn
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.mechanism.peers import Alone, Peers
 from dpcore.plan.plan import Plan
+from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
+from dpcore.spec.rounding import ROUNDING_COUNTED, ROUNDING_STATED, message_rounding
 from dpcore.torch.data.data import Data
 
 T = TypeVar("T")
@@ -26,6 +29,9 @@ CAVEAT = (
     "Several processes trained together: the run's keys, and sums without noise, crossed the network between them, "
     "which is trusted as the machines are."
 )
+
+# Numbers of the sum that a process sends in one message: what it copies for it is this small.
+_MESSAGE = 1 << 24
 
 
 def peers_of(process_group: Any) -> Peers:
@@ -38,6 +44,16 @@ def peers_of(process_group: Any) -> Peers:
         return Alone()
     group = dist.group.WORLD if process_group is None else process_group
     return Alone() if dist.get_world_size(group) == 1 else Processes(group)
+
+
+def caveats_of(peers: Peers) -> tuple[str, ...]:
+    """Return the sentences that a statement needs where several processes train."""
+    if not isinstance(peers, Processes):
+        return ()
+    if peers.rounding <= ROUNDING_STATED:
+        return (CAVEAT,)
+    told = f"{peers.rounding:.1e} of the clip norm more; that is not counted."
+    return CAVEAT, f"Sums are rounded to float32 between processes, which lets one example move a sum by at most {told}"
 
 
 def check_plain(model: nn.Module) -> None:
@@ -89,9 +105,10 @@ class Processes:
 
     Notes
     -----
-    A step sends two large messages: the clipped sums by a reduce-scatter (float64), and the moved parameters by an
-    all-gather, as much together as plain data parallel training sends, but for the width of the sums. Each process
-    keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
+    A step sends two large messages: each process the others' pieces of its clipped sums, and the pieces that it moved:
+    as much as plain data parallel training sends. The sums are float64; they are sent in the parameters' dtype where
+    what that rounds is below what counts (`dpcore.spec.rounding.message_rounding`), and added in float64 again. Each
+    process keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
     """
 
     def __init__(self, group: Any) -> None:
@@ -99,9 +116,13 @@ class Processes:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._first = dist.get_global_rank(group, 0)
         self._sum = torch.empty(0, dtype=torch.float64)
+        self._sent = torch.float64
+        self.rounding = 0.0  #: how much further one example moves a sum by what messages round, as a share of its norm
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
+    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
         """See `Peers.totals`: views of one vector, whose length is a multiple of the number of processes."""
+        narrow = dtype_name(like[0]) == "float32" and message_rounding(terms) <= ROUNDING_COUNTED
+        self._sent, self.rounding = (torch.float32, message_rounding(terms)) if narrow else (torch.float64, 0.0)
         sizes = [vector.shape[0] for vector in like]
         length = -(-sum(sizes) // self.world_size) * self.world_size
         kept = backend.from_numpy(np.zeros(length))
@@ -109,11 +130,21 @@ class Processes:
         ends = np.cumsum(sizes).tolist()
         return [kept[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
         """See `Peers.reduced`."""
-        own = torch.empty(len(self._sum) // self.world_size, dtype=torch.float64, device=self._sum.device)
+        own = self._sum.new_empty(len(self._sum) // self.world_size)
+        for_each, columns = self._sum.view(self.world_size, -1), max(_MESSAGE // self.world_size, 1)
+        unit = math.ldexp(1.0, max(-1000, min(math.frexp(contribution)[1], 1000)))
         with self._lost():
-            _reduce_scatter(own, self._sum, self._group)
+            for start in range(0, len(own), columns):
+                part = for_each[:, start : start + columns]
+                # Multiplied by powers of two, which rounds nothing.
+                sent = (part / unit if self._sent is torch.float32 else part).to(self._sent).contiguous()
+                found = torch.empty_like(sent)
+                _exchange(found, sent, self._group)
+                torch.sum(found, 0, dtype=torch.float64, out=own[start : start + columns])
+        if self._sent is torch.float32:
+            own *= unit
         parts = own if isinstance(totals[0], torch.Tensor) else own.numpy()
         return _cut(parts, [stop - start for _, start, stop in pieces])
 
@@ -184,9 +215,8 @@ class Processes:
             ) from cause
 
 
-def _reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
-    send = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
-    send(own, whole, group=group)
+def _exchange(found: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
+    dist.all_to_all_single(found, sent, group=group)
 
 
 def _all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
