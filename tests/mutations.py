@@ -566,6 +566,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/state/saving.py": [
         ("save a secret part for everybody", "0o600", "0o644", "unit/torch/test_checkpoint.py"),
     ],
+    "dpcore/torch/state/sharded.py": [
+        ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),
+        ("save where another process could not", "    if failed:\n", "    if False:\n",
+         "end_to_end/test_processes_sharded_state.py::test_no_process_saves_or_loads_alone"),
+        ("read damaged parts", "fits = not whole or archive.testzip() is None", "fits = True", "unit/torch/test_sharded.py"),
+    ],
+    "dpcore/mechanism/parts.py": [
+        ("leave holes between parts", "if starts != [0, *ends[:-1]] or ends[-1:] != [parts[0].size]:", "if False:", "unit/torch/test_sharded.py"),
+    ],
     "dpcore/torch/model/per_example.py": [
         ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",
          "unit/torch/test_state_probe.py"),

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpcore.accounting.branches import Branch, Branches, Rows, count
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.parts import Part
 from dpcore.mechanism.peers import by_the_first
 from dpcore.mechanism.state import MechanismState
+from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
 
 STATE_FORMAT = 3
 
 
-class _Place(NamedTuple):
-    """The piece of a whole vector that this process owns; None if it owns none."""
-
-    part: Any
-    start: int
-    stop: int
-
-    def take(self, whole: Any) -> None:
-        """Take over the piece."""
-        if self.part is not None:
-            self.part[...] = whole.reshape(-1)[self.start : self.stop]
-
-
 class SavedMechanism(MechanismState):
     """The state of a run as plain values, and back."""
 
-    def state_dict(self, *, begin: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, begin: bool = True, own: bool = False) -> dict[str, Any]:
         """Return the state as plain values and NumPy arrays, in a public and a **secret** part.
 
         The secret part (keys, states of correlated noise) must be kept as safe as the data; without it the state is
-        safe to publish. With `begin` an account begins the run, so that it knows the state.
+        safe to publish. With `begin` an account begins the run, so that it knows the state. With `own` each process
+        gets a `Part` of each vector, its own one, and nothing is gathered.
         """
+        whole, kept = (self._parts, self._own_parts) if own else (self._whole, list)
         with self.turns.alone("state_dict", draws=False):
             self._mend_noise()
             known = self.account.saved if begin and self.account is not None else None
@@ -57,23 +47,32 @@ class SavedMechanism(MechanismState):
                     "statistics": list(self._statistics),
                     "corrections": list(self._corrections),
                     **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
-                    "arrays": self._arrays(self.vectors.public(self.layout, self._whole)),
+                    "arrays": self._arrays(self.vectors.public(self.layout, whole, kept)),
                 },
                 "secret": {
                     **self.keys.to_dict(),
-                    "arrays": self._arrays(self.vectors.secret(self.layout, self._whole)),
+                    "arrays": self._arrays(self.vectors.secret(self.layout, whole)),
                 },
             }
 
-    def _places(self, parts: Sequence[Any]) -> list[_Place]:
-        """Return where the pieces of whole vectors go, one place for each tensor."""
-        places = [_Place(None, 0, 0) for _ in self.layout.entries]
-        for part, (tensor, start, stop) in zip(parts, self.pieces, strict=True):
-            places[tensor] = _Place(part, start, stop)
-        return places
+    def _parts(self, parts: Sequence[Any]) -> list[Part]:
+        """Return what this process has of whole vectors, one for each tensor, from its own pieces."""
+        dtype, alone = dtype_name(parts[0]), self.peers.world_size == 1
+        # Alone, a vector may be shorter than its tensor: a projected one.
+        sizes = map(len, parts) if alone else (entry.size for entry in self.layout.entries)
+        found = [Part(None, 0, size, dtype) for size in sizes]
+        for part, (tensor, start, _) in zip(parts, self.pieces, strict=True):
+            found[tensor] = Part(part, start, found[tensor].size, dtype)
+        return found
 
-    def _arrays(self, vectors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        return {name: self.backend.to_numpy(vector) for name, vector in vectors.items()}
+    def _own_parts(self, vectors: Sequence[Any]) -> list[Part]:
+        return self._parts(self._own(vectors))
+
+    def _arrays(self, vectors: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: vector.map(self.backend.to_numpy) if isinstance(vector, Part) else self.backend.to_numpy(vector)
+            for name, vector in vectors.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state, and go on from it on a branch of its own.
@@ -99,7 +98,7 @@ class SavedMechanism(MechanismState):
         public, secret = state["public"], state["secret"]
         if public["layout"] != self.layout.to_list():
             raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        mine = self.vectors.public(self.layout, self._places), self.vectors.secret(self.layout, self._places)
+        mine = self.vectors.public(self.layout, self._parts, list), self.vectors.secret(self.layout, self._parts)
         saved = public["arrays"], secret["arrays"]
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
@@ -108,11 +107,10 @@ class SavedMechanism(MechanismState):
         self._fork(RunKeys.from_dict(secret), public, int(public["step"]))
         for vectors, theirs in zip(mine, saved, strict=True):
             for name, vector in vectors.items():
-                whole = self.backend.from_numpy(np.asarray(theirs[name]))
-                if isinstance(vector, _Place):
-                    vector.take(whole)
+                if isinstance(vector, Part):
+                    vector.take(theirs[name], self.backend.from_numpy)
                 else:
-                    vector[...] = whole
+                    vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
         if self._running is not None:
             self._running.norms = [float(norm) for norm in public["clip_norms"]]
         self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier

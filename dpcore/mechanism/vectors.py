@@ -124,20 +124,23 @@ class RunVectors:
                 past.insert(0, past.pop())
                 past[0][...] = parameter.reshape(-1)
 
-    def public(self, layout: Layout, whole: Whole) -> dict[str, Any]:
-        """Return the vectors that are functions of releases, by name; `whole` puts own ones together."""
+    def public(self, layout: Layout, whole: Whole, kept: Whole) -> dict[str, Any]:
+        """Return the vectors that are functions of releases, by name.
+
+        `whole` puts own ones together, `kept` is what becomes of those that every process has whole.
+        """
         named: dict[str, Sequence[Sequence[Any]]] = {
             "filter": self.filter_state,
             "moment": self.moments,
             "average-before": self.past,
         }
-        vectors = self._named(layout, whole, named)
+        vectors = self._named(layout, whole, named) | self._named(layout, kept, {"earlier": self.history})
         singles = {"displacement": self.displacements, "scale": self.scales}
+        of = {name: kept(single) for name, single in singles.items() if single is not None}
         if self.averages is not None:
-            singles["average"] = whole(self.averages)
+            of["average"] = whole(self.averages)
         for i, entry in enumerate(layout.entries):
-            vectors |= {f"{entry.name}/earlier/{k}": v for k, v in enumerate(self.history[i])}
-            vectors |= {f"{entry.name}/{name}": single[i] for name, single in singles.items() if single is not None}
+            vectors |= {f"{entry.name}/{name}": single[i] for name, single in of.items()}
             if i in self.projections:
                 vectors[f"{entry.name}/projection"] = self.projections[i]
         return vectors

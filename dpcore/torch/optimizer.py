@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -12,7 +14,7 @@ from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.torch import groups
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
-from dpcore.torch.state import checkpoint
+from dpcore.torch.state import checkpoint, sharded
 from dpcore.torch.state.check_state import check
 
 
@@ -158,7 +160,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
         self._engine.check_not_swapped("optimizer.load_state_dict")
         with self._engine.mechanism.turns.lock:
-            check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False))
+            check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False, own=True))
             needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state
             for group in state_dict["param_groups"]:
                 if not needed.keys() <= group.keys():
@@ -176,3 +178,37 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 raise
             self._ready = False
             self._loader.forget()
+
+    def save_sharded(self, folder: str | os.PathLike[str]) -> None:
+        """Write the state into a folder, each process its own part; see `state_dict`. All processes must call it.
+
+        Nothing is gathered: a process writes 1/W of the vectors, and the first one the rest. A crash leaves the state
+        that was there or the new one.
+
+        Parameters
+        ----------
+        folder : path
+            Which all processes see. Made if it does not exist; of an earlier state in it the files are replaced.
+
+        Raises
+        ------
+        DataError
+            If a process could not write; the earlier state is still there then.
+        """
+        self._engine.check_not_swapped("optimizer.save_sharded")
+        state = {**super().state_dict(), "dpcore": checkpoint.save(self._engine, own=True)}
+        sharded.write(Path(folder), state, self._engine.mechanism.peers)
+
+    def load_sharded(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from a state that `save_sharded` wrote, in any number of processes; see `load_state_dict`.
+
+        All processes must call it. Each reads its own coordinates.
+
+        Raises
+        ------
+        DataError
+            If files are missing or damaged; nothing was changed then.
+        ArgumentError, PrivacyError
+            As `load_state_dict` does.
+        """
+        self.load_state_dict(sharded.read(Path(folder), self._engine.mechanism.peers))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.parts import Joined, Part
 from dpcore.spec.stream import check_key
 from dpcore.torch.engine import Engine
 
@@ -132,10 +133,11 @@ def as_key(text: Any, name: str) -> bytes:
 
 
 def _forms(arrays: Any) -> dict[str, Any] | None:
-    """Shapes and dtypes by name; None for what holds anything but tensors."""
-    if not isinstance(arrays, Mapping) or not all(isinstance(value, torch.Tensor) for value in arrays.values()):
+    """Shapes and dtypes by name, of whole vectors; None for what holds anything but tensors."""
+    known = torch.Tensor | Part | Joined
+    if not isinstance(arrays, Mapping) or not all(isinstance(value, known) for value in arrays.values()):
         return None
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in arrays.items()}
+    return {name: (tuple(a.shape), str(a.dtype).removeprefix("torch.")) for name, a in arrays.items()}
 
 
 def _is_count(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dpcore.errors import DpcoreError
+from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.recorder import Recorder
 from dpcore.torch.engine import Engine
 from dpcore.torch.state.check_state import KEYS, as_key
@@ -35,12 +36,13 @@ def fingerprint(engine: Engine) -> dict[str, Any]:
     }
 
 
-def save(engine: Engine, *, begin: bool = True) -> dict[str, Any]:
+def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, Any]:
     """Return the state, in a public and a secret part.
 
-    With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state.
+    With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state. With `own`
+    vectors are this process's `Part`, and nothing is gathered.
     """
-    state = engine.mechanism.state_dict(begin=begin)
+    state = engine.mechanism.state_dict(begin=begin, own=own)
     public, secret = dict(state["public"]), dict(state["secret"])
     public["arrays"] = _tensors(public["arrays"])
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
@@ -111,9 +113,10 @@ def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy({**result, "dpcore": part})
 
 
-def _tensors(arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    given = torch.from_numpy
+    return {name: array.map(given) if isinstance(array, Part) else given(array) for name, array in arrays.items()}
 
 
-def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, Joined) else value.cpu().numpy() for name, value in tensors.items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -28,12 +29,21 @@ def save_state(path: str | os.PathLike[str], state: Any) -> None:
     DataError
         Where the file cannot be written.
     """
+    _replace(path, lambda file: torch.save(state, file))
+
+
+def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file as `save_state` does."""
+    _replace(path, lambda file: file.write(content))
+
+
+def _replace(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
     target = Path(path)
     draft = target.with_name(f".{target.name}.draft")
     try:
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            torch.save(state, file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
