@@ -53,7 +53,7 @@ OF_THE_METHOD: Final = {
     "adam_beta2": "betas[1]",
     "adam_epsilon": "eps",
 }
-"""Fields that the method has, under its own name: they must be at their default, which says nothing, or say the same."""
+"""Fields that the method has, under its own name: at their default they say nothing; else they must say the same."""
 
 _PRIVATE: Final = "it would tell what batches hold, which is private"
 _WHOLE: Final = "every process has the whole model, and dpcore shares out batches, noise and state by itself"
@@ -114,9 +114,11 @@ def check_arguments(args: Any, known: type, method: Method, *, processes: int) -
     A value that equals its default cannot be told from one that was not given, and is taken as not given.
     """
     ours, defaults = _settings_of(method), {entry.name: entry.default for entry in fields(known)}
-    for name in defaults.keys() - KEPT - set(COUNTED):
-        value, default = getattr(args, name), defaults[name]
-        if value == default or not (value or default):  # an empty text becomes an empty list, None becomes False
+    for name, default in defaults.items():
+        value = getattr(args, name)
+        if (
+            name in KEPT or name in COUNTED or value == default or not (value or default)
+        ):  # an empty text becomes an empty list, None becomes False
             continue
         if name not in OF_THE_METHOD:
             reason = REASONS.get(name, "a private run does not know it")

@@ -66,3 +66,15 @@ def load(folder: str, model: nn.Module, private: PrivateRun, scheduler: Any) -> 
             f"step {private.steps_taken}; must be of one checkpoint"
         )
     return state
+
+
+def state_in_card(folder: str, private: PrivateRun) -> None:
+    """Put the statement into a model card, and take out the settings in it that training did not go by."""
+    card = Path(folder) / "README.md"
+    wrong = ("- learning_rate:", "- train_batch_size:", "- total_train_batch_size:", "- optimizer:")
+    kept = [line for line in card.read_text().splitlines() if not line.startswith(wrong)]
+    try:
+        text = private.statement().text()
+    except ArgumentError:  # no target_delta
+        return
+    card.write_text("\n".join([*kept, "", "### Privacy", "", "```text", text.rstrip(), "```", ""]))
