@@ -205,8 +205,8 @@ def right(prediction: Any) -> dict[str, float]:
 def test_it_stops_early_and_loads_the_best(tmp_path: Path):
     found = trainer(
         tmp_path, eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True,
-        greater_is_better=True, metric_for_best_model="loss", callbacks=[transformers.EarlyStoppingCallback(1), Stop(8)],
-        lr_scheduler_type="reduce_lr_on_plateau",
+        greater_is_better=True, metric_for_best_model="loss", lr_scheduler_type="reduce_lr_on_plateau",
+        callbacks=[transformers.EarlyStoppingCallback(1), Stop(8)],
     )  # fmt: skip
     found.train()
     assert found.private.steps_taken < 10
@@ -281,6 +281,17 @@ def again_checked(again: Any, trained: dict[str, torch.Tensor], **options: Any) 
 
     again.private.step = step
     return PrivateTrainer.create_scheduler(again, **options)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpoints_change_nothing(tmp_path: Path, reentrant: bool):
+    net = model(0.0)
+    method = dpcore.methods.dp_sgd(lr=0.1, batch_size=8, noise_multiplier=1.0)
+    plain_loop(net, method)
+    options = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    found = trainer(tmp_path, method, net=model(0.0), gradient_checkpointing=True, **options)
+    found.train()
+    torch.testing.assert_close(found.model.state_dict(), net.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_budget_ends_training_in_good_order(tmp_path: Path):

@@ -116,9 +116,8 @@ def check_arguments(args: Any, known: type, method: Method, *, processes: int) -
     ours, defaults = _settings_of(method), {entry.name: entry.default for entry in fields(known)}
     for name, default in defaults.items():
         value = getattr(args, name)
-        if (
-            name in KEPT or name in COUNTED or value == default or not (value or default)
-        ):  # an empty text becomes an empty list, None becomes False
+        unchanged = value == default or not (value or default)  # "" becomes [], and None False
+        if unchanged or name in KEPT or name in COUNTED:
             continue
         if name not in OF_THE_METHOD:
             reason = REASONS.get(name, "a private run does not know it")

@@ -76,12 +76,13 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             self._load_callback_state()
         state, epochs = self.state, math.ceil(private.plan.steps / len(private.loader))
         state.max_steps, state.num_train_epochs = private.plan.steps, epochs
-        state.train_batch_size = self._method.batch_size
+        state.train_batch_size = private.plan.batch_size  # the expected one
         state.compute_steps(self.args, state.max_steps)
         state.is_local_process_zero, state.is_world_process_zero = (
             self.is_local_process_zero(),
             self.is_world_process_zero(),
         )
+        self._logged = state.global_step
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
         self.callback_handler.train_dataloader = private.loader
