@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import stat
 import subprocess
 import sys
@@ -469,17 +470,36 @@ again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
 assert again.private.steps_taken == 10
 again.save_model()
 """
+def in_two_processes(script: str, folder: Path) -> None:
+    (folder / "train.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "backends"), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [*command, str(folder / "train.py"), str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_processes_that_transformers_does_not_count_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on a machine without GPUs, without `use_cpu`: each process would take itself for the first."""
+    net = model()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    with pytest.raises(ArgumentError, match=r"use_cpu=True.* counts 1 processes and torch\.distributed 2"):
+        trainer(tmp_path, net=net)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
 def test_several_processes_are_one_run(tmp_path: Path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    root = Path(__file__).parents[2]
-    found = subprocess.run(
-        [*command, str(tmp_path / "train.py"), str(tmp_path)], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
+    in_two_processes(SCRIPT, tmp_path)
     alone = trainer(tmp_path / "alone", net=model(0.0), callbacks=[Stop(6)])
     alone.train()
     torch.testing.assert_close(torch.load(tmp_path / "six.pt"), alone.model.state_dict(), rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
+import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
@@ -86,6 +87,12 @@ class PrivateTrainer(PrivateLoop):
                     f"{type(self).__name__}.{name}: must not be overridden, as a private step does not call it; a loss "
                     "of your own is compute_loss_func"
                 )
+        counted = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if counted != self.args.world_size:
+            raise ArgumentError(
+                f"use_cpu={self.args.use_cpu!r}: must be True where there is no GPU, since transformers counts "
+                f"{self.args.world_size} processes and torch.distributed {counted}, and each would write all files"
+            )
         if self.accelerator.mixed_precision != "no":
             raise ArgumentError(
                 f"mixed_precision={self.accelerator.mixed_precision!r} of accelerate: must be 'no'; give the model its "
