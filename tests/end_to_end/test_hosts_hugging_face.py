@@ -470,6 +470,8 @@ again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
 assert again.private.steps_taken == 10
 again.save_model()
 """
+
+
 def in_two_processes(script: str, folder: Path) -> None:
     (folder / "train.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -498,7 +500,7 @@ def test_processes_that_transformers_does_not_count_are_refused(tmp_path: Path, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
-def test_several_processes_are_one_run(tmp_path: Path):
+def test_several_processes_train_one_model(tmp_path: Path):
     in_two_processes(SCRIPT, tmp_path)
     alone = trainer(tmp_path / "alone", net=model(0.0), callbacks=[Stop(6)])
     alone.train()

@@ -116,8 +116,9 @@ def check_arguments(args: Any, known: type, method: Method, *, processes: int) -
     ours, defaults = _settings_of(method), {entry.name: entry.default for entry in fields(known)}
     for name, default in defaults.items():
         value = getattr(args, name)
-        unchanged = value == default or not (value or default)  # "" becomes [], and None False
-        if unchanged or name in KEPT or name in COUNTED:
+        # After it was made, "" is [] in some fields, None False, and False "no".
+        unchanged = value == default or all(not held or held == "no" for held in (value, default))
+        if unchanged or name in KEPT or name in COUNTED or name.startswith("_"):  # n_gpu is asked below
             continue
         if name not in OF_THE_METHOD:
             reason = REASONS.get(name, "a private run does not know it")

@@ -59,7 +59,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
         if self.train_dataset is None:
             raise ArgumentError("train_dataset=None: must be given to train")
         self._set_training_mode()
-        if self._private is None:
+        if self._private is None or resume_from_checkpoint is None:
             args, (data, collate) = self.args, data_of(self)
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
             options = {"loss": loss_of(self), "prefetch": args.dataloader_num_workers, **self._chosen, **length}
@@ -78,10 +78,8 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
         state.max_steps, state.num_train_epochs = private.plan.steps, epochs
         state.train_batch_size = private.plan.batch_size  # the expected one
         state.compute_steps(self.args, state.max_steps)
-        state.is_local_process_zero, state.is_world_process_zero = (
-            self.is_local_process_zero(),
-            self.is_world_process_zero(),
-        )
+        state.is_local_process_zero = self.is_local_process_zero()
+        state.is_world_process_zero = self.is_world_process_zero()
         self._logged = state.global_step
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
@@ -133,7 +131,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
                 warnings.warn(
                     f"training ends after {private.steps_taken} steps: {reason}", RuntimeWarning, stacklevel=2
                 )
-                stop = self.control.should_save = True
+                stop, self.control.should_save = True, self.args.save_strategy != "no"
                 break
             private.step(batch)
             del batch
@@ -146,8 +144,7 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             self.control = handler.on_step_end(self.args, self.state, self.control)
             self._log_evaluate_save(private, trial, told, rate)
             # One process alone cannot stop: the others would wait for its sum.
-            stop = private.any_process(self.control.should_training_stop)
-            if stop or private.any_process(self.control.should_epoch_stop):
+            if private.any_process(self.control.should_training_stop or self.control.should_epoch_stop):
                 break
         self.control = handler.on_epoch_end(self.args, self.state, self.control)
         self._log_evaluate_save(private, trial, told, self._get_learning_rate())
@@ -169,9 +166,9 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
     def _spent(self, private: PrivateRun) -> dict[str, float]:
         """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs."""
         delta = self._chosen.get("target_delta")
-        return (
-            {} if delta is None or not self.is_world_process_zero() else {"epsilon": private.epsilon(), "delta": delta}
-        )
+        if delta is None or not self.is_world_process_zero():
+            return {}
+        return {"epsilon": private.epsilon(), "delta": delta}
 
     def _finish(self, private: PrivateRun) -> TrainOutput:
         """Leave the method's output, or the best checkpoint, in the model, and end the run's account."""
