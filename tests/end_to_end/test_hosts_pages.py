@@ -1,4 +1,4 @@
-"""The scripts of docs/hosts.md: each runs as it stands, in one process and in two."""
+"""The scripts of docs/hosts.md: each runs as it stands, or in two processes."""
 
 from __future__ import annotations
 
@@ -86,9 +86,8 @@ assert abs(again.private.epsilon() - module.private.epsilon()) < 1e-9
 """
 
 
-@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["alone", "torchrun"])
-def test_lightning(tmp_path: Path, launcher: list[str]):
-    run("pytorch_lightning", tmp_path, launcher, RESUMED)
+def test_lightning(tmp_path: Path):
+    run("pytorch_lightning", tmp_path, TORCHRUN, RESUMED)
     checkpoints = list((tmp_path / "run").rglob("*.ckpt"))
     assert len(checkpoints) == 4
     assert {stat.S_IMODE(file.stat().st_mode) for file in checkpoints} == {0o600}
