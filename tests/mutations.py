@@ -291,6 +291,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let processes differ", "        if told:\n", "        if False:\n",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
     ],
+    "dpcore/torch/hosts/arguments.py": [
+        ("ignore a training argument that is not known", "        if name not in OF_THE_METHOD:\n", "        if name not in OF_THE_METHOD and name not in REASONS:\n            continue\n        if name not in OF_THE_METHOD:\n",
+         "end_to_end/test_hosts_hugging_face.py::test_every_field_is_kept_or_refused_and_none_is_ignored"),
+    ],
+    "dpcore/torch/hosts/hugging_face.py": [
+        ("evaluate the training data", "        if dataset is self.train_dataset:\n", "        if False:\n",
+         "end_to_end/test_hosts_hugging_face.py::test_evaluation_prediction_and_the_card"),
+    ],
+    "dpcore/torch/hosts/resuming.py": [
+        ("let all read the keys", "save_state(Path(folder) / FILE, whole)", "torch.save(whole, Path(folder) / FILE)",
+         "end_to_end/test_hosts_hugging_face.py::test_a_checkpoint_goes_on"),
+        ("go on from the average", "            value.copy_(saved[\"parameters\"][name])", "            pass",
+         "end_to_end/test_hosts_hugging_face.py::test_the_methods_output_is_evaluated_saved_and_left_in_the_model"),
+    ],
     "dpcore/sampling/sharding.py": [
         ("begin every share at the first example", "return self._range(self.sampler.indices(key, step).size)[0]", "return 0",
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),

@@ -38,6 +38,8 @@ _WRAPPERS = {
     functools.cached_property: ("func",), CellType: ("cell_contents",)
 }
 # fmt: on
+_DYNAMO = "__dynamo_disable"
+"""Where torch keeps, from the first call on, its wrapper of a function of its own, such as that of checkpoints."""
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), Path(errors.__file__).parent)
 
 
@@ -97,6 +99,8 @@ def attributes(value: Any) -> dict[str, Any]:
         return {n: v for n, v in vars(value).items() if not n.startswith("__") or isinstance(v, FunctionType)}
     held = dict(getattr(value, "__dict__", None) or {})
     held |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}  # type: ignore[arg-type]
+    if str(getattr(value, "__module__", "")).startswith("torch."):
+        held.pop(_DYNAMO, None)
     return held
 
 

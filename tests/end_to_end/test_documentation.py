@@ -36,8 +36,9 @@ def commands(page: str) -> list[str]:
     return [line.strip().removeprefix("$ ") for line in lines if re.match(r"\s*(\$ )?dpcore ", line)]
 
 
-# A script of several processes: test_processes.py runs it as one.
-WITH_PYTHON = [page for page in PAGES if blocks(page) and page != "docs/processes.md"]
+# Scripts of processes and of other libraries: test_processes.py and test_hosts_pages.py run them as such.
+SCRIPTS = ("docs/processes.md", "docs/hosts.md")
+WITH_PYTHON = [page for page in PAGES if blocks(page) and page not in SCRIPTS]
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
 
 

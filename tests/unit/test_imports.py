@@ -99,6 +99,12 @@ def test_import_dpcore_is_quick():
     assert len([name for name in held if not name.startswith("dpcore")]) < 150
 
 
+def test_other_libraries_are_imported_when_they_are_asked_for():
+    pytest.importorskip("torch")
+    held = modules_after("import dpcore.torch, dpcore.torch.hosts")
+    assert {name.partition(".")[0] for name in held} & {"transformers", "accelerate", "pytorch_lightning"} == set()
+
+
 def test_help_is_quick():
     """The help of all commands imports none of them, nor what they need."""
     pytest.importorskip("typer")

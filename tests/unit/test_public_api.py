@@ -50,6 +50,12 @@ def _modules(*packages: str) -> list[str]:
 MODULES = _modules("dpcore", "dpcore_numpy", "dpcore_triton")
 
 
+def _imported(module: str) -> ModuleType:
+    if module.startswith("dpcore.torch.hosts"):  # of another library, which a machine may lack
+        pytest.importorskip("transformers", exc_type=ImportError)
+    return importlib.import_module(module)
+
+
 def _documented(module: ModuleType) -> list[tuple[str, object]]:
     """Public functions and classes defined in a module, with the public methods of the classes."""
     found: list[tuple[str, object]] = []
@@ -97,7 +103,7 @@ def test_promised_names_exist(module: str, name: str):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_imports_and_its_all_is_honest(module: str):
-    loaded = importlib.import_module(module)
+    loaded = _imported(module)
     assert inspect.getdoc(loaded), "a module says in its first line what it holds"
     names = getattr(loaded, "__all__", [])
     assert len(names) == len(set(names))
@@ -114,7 +120,7 @@ def test_star_import_works():
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("dpcore.")])
 def test_docstrings_document_parameters_that_exist(module: str):
     wrong = {}
-    for name, thing in _documented(importlib.import_module(module)):
+    for name, thing in _documented(_imported(module)):
         signature = _signature(thing)
         if dataclasses.is_dataclass(thing):
             signature = [field.name for field in dataclasses.fields(thing)]

@@ -1,0 +1,186 @@
+"""The loop of a Trainer whose every step is a private one.
+
+It is short and our own: Trainer's reads a loss, a gradient norm and counts of tokens in the middle of it. What
+surrounds it (`train`, `evaluation_loop`, `_save_checkpoint`, the callbacks and their order) is used as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerState
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import TrainOutput
+
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.stages.method import Method
+from dpcore.torch.hosts import resuming
+from dpcore.torch.hosts.trainer_data import data_of, loss_of
+from dpcore.torch.make_private import make_private
+from dpcore.torch.run import PrivateRun
+
+
+class PrivateLoop(Trainer):  # type: ignore[misc]
+    """Makes the run when training begins, and drives callbacks, schedule, logs, evaluations and checkpoints.
+
+    Parameters
+    ----------
+    *arguments, **options
+        As of `transformers.Trainer`.
+    method : Method
+    chosen : dict
+        Options of `dpcore.torch.make_private`.
+    """
+
+    # What Trainer declares for itself.
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    state: Any
+    control: Any
+
+    def __init__(self, *arguments: Any, method: Method, chosen: dict[str, Any], **options: Any) -> None:
+        self._method, self._chosen = method, chosen
+        self._private: PrivateRun | None = None
+        self._logged = -1
+        super().__init__(*arguments, **options)
+
+    def _begin(self, resume_from_checkpoint: str | None) -> PrivateRun:
+        """Make the run, or take the one that is there, and load a checkpoint into it."""
+        if self._private is not None and resume_from_checkpoint is None and self._private.steps_taken:
+            raise PrivacyError(
+                f"train(): this trainer's run took {self._private.steps_taken} steps already; give "
+                "resume_from_checkpoint, or make a new PrivateTrainer, which is a run with an epsilon of its own"
+            )
+        if self.train_dataset is None:
+            raise ArgumentError("train_dataset=None: must be given to train")
+        self._set_training_mode()
+        if self._private is None or resume_from_checkpoint is None:
+            args, (data, collate) = self.args, data_of(self)
+            length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
+            options = {"loss": loss_of(self), "prefetch": args.dataloader_num_workers, **self._chosen, **length}
+            self._private = make_private(self.model, data, self._method, collate_fn=collate, **options)
+        private = self._private
+        self.optimizer, self.lr_scheduler = private.optimizer, None
+        self.create_scheduler(num_training_steps=private.plan.steps, optimizer=self.optimizer)
+        callbacks = [
+            one for one in [*self.callback_handler.callbacks, self.control] if isinstance(one, ExportableState)
+        ]
+        self.state = TrainerState(stateful_callbacks=callbacks)
+        if resume_from_checkpoint is not None:
+            self.state = resuming.load(resume_from_checkpoint, self.model, private, self.lr_scheduler)
+            self._load_callback_state()
+        state, epochs = self.state, math.ceil(private.plan.steps / len(private.loader))
+        state.max_steps, state.num_train_epochs = private.plan.steps, epochs
+        state.train_batch_size = private.plan.batch_size  # the expected one
+        state.compute_steps(self.args, state.max_steps)
+        state.is_local_process_zero = self.is_local_process_zero()
+        state.is_world_process_zero = self.is_world_process_zero()
+        self._logged = state.global_step
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.train_dataloader = private.loader
+        return private
+
+    def _set_training_mode(self) -> None:
+        """Put the model into training mode, but for BatchNorm that is frozen in evaluation mode."""
+        normal = torch.nn.modules.batchnorm._BatchNorm
+        modules = [module for module in self.model.modules() if isinstance(module, normal) and not module.training]
+        self.model.train()
+        for module in modules:
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                module.eval()
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train to the end of the plan: what `Trainer.train` calls."""
+        self.is_in_train = True
+        private, told = self._begin(resume_from_checkpoint), ignore_keys_for_eval
+        handler = self.callback_handler
+        self.control = handler.on_train_begin(self.args, self.state, self.control)
+        if self.args.eval_on_start:
+            self._evaluate(trial, told, skip_scheduler=True)
+        while private.steps_taken < private.plan.steps:
+            self.control = handler.on_epoch_begin(self.args, self.state, self.control)
+            if self._epoch(private, trial, told):
+                break
+        return self._finish(private)
+
+    def _epoch(self, private: PrivateRun, trial: Any, told: list[str] | None) -> bool:
+        """Take the steps up to the end of the epoch, and return whether training stops."""
+        handler, length = self.callback_handler, len(private.loader)
+        first, batches = private.steps_taken, iter(private.loader)
+        stop = False
+        for _ in range(min(length - first % length, private.plan.steps - first)):
+            self.control = handler.on_step_begin(self.args, self.state, self.control)
+            if not self.model.training:
+                self._set_training_mode()
+            try:
+                batch = next(batches)
+            except BudgetError as reason:
+                warnings.warn(
+                    f"training ends after {private.steps_taken} steps: {reason}", RuntimeWarning, stacklevel=2
+                )
+                stop, self.control.should_save = True, self.args.save_strategy != "no"
+                break
+            private.step(batch)
+            del batch
+            self.control = handler.on_optimizer_step(self.args, self.state, self.control)
+            rate = self._get_learning_rate()
+            if "metrics" not in inspect.signature(self.lr_scheduler.step).parameters:  # those wait for an evaluation
+                self.lr_scheduler.step()
+            self.state.global_step = private.steps_taken
+            self.state.epoch = private.steps_taken / length
+            self.control = handler.on_step_end(self.args, self.state, self.control)
+            self._log_evaluate_save(private, trial, told, rate)
+            # One process alone cannot stop: the others would wait for its sum.
+            if private.any_process(self.control.should_training_stop or self.control.should_epoch_stop):
+                break
+        self.control = handler.on_epoch_end(self.args, self.state, self.control)
+        self._log_evaluate_save(private, trial, told, self._get_learning_rate())
+        return stop or private.any_process(self.control.should_training_stop)
+
+    def _log_evaluate_save(self, private: PrivateRun, trial: Any, told: list[str] | None, rate: float) -> None:
+        """Do what the callbacks asked for, in Trainer's order."""
+        if self.control.should_log and self._logged != self.state.global_step:
+            self._logged = self.state.global_step
+            self.log({"learning_rate": rate, **self._spent(private)})
+        if self.control.should_evaluate:
+            best = self._determine_best_metric(metrics=self._evaluate(trial, told), trial=trial)
+            if self.args.save_strategy == "best":
+                self.control.should_save = best
+        if self.control.should_save:
+            self._save_checkpoint(self.model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _spent(self, private: PrivateRun) -> dict[str, float]:
+        """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs."""
+        delta = self._chosen.get("target_delta")
+        if delta is None or not self.is_world_process_zero():
+            return {}
+        return {"epsilon": private.epsilon(), "delta": delta}
+
+    def _finish(self, private: PrivateRun) -> TrainOutput:
+        """Leave the method's output, or the best checkpoint, in the model, and end the run's account."""
+        method = private.plan.method
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        elif method.averaging is not None or method.update.rule == "accelerated":
+            self.model.load_state_dict(private.output_state_dict())
+        private.close()
+        metrics = {"train_steps": private.steps_taken, **self._spent(private)}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._finish_current_push()
+        self.is_in_train = False
+        return TrainOutput(private.steps_taken, math.nan, metrics)

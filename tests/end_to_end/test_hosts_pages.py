@@ -1,0 +1,96 @@
+"""The scripts of docs/hosts.md: each runs as it stands, or in two processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = {
+    kind: script
+    for script in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/hosts.md").read_text(), flags=re.DOTALL | re.M)
+    for kind in ("transformers", "accelerate", "pytorch_lightning")
+    if f"from {kind}" in script
+}
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# Without MPI this is how accelerate starts several processes on a machine without GPUs.
+LAUNCH = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+LAUNCH += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
+
+
+def run(kind: str, folder: Path, launcher: list[str], more: str = "") -> str:
+    """Run a page's script, and what is added to it, and return what it printed."""
+    pytest.importorskip(kind, exc_type=ImportError)
+    script = SCRIPTS[kind].replace("devices=1,", "devices=2,") if launcher else SCRIPTS[kind]
+    (folder / "train.py").write_text(script + more)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    hidden = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    start = ["-m", *launcher] if launcher else []
+    found = subprocess.run(
+        [sys.executable, *start, "train.py"],
+        cwd=folder,
+        env={**os.environ, **hidden},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_there_is_a_script_for_each_host():
+    assert len(SCRIPTS) == 3
+
+
+def test_hugging_face(tmp_path: Path):
+    printed = run("transformers", tmp_path, [])
+    assert printed.count("What this statement assumes") == 1
+    state = json.loads((tmp_path / "run/checkpoint-20/trainer_state.json").read_text())
+    assert state["log_history"][-1]["epsilon"] < 3
+    assert (tmp_path / "published/model.safetensors").exists()
+
+
+def test_accelerate(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    more = "\nassert accelerator.num_processes == 2 and private.steps_taken == 20\n"
+    printed = run("accelerate", tmp_path, LAUNCH, more)
+    assert printed.count("What this statement assumes") == 1
+    assert "crossed the network" in printed
+    state = torch.load(tmp_path / "run/state.pt", weights_only=True)
+    assert state["optimizer"]["dpcore"]["public"]["step"] == 20
+
+
+# Goes on from the middle of the second epoch, in the same folder, with a new trainer.
+RESUMED = """
+from unittest.mock import patch
+(path,) = Path("run").rglob("*step=15.ckpt")
+assert torch.load(path, weights_only=True)["optimizer_states"][0]["dpcore"]["public"]["step"] == 15
+again = Classifier()
+with patch.object(dpcore.torch.PrivateRun, "step", autospec=True, side_effect=dpcore.torch.PrivateRun.step) as steps:
+    resumed = pl.Trainer(max_epochs=2, strategy=NotWrapped(), plugins=[OwnerOnly()],
+                         devices=trainer.num_devices, logger=False, enable_checkpointing=False)
+    resumed.fit(again, ckpt_path=path)
+assert steps.call_count == 5 and again.private.steps_taken == resumed.global_step == 20
+assert abs(again.private.epsilon() - module.private.epsilon()) < 1e-9
+"""
+
+
+def test_lightning(tmp_path: Path):
+    run("pytorch_lightning", tmp_path, TORCHRUN, RESUMED)
+    checkpoints = list((tmp_path / "run").rglob("*.ckpt"))
+    assert len(checkpoints) == 4
+    assert {stat.S_IMODE(file.stat().st_mode) for file in checkpoints} == {0o600}
+    (table,) = (tmp_path / "run").rglob("metrics.csv")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert set(rows[0]) == {"epoch", "step", "epsilon", "accuracy", "lr-PrivateOptimizer"}
