@@ -57,13 +57,17 @@ class SavedMechanism(MechanismState):
                     "statistics": list(self._statistics),
                     "corrections": list(self._corrections),
                     **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
-                    "arrays": self._arrays(self.vectors.public(self.layout, self._whole)),
+                    "arrays": self._arrays(self.vectors.public(self.layout, self._whole, self._all_held)),
                 },
                 "secret": {
                     **self.keys.to_dict(),
                     "arrays": self._arrays(self.vectors.secret(self.layout, self._whole)),
                 },
             }
+
+    def _all_held(self, vectors: Sequence[Any]) -> list[Any]:
+        """Put together what is held of each tensor, where that is not all of it."""
+        return self._whole(vectors) if self.peers.shards else list(vectors)
 
     def _places(self, parts: Sequence[Any]) -> list[_Place]:
         """Return where the pieces of whole vectors go, one place for each tensor."""
@@ -99,7 +103,8 @@ class SavedMechanism(MechanismState):
         public, secret = state["public"], state["secret"]
         if public["layout"] != self.layout.to_list():
             raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        mine = self.vectors.public(self.layout, self._places), self.vectors.secret(self.layout, self._places)
+        held = self._places if self.peers.shards else list
+        mine = self.vectors.public(self.layout, self._places, held), self.vectors.secret(self.layout, self._places)
         saved = public["arrays"], secret["arrays"]
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
-from dpcore.mechanism.peers import Alone, Peers
+from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.plan.plan import Plan
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
 from dpcore.torch.data.data import Data
+from dpcore.torch.model.per_example import Loss, PerExampleGradient
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ CAVEAT = (
 )
 
 
-def peers_of(process_group: Any) -> Peers:
+def peers_of(process_group: Any, model: nn.Module) -> Peers:
     """Return the processes of a group, by default the one that was set up; without one this process is alone."""
     if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
         raise ArgumentTypeError(
@@ -37,6 +38,12 @@ def peers_of(process_group: Any) -> Peers:
     if not dist.is_available() or not dist.is_initialized():
         return Alone()
     group = dist.group.WORLD if process_group is None else process_group
+    if is_sharded(model):
+        from dpcore.torch.check_shards import check_shards
+        from dpcore.torch.shards import Sharded
+
+        check_shards(model, group)
+        return Sharded(group)
     return Alone() if dist.get_world_size(group) == 1 else Processes(group)
 
 
@@ -47,12 +54,20 @@ def check_plain(model: nn.Module) -> None:
             f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
             "processes, after each has clipped its own"
         )
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "to_local"):
-            raise ArgumentError(
-                f"parameter {name!r} is a DTensor, as fully_shard and tensor parallelism make: must be whole in every "
-                "process; dpcore shards the state of noise, filter and update by itself"
-            )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether this process has parts of the model's parameters alone, as fully_shard and tensor parallelism do it."""
+    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradient:
+    """Return what finds the gradients of a model, which may be sharded over the processes."""
+    if not peers.shards:
+        return PerExampleGradient(model, loss)
+    from dpcore.torch.model.sharded_gradient import ShardedGradient
+
+    return ShardedGradient(model, loss)
 
 
 def check_alone(peers: Peers, **asked: bool) -> None:
@@ -81,10 +96,11 @@ def check_alike(
         "key": None if key is None else key.hex(),
     }
     peers.check_alike(settings)
-    peers.check_alike({f"values of {name!r} in the model": value for name, value in model.state_dict().items()})
+    values = {name: value for name, value in model.state_dict().items() if not hasattr(value, "to_local")}
+    peers.check_alike({f"values of {name!r} in the model": value for name, value in values.items()})
 
 
-class Processes:
+class Processes(Alone):
     """See `dpcore.mechanism.peers.Peers`.
 
     Notes
@@ -105,7 +121,7 @@ class Processes:
         sizes = [vector.shape[0] for vector in like]
         length = -(-sum(sizes) // self.world_size) * self.world_size
         kept = backend.from_numpy(np.zeros(length))
-        self._sum = _tensor(kept)
+        self._sum = as_tensor(kept)
         ends = np.cumsum(sizes).tolist()
         return [kept[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
@@ -113,19 +129,19 @@ class Processes:
         """See `Peers.reduced`."""
         own = torch.empty(len(self._sum) // self.world_size, dtype=torch.float64, device=self._sum.device)
         with self._lost():
-            _reduce_scatter(own, self._sum, self._group)
+            reduce_scatter(own, self._sum, self._group)
         parts = own if isinstance(totals[0], torch.Tensor) else own.numpy()
         return _cut(parts, [stop - start for _, start, stop in pieces])
 
     def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
         """See `Peers.whole`."""
-        tensors = [_tensor(part) for part in parts]
+        tensors = [as_tensor(part) for part in parts]
         length = -(-layout.dimension // self.world_size)
         own = torch.zeros(length, dtype=tensors[0].dtype, device=tensors[0].device)
         found = own.new_empty(length * self.world_size)
         own[: sum(map(len, tensors))] = torch.cat(tensors)
         with self._lost():
-            _all_gather(found, own, self._group)
+            all_gather(found, own, self._group)
         flat = found if isinstance(parts[0], torch.Tensor) else found.numpy()
         return _cut(flat, [entry.size for entry in layout.entries])
 
@@ -178,23 +194,23 @@ class Processes:
         try:
             yield
         except RuntimeError as cause:  # what torch.distributed raises where a process is gone
-            raise PrivacyError(
-                "a process of this run was lost, or the network: this one cannot go on alone; the step under way "
-                "counts as released, start all processes again from the last checkpoint"
-            ) from cause
+            raise PrivacyError(LOST) from cause
 
 
-def _reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+def reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+    """Add the processes' whole vectors, and give each its own part of the sum."""
     send = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     send(own, whole, group=group)
 
 
-def _all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+def all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+    """Give all processes the parts of each."""
     send = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     send(whole, own, group=group)
 
 
-def _tensor(array: Any) -> torch.Tensor:
+def as_tensor(array: Any) -> torch.Tensor:
+    """Return a backend's array as a tensor, sharing memory."""
     return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
 
