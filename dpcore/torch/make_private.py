@@ -29,7 +29,7 @@ from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
-from dpcore.torch.processes import check_alike, check_alone, check_plain, gradient_of, peers_of
+from dpcore.torch.processes import check_alike, check_alone, check_plain, gradient_of, peers_of, way_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
@@ -179,10 +179,7 @@ def make_private(
     check_plain(model)
     peers = peers_of(process_group, model)
     check_alone(peers, private_diagnostics=private_diagnostics)
-    if peers.shards:
-        from dpcore.torch.check_shards import check_run_of_shards
-
-        gradients = check_run_of_shards(method, gradients)
+    gradients = way_of(peers, method, gradients)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = backend_for(model)
     frozen = check_module(model)

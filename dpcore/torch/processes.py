@@ -18,6 +18,7 @@ from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.plan.plan import Plan
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
+from dpcore.stages.method import Method
 from dpcore.torch.data.data import Data
 from dpcore.torch.model.per_example import Loss, PerExampleGradient
 
@@ -68,6 +69,15 @@ def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradien
     from dpcore.torch.model.sharded_gradient import ShardedGradient
 
     return ShardedGradient(model, loss)
+
+
+def way_of(peers: Peers, method: Method, gradients: str) -> str:
+    """Return the way that gradients are found, which was asked for; of a sharded model there is one."""
+    if not peers.shards:
+        return gradients
+    from dpcore.torch.check_shards import check_run_of_shards
+
+    return check_run_of_shards(method, gradients)
 
 
 def check_alone(peers: Peers, **asked: bool) -> None:

@@ -91,7 +91,7 @@ def failing(rank: int, folder: Path) -> None:
 def counted(rank: int, folder: Path) -> None:
     """Count what a step sends: the sums once, in float64, the moved parameters once, and DiSK's displacements."""
     sent: list[tuple[str, int]] = []
-    scatter, gather = processes._reduce_scatter, processes._all_gather
+    scatter, gather = processes.reduce_scatter, processes.all_gather
 
     def scattering(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
         sent.append(("sums", (whole.numel() - own.numel()) * whole.element_size()))
@@ -101,7 +101,7 @@ def counted(rank: int, folder: Path) -> None:
         sent.append(("moved", (whole.numel() - own.numel()) * whole.element_size()))
         gather(whole, own, group)
 
-    processes._reduce_scatter, processes._all_gather = scattering, gathering
+    processes.reduce_scatter, processes.all_gather = scattering, gathering
     for name, more in (("dp_sgd", 0), ("dp_adam", 0), ("disk", 1)):
         run = begin(name, 7)
         size = sum(p.numel() for p in run.model.parameters())
@@ -197,8 +197,8 @@ def wrapped(rank: int, folder: Path) -> None:
     with pytest.raises(ArgumentError, match=r"model\.module"):
         start(torch.nn.parallel.DistributedDataParallel(model()))
     sharded = model()
-    torch.distributed.fsdp.fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    with pytest.raises(ArgumentError, match="DTensor"):
+    torch.distributed.fsdp.fully_shard(sharded[0], mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(ArgumentError, match="DTensors, and the model is no root"):
         start(sharded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -53,6 +54,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    """Return a copy of a model's state dict, of whole tensors where it is sharded: there all processes must ask."""
+    state = copy.deepcopy(model.state_dict())
+    for name, value in state.items():
+        if hasattr(value, "full_tensor"):
+            state[name] = value.full_tensor()
+    return state
+
+
 State = dict[str, torch.Tensor]
 """What stands in places of a model's parameters and buffers for a call, by name."""
 
@@ -81,9 +91,7 @@ class Values:
     @contextmanager
     def copies(self) -> Iterator[State]:
         """Give copies of all that the model has, to call it with: whatever it writes there is gone after it."""
-        yield {
-            name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in slots(self.model)
-        }
+        yield {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in slots(self.model)}
 
     def settle(self) -> None:
         """Put the model into the state in which its parameters are those that the run knows."""

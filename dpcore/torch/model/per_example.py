@@ -213,8 +213,9 @@ class PerExampleGradient:
                 "out of range (the reason is this exception's __cause__, not quoted because it may show private values)"
             )
         how = {"pairs": "on a batch", "vmap": "example by example with torch.func", "one-by-one": "on a batch of one"}
-        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one"
+        more = self.free and self.way != WAYS[-1]
+        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one" if more else ""
         return (
             f"{where}: cannot be differentiated {how[self.way]} ({first_line(cause)}); rewrite the operation without "
-            f".item(), data-dependent Python control flow or in-place changes{remedy if self.free and self.way != WAYS[-1] else ''}"
+            f".item(), data-dependent Python control flow or in-place changes{remedy}"
         )

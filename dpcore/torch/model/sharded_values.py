@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -100,7 +98,8 @@ class ShardedValues(Values):
         self._reset()
 
     def _buffers(self) -> State:
-        return {name: tensor.clone() for name, tensor in slots(self.model) if not isinstance(tensor, nn.Parameter)}
+        plain = {name: tensor for name, tensor in slots(self.model) if not hasattr(tensor, "to_local")}
+        return {name: t.detach() if isinstance(t, nn.Parameter) else t.clone() for name, t in plain.items()}
 
     def _check(self, versions: Sequence[int]) -> None:
         if [value._version for value in self._gathered.values()] != list(versions):
@@ -128,6 +127,5 @@ def _fill(shards: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
 
 def _of_the_network(cause: BaseException) -> bool:
     """Whether an exception came out of torch's messages between processes."""
-    folder = Path(torch.distributed.__file__).parent
-    files = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(cause.__traceback__)]
-    return bool(files) and files[-1].is_relative_to(folder)
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(cause.__traceback__)]
+    return files[-1].endswith(("distributed_c10d.py", "_fsdp_collectives.py"))

@@ -29,7 +29,7 @@ STEPS = 5
 ROUNDED = {"doppler, optimal", "accelerated", "scaled", "dp_adagrad", "disk, kalman"}
 
 
-class InThreads:
+class InThreads(Alone):
     """Processes that are threads of this one."""
 
     def __init__(self, rank: int, world_size: int, shared: dict[str, Any]) -> None:
