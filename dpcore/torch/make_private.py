@@ -28,8 +28,9 @@ from dpcore.torch.model.per_example import WAYS, Loss
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
+from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
-from dpcore.torch.processes import check_alike, check_alone, check_plain, gradient_of, peers_of, way_of
+from dpcore.torch.processes import check_alike, check_alone, check_plain
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun

@@ -13,14 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.plan.plan import Plan
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
-from dpcore.stages.method import Method
 from dpcore.torch.data.data import Data
-from dpcore.torch.model.per_example import Loss, PerExampleGradient
 
 T = TypeVar("T")
 
@@ -30,24 +28,6 @@ CAVEAT = (
 )
 
 
-def peers_of(process_group: Any, model: nn.Module) -> Peers:
-    """Return the processes of a group, by default the one that was set up; without one this process is alone."""
-    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-        raise ArgumentTypeError(
-            f"process_group={type(process_group).__name__!r}: must be a torch.distributed process group, or None"
-        )
-    if not dist.is_available() or not dist.is_initialized():
-        return Alone()
-    group = dist.group.WORLD if process_group is None else process_group
-    if is_sharded(model):
-        from dpcore.torch.check_shards import check_shards
-        from dpcore.torch.shards import Sharded
-
-        check_shards(model, group)
-        return Sharded(group)
-    return Alone() if dist.get_world_size(group) == 1 else Processes(group)
-
-
 def check_plain(model: nn.Module) -> None:
     """Refuse a model that another engine has taken apart already."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -55,29 +35,6 @@ def check_plain(model: nn.Module) -> None:
             f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
             "processes, after each has clipped its own"
         )
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether this process has parts of the model's parameters alone, as fully_shard and tensor parallelism do it."""
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
-
-
-def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradient:
-    """Return what finds the gradients of a model, which may be sharded over the processes."""
-    if not peers.shards:
-        return PerExampleGradient(model, loss)
-    from dpcore.torch.model.sharded_gradient import ShardedGradient
-
-    return ShardedGradient(model, loss)
-
-
-def way_of(peers: Peers, method: Method, gradients: str) -> str:
-    """Return the way that gradients are found, which was asked for; of a sharded model there is one."""
-    if not peers.shards:
-        return gradients
-    from dpcore.torch.check_shards import check_run_of_shards
-
-    return check_run_of_shards(method, gradients)
 
 
 def check_alone(peers: Peers, **asked: bool) -> None:

@@ -129,8 +129,8 @@ class Sharded(Processes):
     def _lost(self) -> Iterator[None]:
         if self._begun:
             raise PrivacyError(
-                f"rank {self.rank} failed in a step of a sharded model, and is out of step with the others, which "
-                "release nothing either: start all processes again from the last checkpoint"
+                f"rank {self.rank} left a step of a sharded model midway, so that messages would no longer fit those of "
+                "the others; nothing of the step is released: start all processes again from the last checkpoint"
             )
         with super()._lost():
             yield
