@@ -129,7 +129,7 @@ class Sharded(Processes):
     def _lost(self) -> Iterator[None]:
         if self._begun:
             raise PrivacyError(
-                f"rank {self.rank} left a step of a sharded model midway, so that messages would no longer fit those of "
+                f"rank {self.rank} left a step of a sharded model midway, so that its messages no longer fit those of "
                 "the others; nothing of the step is released: start all processes again from the last checkpoint"
             )
         with super()._lost():
