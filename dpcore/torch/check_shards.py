@@ -36,7 +36,10 @@ def check_shards(model: nn.Module, group: Any) -> None:
             raise ArgumentTypeError(
                 f"parameter {name!r} has dtype {parameter.dtype}: sharded ones must be float32 or float64"
             )
-    for each in groups_of(model)[1]:
+    states, groups = groups_of(model)
+    if any(len(state._fsdp_param_groups) > 1 for state in states):
+        raise ArgumentError("fully_shard(shard_placement_fn=...): must give all parameters of a module one mesh")
+    for each in groups:
         names = ", ".join(type(module).__name__ for module in each.modules)
         if each.mp_policy.param_dtype is not None or each.mp_policy.output_dtype is not None:
             raise ArgumentError(f"fully_shard({names}, mp_policy=...): must leave the dtypes as they are")

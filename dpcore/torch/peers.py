@@ -42,8 +42,10 @@ def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradien
     if not peers.shards:
         return PerExampleGradient(model, loss)
     from dpcore.torch.model.sharded_gradient import ShardedGradient
+    from dpcore.torch.shards import Sharded
 
-    return ShardedGradient(model, loss)
+    assert isinstance(peers, Sharded)
+    return ShardedGradient(model, loss, peers.note)
 
 
 def way_of(peers: Peers, method: Method, gradients: str) -> str:

@@ -11,11 +11,13 @@ draws it once (`Layout.rows` cuts each tensor into disjoint pieces that cover it
 
 Nothing is released before all have agreed that the whole sum is there. Within a step, fully_shard sends messages as
 well, so that a process that fails there is out of step with the others: it takes part in no message any more, and the
-others end by the group's timeout.
+others end by the group's timeout. A step's messages are compared before it is released, since those of different
+orders could join by chance.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +47,7 @@ class Sharded(Processes):
         super().__init__(group)
         self._added: list[tuple[Sequence[Block], Sequence[Any]]] = []
         self._begun = False  # a step whose sum is not whole yet
+        self._order = hashlib.sha256()
 
     def pieces(self, layout: Layout) -> tuple[Piece, ...]:
         """See `Peers.pieces`."""
@@ -62,7 +65,12 @@ class Sharded(Processes):
         with self._lost():
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         self._begun = True
+        self._order = hashlib.sha256()
         return int(most)
+
+    def note(self, message: str) -> None:
+        """Note a message of a step; all processes must have sent the same ones, in one order."""
+        self._order.update(f"{message}\n".encode())
 
     def add_sums(
         self,
@@ -85,6 +93,7 @@ class Sharded(Processes):
                 add_sums(backend, [blocks[i]], [weights[i]], [of_tensor], [None])
             own = whole.new_empty(first.stop)
             if first.stop:
+                self.note(f"sum {i}")
                 with super()._lost():
                     processes.reduce_scatter(own, whole, self._group)
             total += _like(own, total)[: total.shape[0]]
@@ -118,12 +127,16 @@ class Sharded(Processes):
         if failed:
             self._begun = True
             return
+        own = torch.frombuffer(bytearray(self._order.digest()), dtype=torch.int64).to(self._sum.device)
+        every = own.new_empty(len(own) * self.world_size)
+        with super()._lost():
+            processes.all_gather(every, own, self._group)
+        if any(not torch.equal(order, own) for order in every.chunk(self.world_size)):
+            raise PrivacyError(
+                "processes ran the layers of the sharded model in different orders: no rank releases the step; every "
+                "batch must take the same way through a model of fully_shard"
+            )
         self._begun = False
-        try:
-            super().agree(failed)
-        except BaseException:
-            self._begun = True
-            raise
 
     @contextmanager
     def _lost(self) -> Iterator[None]:

@@ -284,7 +284,32 @@ def refused(rank: int, folder: Path) -> None:
     run = start(sharded(), "disk")
     with pytest.raises(ArgumentError, match="explain"):
         run.explain()
+    routed(rank)
     failing(rank, run)
+
+
+class Routed(nn.Module):
+    """Goes another way where an input is large, which no made-up one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = nn.Linear(5, 5).double(), nn.Linear(5, 5).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = (self.other, self.one) if x.max() > 100 else (self.one, self.other)
+        out: torch.Tensor = second(first(x).tanh())
+        return out
+
+
+def routed(rank: int) -> None:
+    """Layers of one size in two orders: the messages fit, and what they gather is of no layer."""
+    net = sharded(Routed(), ("one", "other"))
+    run = start(net, "disk")
+    inputs, labels = next(iter(run.loader))
+    with pytest.raises(PrivacyError, match="different orders: no rank releases"):
+        run.step([inputs + 1000 * rank, labels])
+    assert run.steps_taken == 0
 
 
 def only_a_layer(mesh: Any) -> nn.Module:

@@ -9,6 +9,7 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import Values
+from dpcore.torch.model.gathering import Note
 from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.per_example import Loss, PerExampleGradient, Unfit
 from dpcore.torch.model.probe import EXAMPLES
@@ -25,13 +26,14 @@ class ShardedGradient(PerExampleGradient):
 
     free = False
 
-    def __init__(self, model: Any, loss: Loss) -> None:
+    def __init__(self, model: Any, loss: Loss, note: Note) -> None:
+        self._note_of_messages = note
         super().__init__(model, loss)
         assert isinstance(self.values, ShardedValues)
         self.passed_over += self.values.held
 
     def _values(self) -> Values:
-        return ShardedValues(self.model, self.names)
+        return ShardedValues(self.model, self.names, self._note_of_messages)
 
     def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[Block]:
         if batches.size(batch) == 0:

@@ -17,34 +17,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.peers import LOST
+from dpcore.errors import ArgumentError
 from dpcore.torch.model.functional import State, Values, local, slots
+from dpcore.torch.model.gathering import Note, NotedGather
 
 
 class ShardedValues(Values):
     """See `Values`. Made in all processes together: the layers are gathered once, one after the other.
 
-    `held` is what fully_shard keeps for itself: no state of the model.
+    `held` is what fully_shard keeps for itself: no state of the model. `note` is told of each gathering at a point.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str], note: Note) -> None:
         super().__init__(model, names)
+        self._note = note
         named = dict(model.named_parameters())
         self._shards = [named[name] for name in self.names]
         root: Any = model
         root._get_fsdp_state()._lazy_init()  # so that its hooks are there before the model is looked at
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.unshard()
-                module.reshard()
+        self._modules = sharded_modules(model)
+        for module in self._modules:
+            module.unshard()
+            module.reshard()
         states, self._groups = groups_of(model)
         known = [each for group in self._groups for each in group.fsdp_params]
         self._gathered = {id(each.sharded_param): each.unsharded_param for each in known}
@@ -62,29 +62,27 @@ class ShardedValues(Values):
         shards = self.parameters()
         kept = [shard.clone() for shard in shards]
         gradients = [shard.grad for shard in self._shards]
-        added = [group.reduce_grads for group in self._groups]
+        added = [(group.reduce_grads, group._all_gather_comm) for group in self._groups]
         versions = [value._version for value in self._gathered.values()]
         self.settle()
         try:
             _fill(shards, point)
             for shard in self._shards:
                 shard.grad = None
-            for group in self._groups:
+            for number, (group, (_, gather)) in enumerate(zip(self._groups, added, strict=True)):
                 group.reduce_grads = False
+                group.modules[0].set_custom_all_gather(NotedGather(gather, f"layer {number}", self._note))
             yield self._leaves, self._buffers()
             self._check(versions)
-        except RuntimeError as cause:
-            if _of_the_network(cause):
-                raise PrivacyError(LOST) from cause
-            raise
         finally:
             _fill(shards, kept)
             for leaf in self._leaves:
                 leaf.grad = None
             for shard, gradient in zip(self._shards, gradients, strict=True):
                 shard.grad = gradient
-            for group, was in zip(self._groups, added, strict=True):
-                group.reduce_grads = was
+            for group, (adds, gather) in zip(self._groups, added, strict=True):
+                group.reduce_grads = adds
+                group.modules[0].set_custom_all_gather(gather)
             self.settle()
 
     @contextmanager
@@ -112,10 +110,14 @@ class ShardedValues(Values):
                 )
 
 
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that were given to fully_shard."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 def groups_of(model: nn.Module) -> tuple[list[Any], list[Any]]:
     """Return fully_shard's states of a model's modules, and the groups of parameters that it gathers together."""
-    modules: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    states = {id(state): state for state in (module._get_fsdp_state() for module in modules)}
+    states = {id(state): state for state in (module._get_fsdp_state() for module in sharded_modules(model))}
     return list(states.values()), [group for state in states.values() for group in state._fsdp_param_groups]
 
 
@@ -123,9 +125,3 @@ def _fill(shards: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
     with torch.no_grad():
         for shard, value in zip(shards, values, strict=True):
             shard.copy_(value.reshape(shard.shape))
-
-
-def _of_the_network(cause: BaseException) -> bool:
-    """Whether an exception came out of torch's messages between processes."""
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(cause.__traceback__)]
-    return files[-1].endswith(("distributed_c10d.py", "_fsdp_collectives.py"))
