@@ -45,7 +45,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
         for training in modes:
             in_mode(training, partial(probe, gradient.values, inputs))
         gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
-        for training in modes:
+        for training in modes if gradient.free else ():  # a sharded one's whole gradients take too much memory
             in_mode(training, partial(_try_gradient, gradient, example))
         for candidate in WAYS if way == "auto" else (way,):
             gradient.way = candidate

@@ -86,6 +86,6 @@ def assert_same(
         wanted = alone(model, loss, some)
         largest = max(row.norm(dim=1).max().item() for row in wanted)
         assert largest > 0
-        for name, found, right in zip(gradient.names, rows(gradient, point, some), wanted, strict=True):
+        for name, found, right in zip(gradient.values.names, rows(gradient, point, some), wanted, strict=True):
             apart = (found - right).norm(dim=1)
             assert (apart <= tolerance * right.norm(dim=1) + 1e-6 * largest).all(), (name, size, apart)
