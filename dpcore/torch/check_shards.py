@@ -15,7 +15,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
 from dpcore.torch.model.functional import local
-from dpcore.torch.model.sharded_values import groups_of
+from dpcore.torch.model.sharded_values import groups_of, sharded_modules
 
 
 def check_shards(model: nn.Module, group: Any) -> None:
@@ -28,6 +28,8 @@ def check_shards(model: nn.Module, group: Any) -> None:
         )
     if not hasattr(model, "reset_iter_state"):
         raise ArgumentError(f"torch {torch.__version__}: models of fully_shard need torch 2.13 or later")
+    for module in sharded_modules(model):
+        module.reshard()
     for name, parameter in model.named_parameters():
         complaint = next(_complaints(parameter, group), None)
         if complaint is not None:

@@ -34,6 +34,8 @@ def peers_of(process_group: Any, model: nn.Module) -> Peers:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether this process has parts of the model's parameters alone, as fully_shard and tensor parallelism do it."""
+    if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
+        return True  # also while its parameters are gathered, as after a forward pass
     return any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 

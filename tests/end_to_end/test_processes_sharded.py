@@ -33,14 +33,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests start
 DATA = torch.arange(150.0).reshape(30, 5).double() / 150, torch.arange(30) % 3
 FIXED = {"sampling": "fixed-order"}
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {  # method, batch size, options
-    "dp_sgd": ("dp_sgd", 2, {"microbatch_size": 1}),
-    "adaptive clip": ("adaptive clip", 2, {"microbatch_size": 2}),
+    "dp_sgd": ("dp_sgd", 2, {"microbatch_size": 1, "steps": 8}),
+    "adaptive clip": ("adaptive clip", 2, {"microbatch_size": 2, "steps": 6}),
     "adam": ("adam", 8, {}),
     "disk": ("disk", 8, {"microbatch_size": 3}),
     "history and average": ("uniform average", 8, {"microbatch_size": 3}),
     "accelerated": ("accelerated independent", 8, {"microbatch_size": 8}),
     "correlated noise": ("memf", 5, {"microbatch_size": 2, **FIXED}),
-    "two views": ("dp_sgd", 4, {"microbatch_size": 3, "augmentations": 2}),
+    "two views": ("dp_sgd", 4, {"microbatch_size": 3, "augmentations": 2, "steps": 4}),
+    "tied and frozen": ("adam", 8, {"microbatch_size": 8}),
 }
 
 
@@ -60,6 +61,31 @@ class Net(nn.Module):
         return out
 
 
+class Frozen(torch_runs.Tied):
+    """A matrix in two places, and one that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen = nn.Linear(9, 3).requires_grad_(False)
+        self.embed.reset_parameters()
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.frozen(super().forward(x))
+        return out
+
+
+def data_of(name: str) -> Any:
+    if name == "tied and frozen":
+        return (8 * DATA[0]).long(), DATA[1]
+    return DATA if name != "two views" else list(zip(*DATA, strict=True))
+
+
+def net_of(name: str) -> nn.Module:
+    return Frozen() if name == "tied and frozen" else Net()
+
+
 def sharded(net: nn.Module | None = None, layers: tuple[str, ...] = ("first", "second"), **options: Any) -> nn.Module:
     """The head and the norm are the root's own, which fully_shard keeps gathered after a forward pass."""
     net = Net() if net is None else net
@@ -70,11 +96,22 @@ def sharded(net: nn.Module | None = None, layers: tuple[str, ...] = ("first", "s
     return net
 
 
+def seen(name: str) -> nn.Module:
+    """Sharded, and run: the root's own parameters are gathered still."""
+    net = net_of(name)
+    net = sharded(net, ("first", "second") if isinstance(net, Net) else ("frozen",))
+    with torch.no_grad():
+        net(data_of("disk" if name == "two views" else name)[0])
+    assert not all(hasattr(parameter, "to_local") for parameter in net.parameters())
+    return net
+
+
 def start(net: nn.Module, name: str, **options: Any) -> dpcore.torch.PrivateRun:
     method, batch_size, more = CASES[name]
-    data: Any = DATA if name != "two views" else list(zip(*DATA, strict=True))
+    data = data_of(name)
     key = bytes([list(CASES).index(name)]) * 32
-    options = {"epochs": 1, "target_delta": 1e-5, "key": key, "exact_key": True, **more, **options}
+    length = {} if "steps" in more else {"epochs": 1}
+    options = {**length, "target_delta": 1e-5, "key": key, "exact_key": True, **more, **options}
     return dpcore.torch.make_private(net, data, torch_runs.METHODS[method](batch_size), **options)
 
 
@@ -94,7 +131,7 @@ def finish(run: dpcore.torch.PrivateRun, stop: int | None = None) -> list[int]:
         sizes.append(len(batch[1]))
         if run.steps_taken % 3 == 0:
             with torch.no_grad():
-                run.model(DATA[0])
+                run.model(batch[0])
     return sizes
 
 
@@ -119,6 +156,20 @@ def kept_bytes(run: dpcore.torch.PrivateRun) -> int:
     return size([tensor.detach() for tensor in tensors]) + size(list(vars(run._engine.mechanism.vectors).values()))
 
 
+def assert_free(run: dpcore.torch.PrivateRun) -> None:
+    """No layer is gathered any more, after a step and after `averaged`."""
+    groups = [group for module in run.model.modules() for group in groups_of_module(module)]
+    for each in (each for group in groups for each in group.fsdp_params):
+        assert each.unsharded_param.untyped_storage().nbytes() == 0
+        assert each.unsharded_param.grad is None
+        assert each.sharded_param.grad is None
+    assert all(group.reduce_grads for group in groups)
+
+
+def groups_of_module(module: Any) -> list[Any]:
+    return list(module._get_fsdp_state()._fsdp_param_groups) if hasattr(module, "_get_fsdp_state") else []
+
+
 class Normals:
     """Counts the normals that a backend draws in `step`."""
 
@@ -133,16 +184,22 @@ class Normals:
         monkeypatch.setattr(backend, "step", step)
 
 
+def saved_in(world: int) -> tuple[str, ...]:
+    """Methods whose runs are saved midway, and go on in another number of processes."""
+    return ("disk", "history and average", "correlated noise") if world == 2 else ("history and average",)
+
+
 def compared(rank: int, folder: Path) -> None:
     """Train by each method; leave what the processes have. Then count, save, and go on from a state of one process."""
     found: dict[str, Any] = {}
     for name in CASES:
-        run = start(sharded(), name)
+        run = start(seen(name), name)
         sizes, output = finish(run), run.output_state_dict()
+        assert_free(run)
         state = run.optimizer.state_dict()
         found[name] = {"values": whole(run.model), "output": output, "sizes": sizes, "state": state}
         found[name] |= {"text": run.statement().text(), "bytes": kept_bytes(run)}
-    for name in ("disk", "history and average", "correlated noise"):
+    for name in saved_in(dist.get_world_size()):
         run = start(sharded(), name)
         finish(run, stop=3)
         found[f"{name}, stopped"] = {"model": whole(run.model), "optimizer": run.optimizer.state_dict()}
@@ -202,8 +259,8 @@ def found_messages(patch: pytest.MonkeyPatch) -> None:
 def test_shards_are_one_run(world: int, tmp_path: Path):
     alone = {}
     for name in CASES:
-        alone[name] = start(Net(), name)
-        if name in ("disk", "history and average", "correlated noise"):
+        alone[name] = start(net_of(name), name)
+        if name in saved_in(world):
             finish(alone[name], stop=3)
             state = {"model": alone[name].model.state_dict(), "optimizer": alone[name].optimizer.state_dict()}
             torch.save(state, tmp_path / f"{name}.pt")
@@ -229,7 +286,7 @@ def test_shards_are_one_run(world: int, tmp_path: Path):
     sizes = np.array([rank["dp_sgd"]["sizes"] for rank in ranks])
     assert ((sizes == 0) & (sizes.sum(0) > 0)).any()  # of some batches a process has none
     assert (sizes.max(0) > sizes.min(0)).any()
-    for name in ("disk", "history and average", "correlated noise"):
+    for name in saved_in(world):
         went_on = start(Net(), name, key=bytes([99]) * 32)
         state = ranks[0][f"{name}, stopped"]
         went_on.model.load_state_dict(state["model"])
