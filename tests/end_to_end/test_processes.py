@@ -200,6 +200,9 @@ def wrapped(rank: int, folder: Path) -> None:
     torch.distributed.fsdp.fully_shard(sharded[0], mesh=torch.distributed.init_device_mesh("cpu", (1,)))
     with pytest.raises(ArgumentError, match="DTensors, and the model is no root"):
         start(sharded)
+    torch.distributed.fsdp.fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    alone = start(model(), stop=2)
+    torch.testing.assert_close(values(start(sharded, stop=2).model).full_tensor(), values(alone.model))
 
 
 def test_the_script_of_the_documentation(tmp_path: Path):
