@@ -22,6 +22,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.methods import dp_adam, dp_sgd
+from dpcore.spec.layout import Layout
 from dpcore.stages.updates.galore import GaLore
 from dpcore.torch import processes
 from tests.end_to_end.test_processes import in_processes
@@ -164,6 +165,7 @@ def assert_free(run: dpcore.torch.PrivateRun) -> None:
         assert each.unsharded_param.grad is None
         assert each.sharded_param.grad is None
     assert all(group.reduce_grads for group in groups)
+    assert {type(group._all_gather_comm).__name__ for group in groups} == {"DefaultAllGather"}
 
 
 def groups_of_module(module: Any) -> list[Any]:
@@ -401,6 +403,19 @@ def failing(rank: int, run: dpcore.torch.PrivateRun) -> None:
     assert run.steps_taken == 1
     assert all(torch.equal(kept, p.to_local()) for kept, p in zip(before, run.model.parameters(), strict=True))
     sys.stdout.flush()
+
+
+@pytest.mark.parametrize("world", range(1, 6))
+def test_pieces_are_the_chunks_of_torch(world: int):
+    shapes = ((7, 5), (4,), (0,), (1, 3), (12, 2, 2))
+    layout = Layout.of((f"p{i}", shape) for i, shape in enumerate(shapes))
+    for i, shape in enumerate(shapes):
+        numbers = torch.arange(layout.entries[i].size).reshape(shape)
+        chunks = [list(chunk.reshape(-1)) for chunk in torch.chunk(numbers, world)]
+        for rank, chunk in enumerate(chunks + [[]] * (world - len(chunks))):
+            tensor, start, stop = layout.rows(rank, world)[i]
+            assert tensor == i
+            assert list(range(start, stop)) == chunk
 
 
 def test_refusals_and_a_failure(tmp_path: Path):

@@ -101,7 +101,7 @@ class ShardedValues(Values):
 
     def _check(self, versions: Sequence[int]) -> None:
         if [value._version for value in self._gathered.values()] != list(versions):
-            raise ArgumentError("model or loss change a parameter: keep nothing between calls")
+            raise ArgumentError("model or loss change a parameter, of which fully_shard has a copy: change none")
         for name, shard in zip(self.names, self._shards, strict=True):
             if shard.grad is not None:
                 raise ArgumentError(
