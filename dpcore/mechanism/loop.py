@@ -70,7 +70,7 @@ class Loop:
         gradients = [blocks_at(mechanism.at(parameters, point), point) for point in points]
         weights = [float(point.weight) / self.views for point in points]
         begun: list[Block] | None = None  # the sum so far of a unit larger than a micro-batch
-        for part, sizes, more in self._parts(count):
+        for part, sizes, more in self._rounds(count):
             blocks = combined(weights, (at(part) for at in gradients))
             for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
                 if begun is not None:
@@ -79,7 +79,13 @@ class Loop:
                 begun = [as_block(block.rows()) for block in units] if more else None
                 if not more:
                     mechanism.add(units)
+            mechanism.join()
             blocks = units = []  # their memory is for the next part's
+
+    def _rounds(self, count: int) -> list[tuple[slice, list[int] | None, bool]]:
+        """Return the micro-batches, and empty ones where other processes have more and need this one's part in them."""
+        own = list(self._parts(count))
+        return own + [(slice(count, count), None, False)] * (self.mechanism.peers.rounds(len(own)) - len(own))
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
         """Yield each micro-batch; for units of several rows their sizes, and whether a unit goes on in the next one."""

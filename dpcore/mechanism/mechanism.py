@@ -18,7 +18,7 @@ from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
 from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
-from dpcore.stages.clipping.blocks import Block, add_sums, as_blocks, group_norms, scaled
+from dpcore.stages.clipping.blocks import Block, as_blocks, group_norms, scaled
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.build import state
@@ -68,7 +68,7 @@ class Mechanism(DrawnBatches):
         if len(blocks) != len(self.vectors.totals):
             count = len(self.vectors.totals)
             raise ArgumentError(f"len(blocks)={len(blocks)}: must be {count}, one block for each tensor")
-        checked = as_blocks(blocks, [total.shape[0] for total in self.vectors.totals])
+        checked = as_blocks(blocks, [entry.size for entry in self.layout.entries])
         with self.turns.alone("add"):
             self.turns.check(self.step)
             self._drop_earlier_sum()
@@ -88,9 +88,14 @@ class Mechanism(DrawnBatches):
         for members, factor in zip(grouping.members, factors, strict=True):
             for i in members:
                 weights[i] = factor
-        add_sums(self.backend, blocks, weights, self.vectors.totals, scales)
+        self.peers.add_sums(self.backend, blocks, weights, self.vectors.totals, scales)
         if self._running is not None:
             self._running.add(norms[0])
+
+    def join(self) -> None:
+        """End a micro-batch, after any number of `add`; all processes do so equally often."""
+        with self.turns.alone("join"):
+            self.peers.join(self.vectors.totals, self.layout, self.backend)
 
     def clipped_mean_norm(self) -> float:
         """Return ``||sum of clipped vectors|| / (B C_eff)``: **private**, publishing it gives up the guarantee."""
@@ -140,7 +145,7 @@ class Mechanism(DrawnBatches):
             variances = self._variances if method.update.bias_corrected else None
             numbers = numbers_of(self.plan, row, settings, len(parameters), variances)
             if method.update.rule == "accelerated" and row == 0:
-                self.vectors.start_moments(parameters, self.pieces)
+                self.vectors.start_moments(parameters, self.inside)
             self._drop_earlier_sum()
             self._mend_noise()
             # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen
@@ -155,7 +160,7 @@ class Mechanism(DrawnBatches):
                 self.vectors.keep_history(parameters)
                 contribution = self.plan.sensitivity_at(row, norm).contribution
                 totals = self.peers.reduced(self.vectors.totals, self.pieces, contribution)
-                slots = slots_of(self.vectors, self.own, self.pieces, totals, parameters, public, scaled)
+                slots = slots_of(self.vectors, self.own, self.inside, totals, parameters, public, scaled)
                 self._take(slots, row, own_numbers, normals, observe)
                 self._torn = False
                 constrain(self.backend, method, slots, own_numbers, self.peers)
@@ -179,15 +184,6 @@ class Mechanism(DrawnBatches):
         reference = load_backend("numpy")
         z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, dtype="float64", rng=self.rng)
         return self._running.following(float(z[0]))
-
-    def _spread(self, parameters: Sequence[Any]) -> None:
-        """Give all processes the pieces that each has moved."""
-        if self.peers.world_size == 1:
-            return
-        for mine in (parameters, self.vectors.displacements):
-            if mine is not None:
-                for vector, whole in zip(mine, self._whole(self._own(mine)), strict=True):
-                    vector.reshape(-1)[...] = whole
 
     def _take(
         self,

@@ -8,8 +8,14 @@ from typing import Any, Protocol, TypeVar
 from dpcore import errors
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
+from dpcore.stages.clipping.blocks import Block, add_sums
 
 T = TypeVar("T")
+
+LOST = (
+    "a process of this run was lost, or the network: this one cannot go on alone; the step under way counts as "
+    "released, start all processes again from the last checkpoint"
+)
 
 
 class Peers(Protocol):
@@ -29,8 +35,34 @@ class Peers(Protocol):
     def world_size(self) -> int:
         """How many there are."""
 
+    @property
+    def shards(self) -> bool:
+        """Whether a process holds its own pieces of the parameters alone, and not all of them."""
+
+    def pieces(self, layout: Layout) -> tuple[Piece, ...]:
+        """Return what this process owns of the tensors."""
+
     def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
         """Make the vectors of a step's sum, float64 zeros of these sizes, for `terms` examples in all processes."""
+
+    def rounds(self, count: int) -> int:
+        """Return how many micro-batches of a step this process takes part in, of which `count` are its own."""
+
+    def add_sums(
+        self,
+        backend: Backend[Any],
+        blocks: Sequence[Block],
+        weights: Sequence[Any],
+        totals: Sequence[Any],
+        scales: Sequence[Any],
+    ) -> None:
+        """Add the weighted sums of clipped blocks, by `join` at the latest."""
+
+    def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
+        """End a micro-batch: what was added is in the sum."""
+
+    def drop(self) -> None:
+        """Forget what was added and not joined."""
 
     def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
         """Return the own pieces of the sum of all processes' totals, to which an example adds at most this norm.
@@ -77,11 +109,36 @@ def by_the_first(peers: Peers, work: Callable[[], T], *, sent: bool = True) -> T
 class Alone:
     """One process: it owns everything, and nothing is sent."""
 
-    rank, world_size = 0, 1
+    rank, world_size, shards = 0, 1, False
+
+    def pieces(self, layout: Layout) -> tuple[Piece, ...]:
+        """See `Peers.pieces`."""
+        return layout.pieces(self.rank, self.world_size)
 
     def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
         """See `Peers.totals`."""
         return [backend.zeros_like(vector, "float64") for vector in like]
+
+    def rounds(self, count: int) -> int:
+        """See `Peers.rounds`."""
+        return count
+
+    def add_sums(
+        self,
+        backend: Backend[Any],
+        blocks: Sequence[Block],
+        weights: Sequence[Any],
+        totals: Sequence[Any],
+        scales: Sequence[Any],
+    ) -> None:
+        """See `Peers.add_sums`."""
+        add_sums(backend, blocks, weights, totals, scales)
+
+    def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
+        """See `Peers.join`."""
+
+    def drop(self) -> None:
+        """See `Peers.drop`."""
 
     def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
         """See `Peers.reduced`."""

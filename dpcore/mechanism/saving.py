@@ -29,7 +29,7 @@ class SavedMechanism(MechanismState):
         safe to publish. With `begin` an account begins the run, so that it knows the state. With `own` each process
         gets a `Part` of each vector, its own one, and nothing is gathered.
         """
-        whole, kept = (self._parts, self._own_parts) if own else (self._whole, list)
+        whole, held = (self._parts, self._own_parts) if own else (self._whole, self._all_held)
         with self.turns.alone("state_dict", draws=False):
             self._mend_noise()
             known = self.account.saved if begin and self.account is not None else None
@@ -47,7 +47,7 @@ class SavedMechanism(MechanismState):
                     "statistics": list(self._statistics),
                     "corrections": list(self._corrections),
                     **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
-                    "arrays": self._arrays(self.vectors.public(self.layout, whole, kept)),
+                    "arrays": self._arrays(self.vectors.public(self.layout, whole, held)),
                 },
                 "secret": {
                     **self.keys.to_dict(),
@@ -64,6 +64,10 @@ class SavedMechanism(MechanismState):
         for part, (tensor, start, _) in zip(parts, self.pieces, strict=True):
             found[tensor] = Part(part, start, found[tensor].size, dtype)
         return found
+
+    def _all_held(self, vectors: Sequence[Any]) -> list[Any]:
+        """Put together what is held of each tensor, where that is not all of it."""
+        return self._whole(vectors) if self.peers.shards else list(vectors)
 
     def _own_parts(self, vectors: Sequence[Any]) -> list[Part]:
         return self._parts(self._own(vectors))
@@ -98,7 +102,8 @@ class SavedMechanism(MechanismState):
         public, secret = state["public"], state["secret"]
         if public["layout"] != self.layout.to_list():
             raise ArgumentError("state: its layout of tensors differs from this run's, so its noise rows would not fit")
-        mine = self.vectors.public(self.layout, self._parts, list), self.vectors.secret(self.layout, self._parts)
+        held = self._parts if self.peers.shards else list
+        mine = self.vectors.public(self.layout, self._parts, held), self.vectors.secret(self.layout, self._parts)
         saved = public["arrays"], secret["arrays"]
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")

@@ -22,7 +22,7 @@ from dpcore.plan.scales import check_joint_scale
 from dpcore.sampling.sharding import shard
 from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
+from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import SECOND_MOMENT, Backend, UpdateSettings
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping.running import RunningNorm
@@ -54,7 +54,11 @@ class MechanismState:
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
         self.peers: Peers = Alone() if peers is None else peers
         #: What this process owns of the tensors, and draws noise for.
-        self.pieces = layout.pieces(self.peers.rank, self.peers.world_size)
+        self.pieces = self.peers.pieces(layout)
+        #: Where these pieces lie in the vectors that are held here: whole ones, or the pieces themselves.
+        self.inside = tuple(Piece(i, 0, stop - start) for i, start, stop in self.pieces)
+        if not self.peers.shards:
+            self.inside = self.pieces
         self.own = layout.of_pieces(self.pieces)
         self.share = shard(plan.sampler, self.peers.rank, self.peers.world_size)
         self.step = 0  #: steps taken on the way to the present parameters
@@ -113,7 +117,7 @@ class MechanismState:
         query = self.plan.method.preconditioning
         if query is None or self.vectors.scales is None or query.phase(self.step) is not Phase.REFRESHED:
             return
-        for scale, nu in zip(self.vectors.scales, self._whole(self._second_moments()), strict=True):
+        for scale, nu in zip(self.vectors.scales, self._held(self._second_moments()), strict=True):
             scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
     def _mend_noise(self) -> None:
@@ -142,6 +146,7 @@ class MechanismState:
 
     def _discard(self) -> None:
         self.turns.dropped()
+        self.peers.drop()
         if self._dirty:
             for total in self.vectors.totals:
                 total[...] = 0
@@ -176,9 +181,22 @@ class MechanismState:
         """Put all processes' pieces together to whole vectors, one for each tensor."""
         return self.peers.whole(parts, self.pieces, self.layout)
 
+    def _held(self, parts: Sequence[Any]) -> list[Any]:
+        """Return what a process holds of vectors: whole ones, or its own pieces, which it has."""
+        return list(parts) if self.peers.shards else self._whole(parts)
+
+    def _spread(self, parameters: Sequence[Any]) -> None:
+        """Give all processes the pieces that each has moved, where they hold all of them."""
+        if self.peers.world_size == 1 or self.peers.shards:
+            return
+        for mine in (parameters, self.vectors.displacements):
+            if mine is not None:
+                for vector, whole in zip(mine, self._whole(self._own(mine)), strict=True):
+                    vector.reshape(-1)[...] = whole
+
     def _own(self, vectors: Sequence[Any]) -> list[Any]:
         """Return views of this process's pieces of contiguous vectors."""
-        return [vectors[tensor].reshape(-1)[start:stop] for tensor, start, stop in self.pieces]
+        return [vectors[tensor].reshape(-1)[start:stop] for tensor, start, stop in self.inside]
 
     def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
         """Return own pieces of the parameters, or of y where the accelerated method has taken a step."""
@@ -189,8 +207,8 @@ class MechanismState:
     def output(self, parameters: Sequence[Any]) -> list[Any]:
         """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
 
-        Arrays of the parameters' shapes, not to be written to. All processes must ask.
+        Arrays of the given parameters' shapes, not to be written to. All processes must ask.
         """
         kept = None if self.step == 0 else self.vectors.averages
-        found = self._whole(self._outcome(parameters) if kept is None else kept)
+        found = self._held(self._outcome(parameters) if kept is None else kept)
         return [vector.reshape(p.shape) for vector, p in zip(found, parameters, strict=True)]

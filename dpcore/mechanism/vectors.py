@@ -25,7 +25,7 @@ class RunVectors:
     """Flat arrays of the backend.
 
     Outer lists have one entry for each tensor of the layout; those that are *own*, one for each piece that this process
-    owns (with one process the same).
+    owns (with one process the same). Where a process holds its own pieces of the parameters alone, all are own.
     """
 
     # The step's sum of clipped vectors, float64. **Private**: it leaves the run under noise only, and is never saved.
@@ -54,8 +54,7 @@ class RunVectors:
         """Make the vectors of a plan, all zero; `separate_square`: a second moment is released with its own noise."""
         method = plan.method
         flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
-        pieces = layout.pieces(peers.rank, peers.world_size)
-        own = [flat[tensor][start:stop] for tensor, start, stop in pieces]
+        own = flat if peers.shards else [flat[tensor][start:stop] for tensor, start, stop in peers.pieces(layout)]
         projections: dict[int, Any] = {}
         small = list(own)
         if method.galore is not None and peers.world_size > 1:
@@ -124,23 +123,23 @@ class RunVectors:
                 past.insert(0, past.pop())
                 past[0][...] = parameter.reshape(-1)
 
-    def public(self, layout: Layout, whole: Whole, kept: Whole) -> dict[str, Any]:
+    def public(self, layout: Layout, whole: Whole, held: Whole) -> dict[str, Any]:
         """Return the vectors that are functions of releases, by name.
 
-        `whole` puts own ones together, `kept` is what becomes of those that every process has whole.
+        `whole` puts own ones together, and `held` those that each process holds as it holds the parameters.
         """
         named: dict[str, Sequence[Sequence[Any]]] = {
             "filter": self.filter_state,
             "moment": self.moments,
             "average-before": self.past,
         }
-        vectors = self._named(layout, whole, named) | self._named(layout, kept, {"earlier": self.history})
-        singles = {"displacement": self.displacements, "scale": self.scales}
-        of = {name: kept(single) for name, single in singles.items() if single is not None}
+        vectors = self._named(layout, whole, named) | self._named(layout, held, {"earlier": self.history})
+        kept = {"displacement": self.displacements, "scale": self.scales}
+        singles = {name: held(single) for name, single in kept.items() if single is not None}
         if self.averages is not None:
-            of["average"] = whole(self.averages)
+            singles["average"] = whole(self.averages)
         for i, entry in enumerate(layout.entries):
-            vectors |= {f"{entry.name}/{name}": single[i] for name, single in of.items()}
+            vectors |= {f"{entry.name}/{name}": single[i] for name, single in singles.items()}
             if i in self.projections:
                 vectors[f"{entry.name}/projection"] = self.projections[i]
         return vectors

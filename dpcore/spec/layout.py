@@ -84,6 +84,19 @@ class Layout:
             before += entry.size
         return tuple(found) or (Piece(0, 0, 0),)
 
+    def rows(self, rank: int, world_size: int) -> tuple[Piece, ...]:
+        """Return what a process has of each tensor where torch shards it along its first dimension, as DTensor does.
+
+        Rows are cut into `world_size` chunks of one size; the last ones may be smaller, or empty.
+        """
+        found = list[Piece]()
+        for i, entry in enumerate(self.entries):
+            length = entry.shape[0] if entry.shape else 1
+            chunk, width = -(-length // world_size), entry.size // max(length, 1)
+            start, stop = (min(chunk * end, length) * width for end in (rank, rank + 1))
+            found.append(Piece(i, start, stop))
+        return tuple(found)
+
     def of_pieces(self, pieces: Sequence[Piece]) -> Layout:
         """Return the table of pieces: vectors of the same names, at their own elements of the stream."""
         whole = tuple(Piece(i, 0, entry.size) for i, entry in enumerate(self.entries))

@@ -17,6 +17,7 @@ from dpcore.stages.clipping.blocks import add_sums
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.functional import local
 from dpcore.torch.model.memory import Limit, is_out_of_memory
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.parameter_views import Working
@@ -84,6 +85,11 @@ class Engine(Loop):
             except Exception as cause:
                 if not is_out_of_memory(cause):
                     raise
+                if self.mechanism.peers.shards:
+                    raise ArgumentError(
+                        f"microbatch_size={self.microbatch_size}: is too much for the memory that is free, and the "
+                        "processes of a sharded model cannot try a step again: begin with a smaller one"
+                    ) from cause
                 if self.microbatch_size == 1:
                     raise ArgumentError(
                         "microbatch_size=1: even one example at a time is too much for the memory that is free; make "
@@ -164,7 +170,7 @@ class Engine(Loop):
         self._check_parameters()
         self.working.refresh()
         output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
-        kept = [parameter.detach().clone() for parameter in self.working.parameters]
+        kept = [local(parameter).clone() for parameter in self.working.parameters]
         self._swapped = True
         try:
             self._put(output)
@@ -174,9 +180,10 @@ class Engine(Loop):
             self._swapped = False
 
     def _put(self, values: Sequence[torch.Tensor]) -> None:
+        self.gradient.values.settle()
         with torch.no_grad():
             for parameter, value in zip(self.working.parameters, values, strict=True):
-                parameter.copy_(value)
+                local(parameter).copy_(value)
 
     def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
         pairs = zip(arrays, self.working.parameters, strict=True)
@@ -184,6 +191,7 @@ class Engine(Loop):
 
     def _check_parameters(self) -> None:
         """Refuse a model whose set of trained parameters is no longer the run's."""
+        self.gradient.values.settle()
         named = {name: p for name, p in self.gradient.model.named_parameters() if p.requires_grad}
         pairs = zip(self.working.names, self.working.parameters, strict=True)
         changed = [name for name, parameter in pairs if named.pop(name, None) is not parameter]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpcore.errors import ArgumentError
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.ops import Backend
@@ -28,6 +29,8 @@ _FEW = 8  # rows an example, up to which every backend takes norms by inner prod
 def explain(rehearsal: Rehearsal) -> Explanation:
     """Measure a run; nothing is drawn or released, and the run goes on as if it had not been measured."""
     engine = rehearsal.engine
+    if engine.mechanism.peers.shards:
+        raise ArgumentError("private.explain() of a model of fully_shard: must be asked of a run of the whole model")
     gradient, working = engine.gradient, engine.working
     named = gradient.model.named_parameters()
     frozen = [parameter.numel() for name, parameter in named if name not in gradient.names]

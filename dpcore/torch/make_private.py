@@ -23,12 +23,13 @@ from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
-from dpcore.torch.model.per_example import WAYS, Loss, PerExampleGradient
+from dpcore.torch.model.per_example import WAYS, Loss
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
+from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
-from dpcore.torch.processes import caveats_of, check_alike, check_alone, check_plain, peers_of
+from dpcore.torch.processes import caveats_of, check_alike, check_alone, check_plain
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
@@ -176,13 +177,14 @@ def make_private(
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     check_plain(model)
-    peers = peers_of(process_group)
+    peers = peers_of(process_group, model)
     check_alone(peers, private_diagnostics=private_diagnostics)
+    gradients = way_of(peers, method, gradients)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = backend_for(model)
     frozen = check_module(model)
     device = check_place(backend, model)
-    gradient = PerExampleGradient(model, loss)
+    gradient = gradient_of(model, loss, peers)
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)

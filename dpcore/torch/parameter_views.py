@@ -15,6 +15,7 @@ import torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
 from dpcore.spec.backends import chosen_backend, load_backend
 from dpcore.spec.ops import Backend
+from dpcore.torch.model.functional import local
 
 
 def backend_for(model: torch.nn.Module) -> Backend[Any]:
@@ -82,7 +83,7 @@ class Working:
                     f"parameter {name!r} changed from {_words(kind)} to "
                     f"{_words((parameter.shape, parameter.dtype, parameter.device))}: call make_private again"
                 )
-            value = parameter.detach()
+            value = local(parameter)
             if value.dtype == self.dtype and value.is_contiguous():
                 self.copies.pop(name, None)
             elif name not in self.copies or not torch.equal(self.copies[name].to(value.dtype), value):
@@ -91,7 +92,7 @@ class Working:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the working tensors: the parameters' own memory, or the copies."""
-        return [self.copies.get(name, p.detach()) for name, p in zip(self.names, self.parameters, strict=True)]
+        return [self.copies.get(name, local(p)) for name, p in zip(self.names, self.parameters, strict=True)]
 
     def arrays(self) -> list[Any]:
         """Return the working tensors as the backend's arrays, sharing memory."""

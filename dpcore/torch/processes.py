@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
-from dpcore.mechanism.peers import Alone, Peers
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
@@ -34,21 +34,9 @@ CAVEAT = (
 _MESSAGE = 1 << 24
 
 
-def peers_of(process_group: Any) -> Peers:
-    """Return the processes of a group, by default the one that was set up; without one this process is alone."""
-    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-        raise ArgumentTypeError(
-            f"process_group={type(process_group).__name__!r}: must be a torch.distributed process group, or None"
-        )
-    if not dist.is_available() or not dist.is_initialized():
-        return Alone()
-    group = dist.group.WORLD if process_group is None else process_group
-    return Alone() if dist.get_world_size(group) == 1 else Processes(group)
-
-
 def caveats_of(peers: Peers) -> tuple[str, ...]:
     """Return the sentences that a statement needs where several processes train."""
-    if not isinstance(peers, Processes):
+    if not isinstance(peers, Processes) or peers.world_size == 1:
         return ()
     if peers.rounding <= ROUNDING_STATED:
         return (CAVEAT,)
@@ -63,12 +51,6 @@ def check_plain(model: nn.Module) -> None:
             f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
             "processes, after each has clipped its own"
         )
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "to_local"):
-            raise ArgumentError(
-                f"parameter {name!r} is a DTensor, as fully_shard and tensor parallelism make: must be whole in every "
-                "process; dpcore shards the state of noise, filter and update by itself"
-            )
 
 
 def check_alone(peers: Peers, **asked: bool) -> None:
@@ -97,10 +79,11 @@ def check_alike(
         "key": None if key is None else key.hex(),
     }
     peers.check_alike(settings)
-    peers.check_alike({f"values of {name!r} in the model": value for name, value in model.state_dict().items()})
+    values = {name: value for name, value in model.state_dict().items() if not hasattr(value, "to_local")}
+    peers.check_alike({f"values of {name!r} in the model": value for name, value in values.items()})
 
 
-class Processes:
+class Processes(Alone):
     """See `dpcore.mechanism.peers.Peers`.
 
     Notes
@@ -126,7 +109,7 @@ class Processes:
         sizes = [vector.shape[0] for vector in like]
         length = -(-sum(sizes) // self.world_size) * self.world_size
         kept = backend.from_numpy(np.zeros(length))
-        self._sum = _tensor(kept)
+        self._sum = as_tensor(kept)
         ends = np.cumsum(sizes).tolist()
         return [kept[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
@@ -141,7 +124,7 @@ class Processes:
                 # Multiplied by powers of two, which rounds nothing.
                 sent = (part / unit if self._sent is torch.float32 else part).to(self._sent).contiguous()
                 found = torch.empty_like(sent)
-                _exchange(found, sent, self._group)
+                exchange(found, sent, self._group)
                 torch.sum(found, 0, dtype=torch.float64, out=own[start : start + columns])
         if self._sent is torch.float32:
             own *= unit
@@ -150,13 +133,13 @@ class Processes:
 
     def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
         """See `Peers.whole`."""
-        tensors = [_tensor(part) for part in parts]
+        tensors = [as_tensor(part) for part in parts]
         length = -(-layout.dimension // self.world_size)
         own = torch.zeros(length, dtype=tensors[0].dtype, device=tensors[0].device)
         found = own.new_empty(length * self.world_size)
         own[: sum(map(len, tensors))] = torch.cat(tensors)
         with self._lost():
-            _all_gather(found, own, self._group)
+            all_gather(found, own, self._group)
         flat = found if isinstance(parts[0], torch.Tensor) else found.numpy()
         return _cut(flat, [entry.size for entry in layout.entries])
 
@@ -209,22 +192,28 @@ class Processes:
         try:
             yield
         except RuntimeError as cause:  # what torch.distributed raises where a process is gone
-            raise PrivacyError(
-                "a process of this run was lost, or the network: this one cannot go on alone; the step under way "
-                "counts as released, start all processes again from the last checkpoint"
-            ) from cause
+            raise PrivacyError(LOST) from cause
 
 
-def _exchange(found: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
+def exchange(found: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
+    """Send each process its row, and get the own row of each."""
     dist.all_to_all_single(found, sent, group=group)
 
 
-def _all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+def reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+    """Add the processes' whole vectors, and give each its own part of the sum."""
+    send = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+    send(own, whole, group=group)
+
+
+def all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+    """Give all processes the parts of each."""
     send = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     send(whole, own, group=group)
 
 
-def _tensor(array: Any) -> torch.Tensor:
+def as_tensor(array: Any) -> torch.Tensor:
+    """Return a backend's array as a tensor, sharing memory."""
     return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
 

@@ -75,6 +75,7 @@ class Rehearsal:
             blocks = self.blocks(examples)
             if not self.several:
                 mechanism.add(blocks)
+                mechanism.join()
                 return
             for units in of_units(mechanism.backend, blocks, [1, examples - 1] if examples > 1 else [1]):
                 mechanism.add(units)
@@ -83,6 +84,7 @@ class Rehearsal:
             blocks = units = []
             blocks = self.blocks(examples)
             mechanism.add([joined((block.units(examples), row)) for block, row in zip(blocks, begun, strict=True)])
+            mechanism.join()
 
         try:
             return peak_bytes(whole)

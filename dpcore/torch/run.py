@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.explain import explain
 from dpcore.torch.explanation import Explanation
 from dpcore.torch.model.check_module import check_still_frozen
+from dpcore.torch.model.functional import whole_state
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.processes import check_alone
 from dpcore.torch.rehearsal import Rehearsal
@@ -135,7 +135,7 @@ class PrivateRun:
     def output_state_dict(self) -> dict[str, Any]:
         """Return a copy of the model's state dict with the method's output in it: what to evaluate and to export."""
         with self.averaged():
-            return copy.deepcopy(self.model.state_dict())
+            return whole_state(self.model)
 
     def negative_share(self) -> float:
         """Return the share of coordinates whose debiased second moment is negative: what the last step left.

@@ -91,7 +91,7 @@ def failing(rank: int, folder: Path) -> None:
 def counted(rank: int, folder: Path) -> None:
     """Count what a step sends: the sums once, the moved parameters once, and DiSK's displacements."""
     sent: list[tuple[str, int]] = []
-    exchange, gather = processes._exchange, processes._all_gather
+    exchange, gather = processes.exchange, processes.all_gather
 
     def exchanging(found: torch.Tensor, given: torch.Tensor, group: Any) -> None:
         sent.append(("sums", (given.numel() - given[0].numel()) * given.element_size()))
@@ -101,7 +101,7 @@ def counted(rank: int, folder: Path) -> None:
         sent.append(("moved", (whole.numel() - own.numel()) * whole.element_size()))
         gather(whole, own, group)
 
-    processes._exchange, processes._all_gather = exchanging, gathering
+    processes.exchange, processes.all_gather = exchanging, gathering
     for name, more in (("dp_sgd", 0), ("dp_adam", 0), ("disk", 1)):
         run = begin(name, 7)
         size = sum(p.numel() for p in run.model.parameters())
@@ -198,9 +198,12 @@ def wrapped(rank: int, folder: Path) -> None:
     with pytest.raises(ArgumentError, match=r"model\.module"):
         start(torch.nn.parallel.DistributedDataParallel(model()))
     sharded = model()
-    torch.distributed.fsdp.fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    with pytest.raises(ArgumentError, match="DTensor"):
+    torch.distributed.fsdp.fully_shard(sharded[0], mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(ArgumentError, match="DTensors, and the model is no root"):
         start(sharded)
+    torch.distributed.fsdp.fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    alone = start(model(), stop=2)
+    torch.testing.assert_close(values(start(sharded, stop=2).model).full_tensor(), values(alone.model))
 
 
 def test_the_script_of_the_documentation(tmp_path: Path):

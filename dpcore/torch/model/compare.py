@@ -8,7 +8,7 @@ Where its inputs are integers, what is looked up for it becomes NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -41,9 +41,11 @@ def learn_and_check(gradient: PerExampleGradient, example: Tree, keep: bool = Fa
     random, gradient.draws = gradient.draws, gradient.draws or draws
     tolerance = LOW if gradient.traced.low_precision else TOLERANCE
     if not random:  # else a batch of one gets another mask than the same example in a batch
-        alone = gradient.guarded(lambda: list(gradient.explicit["one-by-one"].one_by_one(point, batch)), TRIAL, True)
-        for i, wanted in enumerate(alone):
+        alone = gradient.explicit["one-by-one"].one_by_one(point, batch)
+        for i in range(EXAMPLES):  # one after the other: each takes as much memory as the parameters
+            wanted = gradient.guarded(lambda: next(alone), TRIAL, synthetic=True)
             _compare(gradient, _rows(blocks, i), wanted, tolerance, "differs from what autograd gives for it alone")
+            del wanted
     unlike = trial_batch(example, EXAMPLES, other=True)
     for other, is_poison in ((unlike, False), (poisoned(unlike), True)):
         try:
@@ -76,20 +78,21 @@ def _with_second(batch: Tree, other: Tree) -> Tree:
     return (inputs, *targets) if targets else inputs
 
 
-def _rows(blocks: Sequence[Block], example: int) -> list[torch.Tensor]:
-    return [block.map(lambda t: t[example : example + 1]).rows()[0] for block in blocks]
+def _rows(blocks: Sequence[Block], example: int) -> Iterator[torch.Tensor]:
+    return (block.map(lambda t: t[example : example + 1]).rows()[0] for block in blocks)
 
 
 def _compare(
     gradient: PerExampleGradient,
-    found: Sequence[torch.Tensor],
-    wanted: Sequence[torch.Tensor],
+    found: Iterable[torch.Tensor],
+    wanted: Iterable[torch.Tensor],
     tolerance: float,
     told: str,
 ) -> None:
-    whole = max((row.double().norm().item() for row in wanted), default=0.0)
-    for name, row, other in zip(gradient.names, found, wanted, strict=True):
-        apart = (row.double() - other.reshape(-1).double()).norm().item()
+    pairs = ((row.double(), other.reshape(-1).double()) for row, other in zip(found, wanted, strict=True))
+    sizes = [((row - other).norm().item(), other.norm().item()) for row, other in pairs]
+    whole = max((size for _, size in sizes), default=0.0)
+    for name, (apart, size) in zip(gradient.names, sizes, strict=True):
         # What is tiny beside the whole gradient is rounding of what cancels.
-        if not apart <= tolerance * max(other.double().norm().item(), 1e-3 * whole):
+        if not apart <= tolerance * max(size, 1e-3 * whole):
             raise Unfit(f"gradient of {name!r} of one example of a batch: {told}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +45,56 @@ def places(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, int], dict
         else:
             rest[name] = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
     return of, rest
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this process has of a tensor, detached and sharing memory."""
+    detached: Any = tensor.detach()
+    found: torch.Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
+    return found
+
+
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    """Return a copy of a model's state dict, of whole tensors where it is sharded: there all processes must ask."""
+    state = copy.deepcopy(model.state_dict())
+    for name, value in state.items():
+        if hasattr(value, "full_tensor"):
+            state[name] = value.full_tensor()
+    return state
+
+
+State = dict[str, torch.Tensor]
+"""What stands in places of a model's parameters and buffers for a call, by name."""
+
+
+class Values:
+    """How a model runs with the values of a point in the places of its trained parameters, which have these `names`.
+
+    Here they are handed over at the call. `dpcore.torch.model.sharded_values` has the one for models of fully_shard.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self.model, self.names = model, tuple(names)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the model's own parameters, detached and sharing memory, in the order of `names`."""
+        named = dict(self.model.named_parameters())
+        return [named[name].detach() for name in self.names]
+
+    @contextmanager
+    def at(self, point: Sequence[torch.Tensor]) -> Iterator[tuple[list[torch.Tensor], State]]:
+        """Give leaves with the point's values, whose ``grad`` backward passes fill, and what to call the model with."""
+        leaves = [value.detach().requires_grad_() for value in point]
+        trained, rest = places(self.model, self.names)
+        yield leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
+
+    @contextmanager
+    def copies(self) -> Iterator[State]:
+        """Give copies of all that the model has, to call it with: whatever it writes there is gone after it."""
+        yield {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in slots(self.model)}
+
+    def settle(self) -> None:
+        """Put the model into the state in which its parameters are those that the run knows."""
 
 
 def call_with(model: nn.Module, state: dict[str, torch.Tensor], inputs: Tree) -> Any:

@@ -21,7 +21,7 @@ from dpcore.spec.validate import choice
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import FAILURES, first_line
+from dpcore.torch.model.functional import FAILURES, Values, first_line
 from dpcore.torch.model.memory import is_out_of_memory
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
@@ -52,6 +52,8 @@ class PerExampleGradient:
     `passed_over` are large objects that are not, such as the data. `example` may be the caller's public examples.
     """
 
+    free = True  # to run the model once more when it likes: with a sharded one all processes must
+
     def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
         if not isinstance(model, torch.nn.Module):
             raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
@@ -72,15 +74,18 @@ class PerExampleGradient:
             raise ArgumentError(
                 "model without a parameter that requires gradients: set requires_grad_(True) on the ones to train"
             )
-        self.traced = TracedGradient(model, self._loss_of, self.names)
+        self.values = self._values()
+        self.traced = TracedGradient(model, self._loss_of, self.values)
         self.explicit = {
-            way: ExplicitGradient(model, self._loss_of, self.names, way == "vmap") for way in WAYS if way != "pairs"
+            way: ExplicitGradient(model, self._loss_of, self.values, way == "vmap") for way in WAYS if way != "pairs"
         }
 
+    def _values(self) -> Values:
+        return Values(self.model, self.names)
+
     def parameters(self) -> list[torch.Tensor]:
-        """Return the model's own parameters, detached and sharing memory, in the order of `names`."""
-        named = dict(self.model.named_parameters())
-        return [named[name].detach() for name in self.names]
+        """See `Values.parameters`."""
+        return self.values.parameters()
 
     def __call__(
         self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
@@ -98,11 +103,11 @@ class PerExampleGradient:
         before = self.held()
         result = self._gradients(point, batch, seed, synthetic)
         after = self.held()
-        if before.changed(after) is not None:
-            # What follows from the parameters and the shapes alone is left by made-up examples as well.
+        if (path := before.changed(after)) is not None:
             before.restore()
-            self._gradients(point, self._made_up(batch), seed, synthetic=True)
-            path = after.changed(self.held())
+            if self.free:  # what follows from parameters and shapes alone is left by made-up examples as well
+                self._gradients(point, self._made_up(batch), seed, synthetic=True)
+                path = after.changed(self.held())
             if path is not None:
                 before.restore()
                 raise ArgumentError(keeps(path))
@@ -140,7 +145,7 @@ class PerExampleGradient:
         try:
             return self._by(self.way, point, batch, seed, synthetic)
         except Unfit:
-            if synthetic or self.way != "pairs":
+            if synthetic or self.way != "pairs" or not self.free:
                 raise
             # This batch led the model where no made-up one did: to an expert of a mixture, say.
             return self._by("one-by-one", point, batch, seed, synthetic)
@@ -208,8 +213,9 @@ class PerExampleGradient:
                 "out of range (the reason is this exception's __cause__, not quoted because it may show private values)"
             )
         how = {"pairs": "on a batch", "vmap": "example by example with torch.func", "one-by-one": "on a batch of one"}
-        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one"
+        more = self.free and self.way != WAYS[-1]
+        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one" if more else ""
         return (
             f"{where}: cannot be differentiated {how[self.way]} ({first_line(cause)}); rewrite the operation without "
-            f".item(), data-dependent Python control flow or in-place changes{remedy if self.way != WAYS[-1] else ''}"
+            f".item(), data-dependent Python control flow or in-place changes{remedy}"
         )

@@ -18,7 +18,7 @@ from torch import nn
 from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import FAILURES, call_with, check_versions, first_line, refusal, slots
+from dpcore.torch.model.functional import FAILURES, State, Values, call_with, check_versions, first_line, refusal
 from dpcore.torch.randomness import TRIAL, seeded
 
 EXAMPLES = 3
@@ -29,31 +29,35 @@ Calls = list[tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]]
 """The modules in the order in which they returned, with copies of their inputs and outputs."""
 
 
-def probe(model: nn.Module, example: Tree) -> None:
+def probe(values: Values, example: Tree) -> None:
     """Refuse a model that mixes examples or changes its buffers or parameters in forward, naming the first module.
 
     It runs on copies of its parameters and buffers; of its inputs `example` only shapes, dtypes and devices are read,
     unless they are `dpcore.torch.data.batches.Public`.
     """
     first = batches.synthetic(example, EXAMPLES, seed=0)
-    _run(model, first)  # what is filled once is filled for all
-    base = _run(model, first)
-    _compare(model, base, replaced(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
-    _compare(model, base, replaced(first, poisoned(batches.another(example, EXAMPLES))), is_poison=True)
+    _run(values, first)  # what is filled once is filled for all
+    base = _run(values, first)
+    _compare(values, base, replaced(first, batches.synthetic(example, EXAMPLES, seed=1)), is_poison=False)
+    _compare(values, base, replaced(first, poisoned(batches.another(example, EXAMPLES))), is_poison=True)
 
 
-def _run(model: nn.Module, inputs: Tree) -> Calls:
+def _run(values: Values, inputs: Tree) -> Calls:
+    with values.copies() as state:
+        return _called(values.model, state, inputs)
+
+
+def _called(model: nn.Module, state: State, inputs: Tree) -> Calls:
     calls: Calls = []
 
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         ins = [t.detach().clone() for t in batches.leaves((args, kwargs))]
         calls.append((module, ins, [t.detach().clone() for t in batches.leaves(output)]))
 
-    state = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in slots(model)}
     versions = {name: tensor._version for name, tensor in state.items()}
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())  # as in training
-        stack.enter_context(seeded(next(iter(state.values())).device, TRIAL))
+        stack.enter_context(seeded(next(model.parameters()).device, TRIAL))
         for module in model.modules():
             stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         try:
@@ -69,9 +73,10 @@ def _run(model: nn.Module, inputs: Tree) -> Calls:
     return calls
 
 
-def _compare(model: nn.Module, base: Calls, changed: Tree, is_poison: bool) -> None:
+def _compare(values: Values, base: Calls, changed: Tree, is_poison: bool) -> None:
+    model = values.model
     try:
-        now = _run(model, changed)
+        now = _run(values, changed)
     except ArgumentError:
         if is_poison:  # a model may check its inputs; the trial with other finite values stands
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`.
     """
     model, inputs = gradient.model, batches.normalize(example)[0]
-    _check_registered(model)
+    _check_registered(model, gradient.passed_over)
     start = Snapshot(gradient.roots, gradient.passed_over)
     modes = sorted({model.training, True})
 
@@ -43,9 +43,9 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
 
     try:
         for training in modes:
-            in_mode(training, partial(probe, model, inputs))
+            in_mode(training, partial(probe, gradient.values, inputs))
         gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
-        for training in modes:
+        for training in modes if gradient.free else ():  # a sharded one's whole gradients take too much memory
             in_mode(training, partial(_try_gradient, gradient, example))
         for candidate in WAYS if way == "auto" else (way,):
             gradient.way = candidate
@@ -66,9 +66,9 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
         start.restore()
 
 
-def _check_registered(model: nn.Module) -> None:
+def _check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:
     """Refuse trained tensors that the model holds, say in a list of layers, and does not know as its parameters."""
-    for path, value, first in walk({"model": model}, list(model.parameters())):
+    for path, value, first in walk({"model": model}, [*model.parameters(), *passed_over]):
         if isinstance(value, torch.Tensor) and not first and value.requires_grad and value.is_leaf:
             raise ArgumentError(
                 f"{path} requires gradients and is not registered as a parameter of the model, so that it would not be "

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, joined
+from dpcore.torch.sources.places import UnknownLayout
 
 # From so many rows of an example on, its matrix is formed where it is no larger than so many times the rows of both
 # sides: one product, where norms and sums by pairs take one each.
@@ -137,6 +138,28 @@ def made(function: Any, args: Any, kwargs: Any, found: Sequence[Derived], tensor
                 kept = indices.clone() if padding is None else indices.masked_fill(indices == padding % size, -1)
                 return Derived(tensor, roots, first.of, indices=kept, size=size)
     return Derived(tensor, roots)
+
+
+def carry_back(derived: Derived, every: Sequence[Derived], examples: int) -> None:
+    """Carry the examples' gradients of a derived tensor back to the leaves, among `every`, that it is made of."""
+    rows = joined(derived.blocks).rows()
+    leaves = [every[root] for root in derived.roots]
+    if any(leaf.tensor.numel() and not leaf.tensor.untyped_storage().nbytes() for leaf in leaves):
+        # fully_shard has freed the values that the way back may need.
+        raise UnknownLayout(
+            "a tensor is made of sharded parameters, as by weight normalization, whose values are freed by now"
+        )
+    gradients = torch.autograd.grad(
+        derived.tensor,
+        [leaf.tensor for leaf in leaves],
+        rows.reshape(examples, *derived.tensor.shape).to(derived.tensor.dtype),
+        retain_graph=True,
+        is_grads_batched=True,
+        allow_unused=True,
+    )
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient is not None:
+            leaf.blocks.append(leaf.whole(gradient))
 
 
 def _neighbors(tensor: torch.Tensor, whole: torch.Tensor) -> bool:

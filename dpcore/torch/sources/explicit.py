@@ -13,21 +13,21 @@ from dpcore.errors import ArgumentError
 from dpcore.stages.clipping.blocks import Block, Rows
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import FOREIGN, call_with, check_versions, places, refuse_foreign, within
+from dpcore.torch.model.functional import FOREIGN, Values, call_with, check_versions, places, refuse_foreign, within
 from dpcore.torch.sources.traced import ExampleLoss
 
 
 class ExplicitGradient:
-    """Rows of the gradients of a model's loss for its trained parameters, which have these `names`.
+    """Rows of the gradients of a model's loss for its trained parameters, which have the names of `values`.
 
     With `vectorize` a batch runs through vmap, in which the model sees batches of one and can mix nothing; without, the
     examples are taken one after the other, which every model bears, and which is slow.
     """
 
-    def __init__(self, model: nn.Module, loss: ExampleLoss, names: Sequence[str], vectorize: bool) -> None:
+    def __init__(self, model: nn.Module, loss: ExampleLoss, values: Values, vectorize: bool) -> None:
         self.model = model
         self.loss = loss
-        self.names = tuple(names)
+        self.values = values
         self.vectorize = vectorize
 
     def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
@@ -38,7 +38,7 @@ class ExplicitGradient:
                 return [Rows(value.new_zeros(0, value.numel())) for value in point]
             return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in map(list, zip(*rows, strict=True))]
         tensors = list(batches.leaves(batch))
-        trained, rest = places(self.model, self.names)
+        trained, rest = places(self.model, self.values.names)
 
         def example_loss(values: tuple[torch.Tensor, ...], one: list[torch.Tensor]) -> torch.Tensor:
             state = {**rest, **{name: values[place] for name, place in trained.items()}}
@@ -46,7 +46,7 @@ class ExplicitGradient:
             inputs, targets = batches.normalize(batches.tree_map(lambda _: next(row).unsqueeze(0), batch))
             return self.loss(call_with(self.model, state, inputs), targets)
 
-        given = {**dict(zip(self.names, point, strict=True)), **rest}
+        given = {**dict(zip(self.values.names, point, strict=True)), **rest}
         versions = {name: tensor._version for name, tensor in given.items()}
         # Fused attention kernels have no batching rule; vmap would run them example by example.
         with sdpa_kernel(SDPBackend.MATH):
@@ -64,18 +64,16 @@ class ExplicitGradient:
             yield self._one(point, *batches.normalize(one))
 
     def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
-        trained, rest = places(self.model, self.names)
-        leaves = [value.detach().requires_grad_() for value in point]
-        given = {**dict(zip(self.names, leaves, strict=True)), **rest}
-        versions = {name: tensor._version for name, tensor in given.items()}
+        with self.values.at(point) as (leaves, given):
+            versions = {name: tensor._version for name, tensor in given.items()}
 
-        def both() -> None:
-            loss = self.loss(batches.call(self.model, inputs), targets)
-            if loss.requires_grad:
-                refuse_foreign(loss, leaves)
-                torch.autograd.backward(loss)
+            def both() -> None:
+                loss = self.loss(batches.call(self.model, inputs), targets)
+                if loss.requires_grad:
+                    refuse_foreign(loss, leaves)
+                    torch.autograd.backward(loss)
 
-        with torch.enable_grad():
-            within(self.model, {**rest, **{name: leaves[place] for name, place in trained.items()}}, both)
-        check_versions(self.model, given, versions)
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            with torch.enable_grad():
+                within(self.model, given, both)
+            check_versions(self.model, given, versions)
+            return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]

@@ -13,7 +13,7 @@ from torch import nn
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import call_with, check_versions, places, refuse_foreign, within
+from dpcore.torch.model.functional import State, Values, call_with, check_versions, refuse_foreign, within
 from dpcore.torch.sources.losses import LOSSES, Outputs, example_losses
 from dpcore.torch.sources.places import FEW, MORE, Call, Site, UnknownLayout, sites
 from dpcore.torch.sources.recorder import Recorder
@@ -26,15 +26,15 @@ ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
 
 
 class TracedGradient:
-    """Blocks of the gradients of a model's loss for its trained parameters, which have these `names`.
+    """Blocks of the gradients of a model's loss for its trained parameters, which have the names of `values`.
 
     It must `learn` first. `one_by_one`: the losses are taken one after the other, where vmap cannot.
     """
 
-    def __init__(self, model: nn.Module, loss: ExampleLoss, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, loss: ExampleLoss, values: Values) -> None:
         self.model = model
         self.loss = loss
-        self.names = tuple(names)
+        self.values = values
         self.one_by_one = False
         self.low_precision = False  # whether an operation on a parameter gave 16 bits
         self.sites = Sites()
@@ -73,15 +73,17 @@ class TracedGradient:
     ) -> tuple[list[Call], Any]:
         inputs, _ = batches.normalize(batches.tree_map(lambda t: t[:count].clone(), batch))
         recorder = Recorder(count, state, losses)
-        _, values = self._state(point)
-        with torch.enable_grad(), _eager(), recorder:
-            output = call_with(self.model, values, inputs)
+        with self.values.at(point) as (_, state_there), torch.enable_grad(), _eager(), recorder:
+            output = call_with(self.model, state_there, inputs)
         return recorder.calls, output
 
     def __call__(self, point: Sequence[torch.Tensor], batch: Tree, learning: Learning | None = None) -> list[Block]:
-        """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
+        """Return one block for each parameter. Model and loss may write to the batch: give a copy."""
+        with self.values.at(point) as (leaves, state):
+            return self._blocks(leaves, state, batch, learning)
+
+    def _blocks(self, leaves: list[torch.Tensor], state: State, batch: Tree, learning: Learning | None) -> list[Block]:
         inputs, targets = batches.normalize(batch)
-        leaves, state = self._state(point)
         examples, outputs = batches.size(batch), self.outputs
         tracer = Tracer(leaves, examples, self.sites, rule_of, learning)
         if examples == 0:
@@ -105,12 +107,6 @@ class TracedGradient:
         check_versions(self.model, state, versions)
         self.low_precision = self.low_precision or tracer.low_precision
         return tracer.blocks()
-
-    def _state(self, point: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Return leaves with the point's values, and what stands in every place of the model."""
-        leaves = [value.detach().requires_grad_() for value in point]
-        trained, rest = places(self.model, self.names)
-        return leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
 
 
 def _backward(total: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.model.functional import FAILURES
 from dpcore.torch.sources.choices import CHOICES, among_examples, chooses
-from dpcore.torch.sources.derived import Derived, in_place, made, name_of, out_of_place
+from dpcore.torch.sources.derived import Derived, carry_back, in_place, made, name_of, out_of_place
 from dpcore.torch.sources.losses import LOSSES, example_losses_inside
 from dpcore.torch.sources.operation import Collect, Operation
 from dpcore.torch.sources.places import Shapes, Site, UnknownLayout, tensors
@@ -215,27 +215,12 @@ class Tracer(TorchFunctionMode):
             elif derived.blocks:
                 if not derived.current:
                     raise UnknownLayout("a tensor made of parameters is used and then changed in place")
-                self._carry_back(derived)
+                carry_back(derived, self._leaves, self.examples)
         for leaf in self._leaves:
             if leaf.tensor.grad is not None:
                 raise UnknownLayout("an operation that torch does not show took a parameter")
         none = [Rows(leaf.value.new_zeros(1).expand(self.examples, leaf.value.numel())) for leaf in self._leaves]
         return [joined(leaf.blocks) if leaf.blocks else zeros for leaf, zeros in zip(self._leaves, none, strict=True)]
-
-    def _carry_back(self, derived: Derived) -> None:
-        rows = joined(derived.blocks).rows()
-        leaves = [self._leaves[root] for root in derived.roots]
-        gradients = torch.autograd.grad(
-            derived.tensor,
-            [leaf.tensor for leaf in leaves],
-            rows.reshape(self.examples, *derived.tensor.shape).to(derived.tensor.dtype),
-            retain_graph=True,
-            is_grads_batched=True,
-            allow_unused=True,
-        )
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None:
-                leaf.blocks.append(leaf.whole(gradient))
 
 
 def _key(function: Any, found: Sequence[Derived]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.model.functional import Values
 from dpcore.torch.sources.traced import TracedGradient
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.1}
@@ -49,7 +50,7 @@ def compare(
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     point = [parameter.detach() for parameter in parameters.values()]
     made: Callable[[int], Any] = lambda count: (torch.randn(count, *shape, dtype=dtype),)  # noqa: E731
-    traced = TracedGradient(model, lambda output, targets: loss(output, *targets), list(parameters))
+    traced = TracedGradient(model, lambda output, targets: loss(output, *targets), Values(model, list(parameters)))
     traced.learn(made, point)
     batch = made(examples)
     state = torch.get_rng_state()

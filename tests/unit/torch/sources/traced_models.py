@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore.torch.data import batches
+from dpcore.torch.model.functional import Values
 from dpcore.torch.sources.traced import TracedGradient
 
 
@@ -47,7 +48,7 @@ def randomized(model: nn.Module) -> nn.Module:
 def traced(model: nn.Module, loss: Any, batch: Any) -> tuple[TracedGradient, list[torch.Tensor]]:
     """Return the gradient after it has learned the model, and the point."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    gradient = TracedGradient(model, loss, names)
+    gradient = TracedGradient(model, loss, Values(model, names))
     point = [dict(model.named_parameters())[name].detach() for name in names]
     gradient.learn(lambda count: batches.synthetic(batch, count), point)
     if isinstance(batch, dict):  # its masks leave something out, those of the made-up batch may not
@@ -85,6 +86,6 @@ def assert_same(
         wanted = alone(model, loss, some)
         largest = max(row.norm(dim=1).max().item() for row in wanted)
         assert largest > 0
-        for name, found, right in zip(gradient.names, rows(gradient, point, some), wanted, strict=True):
+        for name, found, right in zip(gradient.values.names, rows(gradient, point, some), wanted, strict=True):
             apart = (found - right).norm(dim=1)
             assert (apart <= tolerance * right.norm(dim=1) + 1e-6 * largest).all(), (name, size, apart)
