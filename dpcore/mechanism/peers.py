@@ -79,8 +79,8 @@ class Peers(Protocol):
     def same(self, value: T) -> T:
         """Return the first process's value."""
 
-    def agree(self, failed: bool) -> None:
-        """Raise PrivacyError in every process where one failed."""
+    def agree(self, failed: bool, settings: str = "") -> None:
+        """Raise PrivacyError in every process where one failed, or would release its step by other settings."""
 
 
 def by_the_first(peers: Peers, work: Callable[[], T], *, sent: bool = True) -> T | None:
@@ -156,5 +156,5 @@ class Alone:
         """See `Peers.same`."""
         return value
 
-    def agree(self, failed: bool) -> None:
+    def agree(self, failed: bool, settings: str = "") -> None:
         """See `Peers.agree`."""

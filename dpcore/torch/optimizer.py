@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
+from dpcore.spec.ops import UpdateSettings
 from dpcore.torch import groups
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
@@ -84,16 +85,15 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise PrivacyError(
                 "optimizer.step(): no batch was summed; call private.step(batch), which ends in this step"
             )
-        settings = [groups.settings(group, self._update) for group in self.param_groups]
+        settings = self._settings()
         self._ready = False
-        self._engine.release([settings[group] for group in self._group_of])
+        self._engine.release(settings)
 
     def take(self, batch: Any, public: Any = None) -> None:
         """Sum one drawn batch and step: what ``private.step`` calls."""
         self._engine.check_not_swapped("private.step")
         self._engine.check_public(public)
-        for group in self.param_groups:
-            groups.settings(group, self._update)  # refused before the sum is paid for
+        settings = self._settings()  # refused before the sum is paid for
         with self._engine.mechanism.turns.lock:  # a whole step of one thread
             if self._taking:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
@@ -101,7 +101,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             number = self._engine.mechanism.step
             self._taking = True
             try:
-                self._accumulate(batch, public)
+                self._accumulate(batch, public, repr(settings))
                 self._ready = True
                 self.step()
             finally:
@@ -109,8 +109,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 if self._engine.mechanism.step > number:  # released, even if what came after it failed
                     self._loader.forget()
 
-    def _accumulate(self, batch: Any, public: Any) -> None:
-        """Sum the batch; where one process fails, none goes on to the release."""
+    def _settings(self) -> list[UpdateSettings]:
+        """Return the present settings of each trained parameter."""
+        found = [groups.settings(group, self._update) for group in self.param_groups]
+        return [found[group] for group in self._group_of]
+
+    def _accumulate(self, batch: Any, public: Any, settings: str) -> None:
+        """Sum the batch; where one process fails, or would step by other settings, none goes on to the release."""
         peers = self._engine.mechanism.peers
         try:
             self._engine.accumulate(batch, public)
@@ -118,7 +123,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             with suppress(PrivacyError):  # what failed here says more
                 peers.agree(failed=True)
             raise
-        peers.agree(failed=False)
+        peers.agree(failed=False, settings=settings)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""

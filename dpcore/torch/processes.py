@@ -30,6 +30,11 @@ CAVEAT = (
     "which is trusted as the machines are."
 )
 
+OTHER_SETTINGS = (
+    "rank {} would take this step by other settings of parameter groups (learning rate, ...) than rank 0: no rank "
+    "releases it; schedulers must do the same in all processes"
+)
+
 # Numbers of the sum that a process sends in one message: what it copies for it is this small.
 _MESSAGE = 1 << 24
 
@@ -158,17 +163,20 @@ class Processes(Alone):
             dist.broadcast_object_list(held, src=self._first, group=self._group)
         return held[0]
 
-    def agree(self, failed: bool) -> None:
+    def agree(self, failed: bool, settings: str = "") -> None:
         """See `Peers.agree`."""
-        flags = torch.zeros(self.world_size, dtype=torch.float64, device=self._sum.device)
-        flags[self.rank] = float(failed)
+        flags = torch.zeros((2, self.world_size), dtype=torch.float64, device=self._sum.device)
+        flags[0, self.rank] = float(failed)
+        flags[1, self.rank] = int(_digest(settings)[:12], 16)  # 48 bits: exact in float64
         with self._lost():
             dist.all_reduce(flags, group=self._group)
-        if ranks := flags.nonzero()[:, 0].tolist():
+        if ranks := flags[0].nonzero()[:, 0].tolist():
             raise PrivacyError(
                 f"rank {', '.join(map(str, ranks))} failed in this step: no rank releases it, and its sum is dropped; "
                 "mend the cause and step the batch again, or end the run"
             )
+        if others := (flags[1] != flags[1, 0]).nonzero()[:, 0].tolist():
+            raise PrivacyError(OTHER_SETTINGS.format(", ".join(map(str, others))))
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
         """Refuse processes whose settings differ, and name all that do."""

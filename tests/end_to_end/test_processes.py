@@ -23,6 +23,7 @@ import torch.multiprocessing
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.methods import disk, dp_adam, dp_sgd
 from dpcore.torch import processes
+from dpcore.torch.peers import _check_backend
 from tests.unit import torch_runs
 from tests.unit.torch_runs import DATA, finish, load, model, saved, start, values
 
@@ -75,6 +76,20 @@ def failing(rank: int, folder: Path) -> None:
     finish(run)
     if rank == 0:
         torch.save(values(run.model), folder / "after.pt")
+    run = begin("dp_sgd", 0)
+    run.optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
+    batch = next(iter(run.loader))
+    with pytest.raises(PrivacyError, match="rank 1 would take this step by other settings"):
+        run.step(batch)
+    assert run.steps_taken == 0
+    run.optimizer.param_groups[0]["lr"] = 0.1
+    run.step(batch)
+    only = dist.new_group([0])
+    if rank == 1:
+        with pytest.raises(ArgumentError, match="no member"):
+            begin("dp_sgd", 0, process_group=only)
+    else:
+        begin("dp_sgd", 0, process_group=only)
     cases: list[tuple[str, Callable[[], Any]]] = [
         (r"data \(number of examples\)", lambda: begin("dp_sgd", 1, data=[t[: 30 - rank] for t in DATA])),
         (r"key \(rank 1\); must", lambda: begin("dp_sgd", 1 + rank)),
@@ -159,7 +174,7 @@ def in_processes(world: int, task: Callable[[int, Path], None], folder: Path, jo
     return torch.multiprocessing.spawn(work, args=(world, port, task, folder), nprocs=world, join=join)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_processes_are_one_run(world: int, tmp_path: Path):
     in_processes(world, compared, tmp_path)
     for index, name in enumerate(METHODS):
@@ -220,6 +235,19 @@ def test_the_script_of_the_documentation(tmp_path: Path):
 def test_a_group_must_be_one():
     with pytest.raises(ArgumentTypeError, match="process_group='str'"):
         begin("dp_sgd", 0, process_group="gloo")
+
+
+@pytest.mark.parametrize(("config", "device", "words"), [
+    ("cuda:nccl", "cpu", r"on 'cpu', where the model is, is none: must be gloo"),
+    ("cpu:gloo,cuda:gloo", "cuda", r"on 'cuda', where the model is, is gloo: must be nccl"),
+    ("cpu:gloo,cuda:nccl", "cuda", ""), ("cpu:gloo,cuda:gloo", "cpu", ""),
+])  # fmt: skip
+def test_the_group_can_send_what_the_model_is_made_of(config: str, device: str, words: str):
+    if not words:
+        _check_backend(config, device)
+        return
+    with pytest.raises(ArgumentError, match=words):
+        _check_backend(config, device)
 
 
 def command_in_processes(folder: Path, *arguments: str) -> subprocess.Popen[str]:

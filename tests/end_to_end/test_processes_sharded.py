@@ -205,10 +205,11 @@ def compared(rank: int, folder: Path) -> None:
         run = start(sharded(), name)
         finish(run, stop=3)
         found[f"{name}, stopped"] = {"model": whole(run.model), "optimizer": run.optimizer.state_dict()}
+        run.optimizer.save_sharded(folder / f"{name}, parts")
         stopped = torch.load(folder / f"{name}.pt", weights_only=True)
         run = start(sharded(), name, key=bytes([99]) * 32)
         put(run.model, stopped["model"])
-        run.optimizer.load_state_dict(stopped["optimizer"])
+        run.optimizer.load_sharded(folder / f"{name}, parts of one process")
         keep_keys(run, stopped["optimizer"])
         assert run.steps_taken == 3
         finish(run)
@@ -266,6 +267,7 @@ def test_shards_are_one_run(world: int, tmp_path: Path):
             finish(alone[name], stop=3)
             state = {"model": alone[name].model.state_dict(), "optimizer": alone[name].optimizer.state_dict()}
             torch.save(state, tmp_path / f"{name}.pt")
+            alone[name].optimizer.save_sharded(tmp_path / f"{name}, parts of one process")
         finish(alone[name])
     in_processes(world, compared, tmp_path)
     ranks = [torch.load(tmp_path / f"rank {rank}.pt", weights_only=True) for rank in range(world)]
@@ -292,7 +294,7 @@ def test_shards_are_one_run(world: int, tmp_path: Path):
         went_on = start(Net(), name, key=bytes([99]) * 32)
         state = ranks[0][f"{name}, stopped"]
         went_on.model.load_state_dict(state["model"])
-        went_on.optimizer.load_state_dict(state["optimizer"])
+        went_on.optimizer.load_sharded(tmp_path / f"{name}, parts")
         keep_keys(went_on, state["optimizer"])
         finish(went_on)
         torch.testing.assert_close(went_on.model.state_dict(), alone[name].model.state_dict(), **close)
@@ -384,7 +386,12 @@ def without_head() -> nn.Module:
 
 def failing(rank: int, run: dpcore.torch.PrivateRun) -> None:
     """One process fails midway: nobody releases, nobody waits for ever, and all have the parameters that they had."""
-    run.step(next(iter(run.loader)))
+    batch = next(iter(run.loader))
+    run.optimizer.param_groups[0]["lr"] *= 1 + rank
+    with pytest.raises(PrivacyError, match="rank 1 would take this step by other settings"):
+        run.step(batch)
+    run.optimizer.param_groups[0]["lr"] /= 1 + rank
+    run.step(batch)
     before = [p.to_local().clone() for p in run.model.parameters()]
     batch = next(iter(run.loader))
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)

@@ -73,7 +73,7 @@ class InThreads(Alone):
     def same(self, value: Any) -> Any:
         return self._all(value)[0]
 
-    def agree(self, failed: bool) -> None:
+    def agree(self, failed: bool, settings: str = "") -> None:
         assert not any(self._all(failed))
 
 
