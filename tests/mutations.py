@@ -288,7 +288,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sums.py"),
         ("add messages in float32", "torch.sum(found, 0, dtype=torch.float64, out=own[start : start + columns])",
          "own[start : start + columns] = torch.sum(found, 0)", "end_to_end/test_processes_sums.py"),
-        ("go on where another process failed", "if ranks := flags.nonzero()[:, 0].tolist():", "if ranks := []:",
+        ("go on where another process failed", "if ranks := flags[0].nonzero()[:, 0].tolist():", "if ranks := []:",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
         ("let learning rates differ", "if others := (flags[1] != flags[1, 0]).nonzero()[:, 0].tolist():", "if others := []:",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
