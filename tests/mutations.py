@@ -312,7 +312,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/shards.py": [
         ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",
          "own.copy_(whole.chunk(self.world_size)[self.rank])", "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
-        ("release what layers gathered in different orders", "if any(not torch.equal(order, own) for", "if any(False for",
+        ("release what layers gathered in different orders", "if any(not torch.equal(order, own[:4]) for", "if any(False for",
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
         ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
     ],
