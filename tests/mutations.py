@@ -599,6 +599,18 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/state/saving.py": [
         ("save a secret part for everybody", "0o600", "0o644", "unit/torch/test_checkpoint.py"),
     ],
+    "dpcore/stages/strategies/search/single.py": [
+        ("claim a bound that is none", "proved = total**2 / columns.sum() / rows.sum()", "proved = 1.0001 * total**2 / columns.sum() / rows.sum()",
+         "unit/stages/test_optimal.py"),
+        ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
+    ],
+    "dpcore/stages/strategies/search/fixed_order.py": [
+        ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
+        ("let entries between an example's steps be", "slope[apart] = 0.0", "pass", "unit/stages/test_optimal.py"),
+    ],
+    "dpcore/stages/strategies/search/error.py": [
+        ("forget that examples take part again", "    if epochs > 1:\n", "    if False:\n", "unit/stages/test_optimal.py"),
+    ],
     "dpcore/torch/state/sharded.py": [
         ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),
         ("save where another process could not", "    if failed:\n", "    if False:\n",

@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -71,6 +72,21 @@ def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[An
         near = begun[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {known[near[0]]}? " if near else ""
         raise typer.BadParameter(f"{value!r} is unknown; {hint}known: {', '.join(known.values())}")
+
+    return parse
+
+
+def name_or_file(options: Iterable[str], endings: tuple[str, ...]) -> Callable[[Any], str]:
+    """Return a parser for one of `options`, or for a file that is there and has one of the endings."""
+    parse_one = one_of(options)
+
+    def parse(value: Any) -> str:
+        path = Path(str(value))
+        if path.suffix.lower() not in endings:
+            return parse_one(value)
+        if not path.is_file():
+            raise typer.BadParameter(f"{str(value)!r}: there is no such file")
+        return str(path)
 
     return parse
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dpcore.cli.train.training_options import TrainingOptions
@@ -13,7 +14,8 @@ from dpcore.methods import BASES, METHODS, keywords
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.method import Method
-from dpcore.stages.strategies import NamedStrategy
+from dpcore.stages.strategies import NamedStrategy, load
+from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
 
@@ -131,7 +133,8 @@ class Settings(TrainingOptions):
             rate = 0.2 if self.clip_lr is None else self.clip_lr
             given["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
         if self.strategy is not None:
-            given["strategy"] = NamedStrategy(self.strategy, self.bands)
+            name = self.strategy
+            given["strategy"] = load(name) if Path(name).suffix in ENDINGS else NamedStrategy(name, self.bands)
         if self.schedule is not None:
             given["schedule"] = WarmupCosine(self.warmup_steps or 0)
         if self.ema is not None:

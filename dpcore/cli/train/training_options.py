@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from dpcore.cli.options import SAMPLINGS, flag, option
-from dpcore.cli.values import count, group_norms, one_of, real, reals, whole
+from dpcore.cli.values import count, group_norms, name_or_file, one_of, real, reals, whole
 from dpcore.methods import BASES, METHODS, VARIANTS
 from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.stages.filters import NAMED_FILTERS
 from dpcore.stages.strategies import NAMES
+from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.accelerated import COUPLINGS
 
 MODELS = ("logistic", "mlp", "cnn-5")
@@ -89,8 +90,9 @@ class TrainingOptions:
     warmup_steps: Annotated[_Count, option(count, "N", "For --schedule: steps of linear warm-up.", UPDATE)] = None
     ema: Annotated[_Real, option(real, "DECAY", "Average of the parameters over time; it is evaluated and kept.",
         UPDATE)] = None
-    strategy: Annotated[_Text, option(one_of(NAMES), "NAME",
-        f"{', '.join(NAMES)}; needs --sampling fixed-order or shuffled.", CORRELATED)] = None
+    strategy: Annotated[_Text, option(name_or_file(NAMES, ENDINGS), "NAME",
+        f"{', '.join(NAMES)}, or a file of dpcore strategy optimize or with a matrix ({', '.join(ENDINGS)}); needs "
+        "--sampling fixed-order or shuffled.", CORRELATED)] = None
     bands: Annotated[_Count, option(count, "N", "Of the banded strategy.", CORRELATED)] = None
     decay: Annotated[_Real, option(real, "C", "srg_memf: decay of the earlier gradient.", CORRELATED)] = None
     scale_eps: Annotated[_Real, option(real, "E", "Added to the root of the second moment.", SCALED)] = None

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.blt import BLT
+from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import Dense, from_matrix
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
+from dpcore.stages.strategies.saved import load, save
+from dpcore.stages.strategies.search.cache import folder as cache_folder
+from dpcore.stages.strategies.search.error import error_of
+from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
 from dpcore.stages.strategies.sensitivity import sensitivity
 from dpcore.stages.strategies.toeplitz import (
     BandedInverseToeplitz,
@@ -15,10 +20,13 @@ from dpcore.stages.strategies.toeplitz import (
     banded_inverse_square_root,
 )
 from dpcore.stages.strategies.tree import Tree, TreeOptimal, nodes_touched
+from dpcore.stages.strategies.workload import Workload
 from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
-    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Dense", "Identity", "NamedStrategy",
-    "SquareRoot", "Strategy", "Tree", "TreeOptimal", "banded_inverse_square_root", "check_steps", "check_streaming",
-    "from_matrix", "identify", "max_error", "nodes_touched", "rmse", "sensitivity", "strategy",
+    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
+    "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "Tree", "TreeOptimal", "Workload",
+    "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of", "from_matrix",
+    "identify", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save", "sensitivity",
+    "strategy",
 ]  # fmt: skip

@@ -63,12 +63,12 @@ class BLT(Rational):
 
     def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
         """Return P, Q and the norm of c_0 .. c_{T-1}."""
-        p, q = _polynomials(self.scales, self.decays)
+        p, q = polynomials(self.scales, self.decays)
         return p, q, float(np.linalg.norm(response(p, q, self.steps)))
 
 
 @lru_cache(maxsize=32)
-def _polynomials(scales: tuple[float, ...], decays: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def polynomials(scales: tuple[float, ...], decays: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return P and Q, coefficients of x^0 .. x^m."""
     factors = [np.array([1.0, -decay]) for decay in decays]
     q = reduce(np.convolve, factors, np.ones(1))

@@ -106,7 +106,7 @@ class BandedToeplitz(Rational):
     kind: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self) -> None:
-        values = _series(series=self.series)
+        values = checked_series(series=self.series)
         object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
 
     def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
@@ -160,7 +160,7 @@ class BandedInverseToeplitz(Rational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        values = _series(series=self.series)
+        values = checked_series(series=self.series)
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.linalg.norm(response((1.0,), tuple(values.tolist()), self.steps)))
         if not np.isfinite(norm):
@@ -188,7 +188,8 @@ def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
     return BandedInverseToeplitz(tuple(_root(0.5, bands).tolist()), steps)
 
 
-def _series(**values: Sequence[float]) -> Matrix:
+def checked_series(**values: Sequence[float]) -> Matrix:
+    """Return the value as an array of coefficients, the first of them positive."""
     ((name, _),) = values.items()
     array = base.finite_array(1, **values)
     if array[0] <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,43 +18,75 @@ from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix, Strategy
 from dpcore.stages.strategies.sensitivity import sensitivity
+from dpcore.stages.strategies.workload import Workload, recurrence
 
 
-def ones(steps: int) -> Matrix:
-    """Return the workload of plain SGD, prefix sums: ones on and below the diagonal, (steps, steps)."""
-    steps = validate.integer(steps=steps, minimum=1)
-    return np.tril(np.ones((steps, steps)))
+def ones(steps: int) -> Workload:
+    """Return the workload of plain SGD, prefix sums: ones on and below the diagonal."""
+    return Workload(_prefix(_steps(steps)), "prefix sums")
 
 
-def momentum(steps: int, momentum: float) -> Matrix:
-    """Return the workload of SGD with momentum m_t = `momentum` m_{t-1} + g_t: prefix sums of m, (steps, steps)."""
-    return ones(steps) @ accumulation(steps, validate.decay(momentum=momentum))
+def momentum(steps: int, momentum: float) -> Workload:
+    """Return the workload of SGD with momentum m_t = `momentum` m_{t-1} + g_t: prefix sums of m."""
+    factor = validate.decay(momentum=momentum)
+    return _named(ones(steps) @ accumulation(steps, factor), f"momentum {factor:g}")
 
 
-def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Matrix:
-    """Return the "true" workload of stochastic recursive gradients, (steps, steps).
+def weight_decay(steps: int, decay: float) -> Workload:
+    """Return the workload of SGD that shrinks the parameters by ``1 - decay`` before each step; `decay` in [0, 1]."""
+    kept = 1 - validate.unit_interval(decay=decay)
+    return _named(accumulation(steps, kept), f"weight decay {decay:g}")
+
+
+def learning_rates(rates: npt.ArrayLike) -> Workload:
+    """Return the workload of SGD whose steps have these learning rates, (T,) positive numbers."""
+    given = base.finite_array(1, rates=rates)
+    if not (given > 0).all():
+        raise ArgumentError(f"rates: must be positive, and the one of step {int(np.argmin(given > 0))} is not")
+    return recurrence(np.ones(len(given)), given, "learning rates")
+
+
+def exponential_average(steps: int, decay: float) -> Workload:
+    """Return the workload of the average of SGD's iterates, ``y_t = decay y_{t-1} + (1 - decay) x_t``."""
+    factor, steps = validate.decay(decay=decay), _steps(steps)
+    average = recurrence(np.full(steps, factor), np.full(steps, 1 - factor), "average")
+    return _named(average @ ones(steps), f"average with decay {factor:g}")
+
+
+def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Workload:
+    """Return the "true" workload of stochastic recursive gradients.
 
     What is released are differences Delta_t; G_t = c_t G_{t-1} + Delta_t is the gradient that SGD with momentum takes.
 
     `decay` is c, or (T,) numbers c_t with c_0 unused; `momentum` is the update's. DP-SRG, section 5: M A L, with A the
     prefix sums, M the momentum and L the accumulation.
     """
-    validate.decay(momentum=momentum)
-    return ones(steps) @ accumulation(steps, momentum) @ accumulation(steps, decay)
+    factor = validate.decay(momentum=momentum)
+    found = ones(steps) @ accumulation(steps, decay)
+    return _named(found if factor == 0 else accumulation(steps, factor) @ found, "recursive gradients")
 
 
-def accumulation(steps: int, decay: float | npt.ArrayLike) -> Matrix:
-    """Return L of G_t = c_t G_{t-1} + Delta_t: L[t, s] = c_{s+1} ... c_t, (steps, steps); `decay` a float or (T,)."""
-    steps = validate.integer(steps=steps, minimum=1)
+def accumulation(steps: int, decay: float | npt.ArrayLike) -> Workload:
+    """Return L of G_t = c_t G_{t-1} + Delta_t: L[t, s] = c_{s+1} ... c_t; `decay` a float or (T,)."""
+    steps = _steps(steps)
     factors = np.asarray(decay, dtype=np.float64)
     if factors.ndim == 0:
         factors = np.full(steps, float(factors))
     if factors.shape != (steps,) or not np.isfinite(factors).all():
         raise ArgumentError(f"decay: must be a finite number or {steps} of them, one for each step")
-    result = np.eye(steps)
-    for t in range(1, steps):
-        result[t, :t] = factors[t] * result[t - 1, :t]
-    return result
+    return recurrence(factors, np.ones(steps), "accumulation")
+
+
+def _steps(steps: int) -> int:
+    return validate.integer(steps=steps, minimum=1)
+
+
+def _prefix(steps: int) -> Matrix:
+    return recurrence(np.ones(steps), np.ones(steps), "").inverse
+
+
+def _named(workload: Workload, name: str) -> Workload:
+    return replace(workload, name=name)
 
 
 def row_norms(strategy: Strategy, workload: npt.ArrayLike, steps: int) -> Matrix:

@@ -1,0 +1,215 @@
+"""``dpcore strategy``: find the best correlated noise, and say how far it is from the best that there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpcore.cli.options import Json, flag, option, picture
+from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.values import count, names, one_of, real
+from dpcore.errors import ArgumentError
+from dpcore.spec.canonical import plain
+
+if TYPE_CHECKING:
+    from dpcore.stages.strategies import Optimum, Strategy, Workload
+    from dpcore.stages.strategies.search.single import Bracket
+
+strategy = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
+
+KINDS = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt")
+WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
+
+_Steps = Annotated[int, option(count, "N", "Of the run.")]
+_Workload = Annotated[str, option(one_of(WORKLOADS), "NAME",
+    "What is wanted of the noisy sums: prefix (the iterates of SGD), momentum, weight-decay, average (of the "
+    "iterates, exponential) or srg (DP-SRG, with --momentum).")]  # fmt: skip
+_Momentum = Annotated[float, option(real, "M", "Of the update, for momentum and srg.")]
+_Decay = Annotated[Any, option(real, "D", "For weight-decay, average and srg: 0.01, 0.999 and exp(-2.5) if left out.")]
+_Epochs = Annotated[int, option(count, "K", "How often each example takes part, in a fixed order.")]
+_Bands = Annotated[Any, option(count, "B", "Of banded and banded-toeplitz; 32 if left out.")]
+_Buffers = Annotated[Any, option(count, "M", "Of blt; 4 if left out.")]
+_NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on disk.")]
+_Largest = Annotated[bool, flag("--largest", "Lower the largest error of any step, not the mean; for dense.")]
+
+
+@strategy.callback(invoke_without_command=True)
+def _start(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@strategy.command(
+    "optimize", epilog="Example:  dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
+)
+def optimize_command(
+    steps: _Steps,
+    kind: Annotated[str, option(one_of(KINDS), "NAME", ", ".join(KINDS) + ".")] = "dense",
+    workload: _Workload = "prefix",
+    momentum: _Momentum = 0.9,
+    decay: _Decay = None,
+    epochs: _Epochs = 1,
+    bands: _Bands = None,
+    buffers: _Buffers = None,
+    largest: _Largest = False,
+    tolerance: Annotated[
+        Any,
+        option(real, "SHARE", "How near a dense strategy must come; 5e-6, or 1e-6 for several epochs, if left out."),
+    ] = None,
+    out: Annotated[Any, option(Path, "FILE", "Keep the strategy in this file (.npz).")] = None,
+    no_cache: _NoCache = False,
+    as_json: Json = False,
+) -> None:
+    """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
+    from dpcore import strategies
+
+    if out is not None and Path(out).suffix != ".npz":
+        raise ArgumentError(f"--out {out}: must end in .npz")
+    wanted = workload_of(workload, steps, momentum, decay)
+    given = {} if tolerance is None else {"tolerance": tolerance}
+    found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
+        keep=not no_cache, told=None if as_json else _teller(), **given)  # fmt: skip
+    if out is not None:
+        strategies.save(out, found.strategy)
+    if as_json:
+        write_json({"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
+            **_figures(found), "finished": found.finished, "strategy": plain(_described(found.strategy))})  # fmt: skip
+        return
+    what = "largest" if largest else "root mean squared"
+    write_line(f"{what} error of {wanted.name} over {steps:,} steps at mu = 1: {found.error:.6g} clip norms")
+    if found.lower_bound is not None:
+        write_line(
+            f"no mechanism is below {found.lower_bound:.6g}: this one is at most {found.above:.2%} above the best"
+        )
+    else:
+        write_line("how near it is to the best is not known for so many steps")
+    write_line(f"found in {found.seconds:.2f} s{'' if found.finished else '; interrupted: the best so far'}")
+    if out is not None:
+        write_line(f"kept in {out}; dpcore.strategies.load reads it")
+
+
+@strategy.command("compare", epilog="Example:  dpcore strategy compare --steps 1024 --out strategies.png")
+def compare_command(
+    steps: _Steps,
+    workload: _Workload = "prefix",
+    momentum: _Momentum = 0.9,
+    decay: _Decay = None,
+    epochs: _Epochs = 1,
+    bands: _Bands = None,
+    buffers: _Buffers = None,
+    kinds: Annotated[Any, option(names(KINDS), "A,B,...", "Of those that are searched for.")] = KINDS,
+    out: Annotated[Any, option(picture, "FILE", "Draw the errors beside the bound, and the noise over time.")] = None,
+    no_cache: _NoCache = False,
+    as_json: Json = False,
+) -> None:
+    """Compare strategies on a workload, each with its distance from the best of all."""
+    from dpcore import strategies
+
+    wanted = workload_of(workload, steps, momentum, decay)
+    found: dict[str, tuple[Strategy, float]] = {}
+    for kind in kinds:
+        own = {"bands": bands} if kind.startswith("banded") else {"buffers": buffers} if kind == "blt" else {}
+        best = strategies.optimal(kind, wanted, epochs=epochs, keep=not no_cache, **own)
+        found[kind] = best.strategy, best.error
+    for name in ("square-root", "tree-optimal", "identity"):
+        chosen = strategies.strategy(name, steps)
+        found[name] = chosen, strategies.error_of(chosen, wanted, epochs)
+    bound = strategies.lower_bound(wanted, epochs=epochs)
+    if out is not None:
+        from dpcore.cli.plots.strategy_plots import strategies_picture
+
+        noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
+        errors = {name: error for name, (_, error) in found.items()}
+        strategies_picture(out, errors, bound, noise, title=f"{wanted.name}, {steps:,} steps, {epochs} epoch(s)")
+    if as_json:
+        write_json({"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
+            {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order}
+             for name, (chosen, error) in found.items()}})  # fmt: skip
+        return
+    write_line(f"{wanted.name}, {steps:,} steps, {epochs} epoch(s); no mechanism is below {bound:.5g}")
+    write_line(f"{'strategy':<18}{'error':>10}{'above the best':>16}  state vectors")
+    for name, (chosen, error) in sorted(found.items(), key=lambda item: item[1][1]):
+        vectors = chosen.order or ("rows drawn again" if name not in ("identity",) else 0)
+        write_line(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {vectors}")
+
+
+@strategy.command("show", epilog="Example:  dpcore strategy show blt.npz --steps 1024 --out blt.png")
+def show_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of dpcore strategy optimize, or with a matrix.")],
+    steps: Annotated[Any, option(count, "N", "Of the run; all that the strategy has if left out.")] = None,
+    workload: _Workload = "prefix",
+    momentum: _Momentum = 0.9,
+    decay: _Decay = None,
+    epochs: _Epochs = 1,
+    out: Annotated[Any, option(picture, "FILE", "Draw C and its inverse.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a strategy in a file is, costs and leaves as an error."""
+    from dpcore import strategies
+
+    chosen = strategies.load(file)
+    if steps is None and chosen.steps is None:
+        raise ArgumentError(f"{file}: has any number of steps; say how many with --steps")
+    length = int(chosen.steps or 0) if steps is None else steps
+    wanted = workload_of(workload, length, momentum, decay)
+    strategies.check_steps(chosen, length)
+    error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
+    if out is not None:
+        from dpcore.cli.plots.strategy_plots import matrices_picture
+
+        matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {length:,} steps")
+    if as_json:
+        write_json({"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
+            "error": error, "lower_bound": bound, "above": error / bound - 1,
+            "state_vectors": chosen.order})  # fmt: skip
+        return
+    drawn = sum(len(chosen.rows(step)) for step in range(length)) if chosen.coefficients(0) is None else length
+    write_line(f"{chosen.describe()['kind']}, {length:,} steps")
+    write_line(f"state {chosen.order} vectors of the model's size; {drawn:,} rows of noise drawn in the run")
+    write_line(
+        f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {error / bound - 1:.2%} above the best of all"
+    )
+
+
+def workload_of(name: str, steps: int, momentum: float, decay: float | None) -> Workload:
+    """Return the workload that the options name."""
+    import math
+
+    from dpcore.stages.strategies import workloads
+
+    if steps < 1:
+        raise ArgumentError(f"--steps {steps}: must be at least 1")
+    if name == "prefix":
+        return workloads.ones(steps)
+    if name == "momentum":
+        return workloads.momentum(steps, momentum)
+    if name == "weight-decay":
+        return workloads.weight_decay(steps, 0.01 if decay is None else decay)
+    if name == "average":
+        return workloads.exponential_average(steps, 0.999 if decay is None else decay)
+    return workloads.srg(steps, math.exp(-2.5) if decay is None else decay, momentum)
+
+
+def _figures(found: Optimum) -> dict[str, Any]:
+    return {"error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds}
+
+
+def _described(chosen: Strategy) -> dict[str, Any]:
+    """Return what a strategy says of itself, without long lists."""
+    return {k: v for k, v in chosen.describe().items() if not isinstance(v, list) or len(v) <= 64}
+
+
+def _teller() -> Any:
+    import time
+
+    console, begun, last = remarks(), time.monotonic(), [0.0]
+
+    def told(bracket: Bracket) -> None:
+        passed = time.monotonic() - begun
+        if passed - last[0] >= 2:
+            last[0] = passed
+            console.print(f"{passed:.0f} s: error within {bracket.gap:.2e} of the least; Ctrl-C keeps the best so far")
+
+    return told

@@ -1,0 +1,84 @@
+"""Strategies in files: their kind, their numbers, and nothing that runs."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.stages.strategies.banded import Banded
+from dpcore.stages.strategies.base import Strategy
+from dpcore.stages.strategies.blt import BLT
+from dpcore.stages.strategies.coefficients import Coefficients
+from dpcore.stages.strategies.dense import Dense, from_matrix
+from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
+
+ENDINGS: Final = (".npz", ".npy", ".txt")
+"""Of files with a strategy."""
+
+_FIELDS: dict[type, tuple[str, ...]] = {
+    Dense: ("entries",), Banded: ("bands",), BandedToeplitz: ("series",), Coefficients: ("series",),
+    BandedInverseToeplitz: ("series", "steps"), BLT: ("scales", "decays", "steps"),
+}  # fmt: skip
+
+
+def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
+    """Write a strategy that is made of numbers into a file that `load` reads (NumPy's .npz).
+
+    Raises
+    ------
+    ArgumentError
+        For a strategy that a name stands for, such as a tree.
+    DataError
+        Where the file cannot be written.
+    """
+    fields = _FIELDS.get(type(strategy))
+    if fields is None:
+        raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: has no numbers to keep; its name stands for it")
+    arrays: dict[str, Any] = {name: np.asarray(getattr(strategy, name)) for name in fields}
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            np.savez(file, allow_pickle=False, kind=np.array(type(strategy).__name__), **arrays)
+        draft.replace(target)
+    except OSError as cause:
+        raise DataError(f"strategy {target}: cannot be written ({cause.strerror})") from cause
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str]) -> Strategy:
+    """Return the strategy in a file: one that `save` wrote, or a (T, T) matrix (.npy, or text with a row a line).
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be read, or holds no strategy.
+    """
+    given = Path(path)
+    try:
+        if given.suffix == ".npz":
+            with given.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                held = {name: archive[name] for name in archive.files}
+            kinds = {kind.__name__: kind for kind in _FIELDS}
+            kind = kinds[str(held.pop("kind"))]
+            values: dict[str, Any] = {name: held[name] for name in _FIELDS[kind]}
+            if kind not in (Dense, Banded):  # made of numbers, not of arrays
+                values = {name: value.tolist() for name, value in values.items()}
+                values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+            found: Strategy = kind(**values)
+            return found
+        if given.suffix == ".npy":
+            return from_matrix(np.load(given, allow_pickle=False))
+        return from_matrix([[float(word) for word in line.split()] for line in given.read_text().splitlines()])
+    except OSError as cause:
+        raise DataError(f"strategy {given}: cannot be read ({cause.strerror or cause})") from cause
+    except DpcoreError as cause:
+        raise DataError(f"strategy {given}: {cause}") from cause
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as cause:
+        raise DataError(f"strategy {given}: is damaged, or holds no strategy (.npz, .npy or text)") from cause

@@ -1,0 +1,243 @@
+"""Optimal strategies of every kind, each with its error and the least error of any mechanism."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from dpcore.errors import ArgumentError
+from dpcore.spec import validate
+from dpcore.stages.strategies.banded import Banded
+from dpcore.stages.strategies.base import Strategy
+from dpcore.stages.strategies.blt import BLT
+from dpcore.stages.strategies.coefficients import Coefficients
+from dpcore.stages.strategies.dense import from_matrix
+from dpcore.stages.strategies.search import cache, fixed_order, single
+from dpcore.stages.strategies.search.banded import banded
+from dpcore.stages.strategies.search.blt import blt
+from dpcore.stages.strategies.search.error import error_of
+from dpcore.stages.strategies.search.single import Bracket, factor
+from dpcore.stages.strategies.search.toeplitz import toeplitz
+from dpcore.stages.strategies.toeplitz import BandedToeplitz
+from dpcore.stages.strategies.workload import Workload
+from dpcore.stages.strategies.workloads import ones
+
+KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt")
+TOLERANCE: Final = 5e-6
+TOLERANCE_OF_EPOCHS: Final = 1e-6
+MOST_DENSE: Final = 4096
+"""Most steps of a dense problem, and of a bound that needs one."""
+MOST_EPOCHS: Final = 512
+"""Of a bound for several epochs, which takes longer."""
+
+Told = Callable[[Bracket], None]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """A strategy with its certificate.
+
+    Attributes
+    ----------
+    strategy : Strategy
+    error : float
+        Root mean squared error of the workload, or its largest, at mu = 1 and in clip norms: `dpcore.strategies.rmse`.
+    lower_bound : float or None
+        What the error of no mechanism is below, matrix mechanisms of any shape and size among them; None where it is
+        not known.
+    seconds : float
+        That the search took, when it was made.
+    finished : bool
+        False if it was interrupted: the best so far.
+    """
+
+    strategy: Strategy
+    error: float
+    lower_bound: float | None
+    seconds: float
+    finished: bool = True
+
+    @property
+    def above(self) -> float | None:
+        """How far the error is above the bound, as a share of it."""
+        return None if self.lower_bound is None else self.error / self.lower_bound - 1
+
+
+def optimal(
+    kind: str,
+    workload: Workload | int,
+    *,
+    epochs: int = 1,
+    bands: int | None = None,
+    buffers: int | None = None,
+    largest: bool = False,
+    tolerance: float | None = None,
+    keep: bool = True,
+    told: Told | None = None,
+) -> Optimum:
+    """Return the strategy of a kind with the least error on a workload, and the least error of any mechanism.
+
+    Parameters
+    ----------
+    kind : {"dense", "banded", "banded-toeplitz", "toeplitz", "blt"}
+    workload : Workload or int
+        A number of steps stands for that of plain SGD, prefix sums.
+    epochs : int
+        How often an example takes part: at j, j + b, j + 2b, ... with b = ceil(steps / epochs), in a fixed order.
+    bands : int, optional
+        Of "banded" and "banded-toeplitz"; by default 32, or all steps of an epoch where these are fewer.
+    buffers : int, optional
+        Of "blt"; 4 by default.
+    largest : bool
+        Minimize the largest error of any step instead of the mean one; for "dense" and one epoch.
+    tolerance : float, optional
+        How far above the least error a dense strategy may be, as a share of it; by default 5e-6, or 1e-6 for several
+        epochs.
+    keep : bool
+        Look the problem up among the solved ones on disk, and keep it there (`dpcore.strategies.cache_folder`).
+    told : callable, optional
+        Told of every bracket of a dense search.
+
+    Raises
+    ------
+    ArgumentError
+        For a kind that does not fit the workload or the participation.
+
+    Notes
+    -----
+    Ctrl-C ends a dense search with the best strategy so far, which is not `finished`.
+    """
+    workload = ones(workload) if isinstance(workload, int) else workload
+    steps = workload.steps
+    epochs = validate.integer(1, epochs=epochs)
+    if epochs > steps:
+        raise ArgumentError(f"epochs={epochs}: must be at most {steps}, the number of steps")
+    period = -(-steps // epochs)
+    settings = _settings(kind, bands, buffers, period)
+    usual = TOLERANCE if epochs == 1 else TOLERANCE_OF_EPOCHS
+    tolerance = usual if tolerance is None else validate.positive(tolerance=tolerance)
+    if largest and (kind != "dense" or epochs > 1):
+        raise ArgumentError(f"largest=True: is for kind='dense' and epochs=1, not for {kind!r} and {epochs}")
+    if steps > MOST_DENSE and kind in ("dense", "banded"):
+        raise ArgumentError(
+            f"steps={steps}: must be at most {MOST_DENSE} for kind={kind!r}; take 'banded-toeplitz' or 'blt'"
+        )
+    problem = {"kind": kind, "workload": workload.describe()["sha256"], "epochs": epochs, "largest": largest,
+               "tolerance": tolerance, **settings}  # fmt: skip
+    found = cache.load(problem) if keep else None
+    if found is None:
+        begun = time.monotonic()
+        if kind == "dense":
+            found = _dense(workload, epochs, period, largest, tolerance, told)
+        else:
+            found = {**_few(kind, workload, epochs, period, settings), "finished": True}
+            found["bound"] = squared_bound(workload, epochs, keep=keep)
+        found["seconds"] = time.monotonic() - begun
+        if keep and found["finished"]:
+            cache.save(problem, found)
+    strategy, bound = _strategy(kind, found, steps), float(found["bound"])
+    error = error_of(strategy, workload, epochs, largest=largest)
+    known = math.sqrt(bound) if bound > 0 else None
+    return Optimum(strategy, error, known, float(found["seconds"]), bool(found["finished"]))
+
+
+def lower_bound(workload: Workload | int, *, epochs: int = 1, largest: bool = False, tolerance: float = 1e-4) -> float:
+    """Return what the error of no mechanism is below, within `tolerance` of the least; arguments as of `optimal`.
+
+    Raises
+    ------
+    ArgumentError
+        For more than 4,096 steps, where only that of prefix sums in one epoch is known (and there within 1.8 %).
+    """
+    workload = ones(workload) if isinstance(workload, int) else workload
+    bound = squared_bound(workload, epochs, largest=largest, tolerance=tolerance)
+    if bound <= 0:
+        raise ArgumentError(
+            f"workload of {workload.steps} steps in {epochs} epoch(s): must have at most {MOST_DENSE} in one epoch or "
+            f"{MOST_EPOCHS} in several, or be prefix sums in one epoch"
+        )
+    return math.sqrt(bound)
+
+
+def squared_bound(
+    workload: Workload, epochs: int, *, largest: bool = False, tolerance: float = 1e-4, keep: bool = True
+) -> float:
+    """Return the square of `lower_bound`, 0 where none is known."""
+    if workload.steps <= MOST_DENSE and (epochs == 1 or workload.steps <= MOST_EPOCHS):
+        dense = optimal("dense", workload, epochs=epochs, largest=largest, tolerance=tolerance, keep=keep)
+        return 0.0 if dense.lower_bound is None else dense.lower_bound**2
+    if epochs == 1 and not largest and np.array_equal(workload.inverse, ones(workload.steps).inverse):
+        # lambda of ones, with the singular values of prefix sums: 1 / (2 sin((2 j - 1) pi / (4 n + 2))).
+        n = workload.steps
+        return float((0.5 / np.sin((2 * np.arange(1, n + 1) - 1) * np.pi / (4 * n + 2))).sum() ** 2) / n**2
+    return 0.0
+
+
+def _settings(kind: str, bands: int | None, buffers: int | None, period: int) -> dict[str, int]:
+    validate.choice(KINDS, kind=kind)
+    if bands is not None and kind not in ("banded", "banded-toeplitz"):
+        raise ArgumentError(f"bands={bands}: is for kind='banded' and 'banded-toeplitz', not for {kind!r}")
+    if buffers is not None and kind != "blt":
+        raise ArgumentError(f"buffers={buffers}: is for kind='blt', not for {kind!r}")
+    if kind == "blt":
+        return {"buffers": validate.integer(1, buffers=4 if buffers is None else buffers)}
+    if kind in ("banded", "banded-toeplitz"):
+        count = validate.integer(1, bands=min(32, period) if bands is None else bands)
+        if count > period:
+            raise ArgumentError(
+                f"bands={count}: must be at most {period}, the steps between two of an example's; with more, its "
+                "columns overlap"
+            )
+        return {"bands": count}
+    return {}
+
+
+def _dense(
+    workload: Workload, epochs: int, period: int, largest: bool, tolerance: float, told: Told | None
+) -> dict[str, Any]:
+    found: Iterator[Bracket] = single.brackets(workload, largest)
+    if epochs > 1:
+        start = _strategy("banded-toeplitz", {"series": toeplitz(workload, period, epochs, period)}, workload.steps)
+        matrix = start.matrix(workload.steps)
+        found = fixed_order.brackets(workload, period, matrix.T @ matrix)
+    best, finished = Bracket(np.eye(workload.steps), np.inf, 0.0), True
+    try:
+        for bracket in found:
+            best = bracket
+            if told is not None:
+                told(bracket)
+            if bracket.gap <= tolerance:
+                break
+    except KeyboardInterrupt:
+        finished = False
+    return {"matrix": factor(best.square), "bound": best.lower_bound, "finished": finished}
+
+
+def _few(kind: str, workload: Workload, epochs: int, period: int, settings: dict[str, int]) -> dict[str, Any]:
+    """Solve for the few numbers of a kind."""
+    if kind == "blt":
+        scales, decays = blt(workload, settings["buffers"], epochs, period)
+        return {"scales": scales, "decays": decays}
+    bands = settings.get("bands", workload.steps)
+    if kind != "banded":
+        return {"series": toeplitz(workload, bands, epochs, period)}
+    series = toeplitz(workload, bands, epochs, period) if workload.series() is not None else np.eye(1, bands)[0]
+    start = np.repeat(series[:, None], workload.steps, axis=1)
+    start[np.add.outer(np.arange(bands), np.arange(workload.steps)) >= workload.steps] = 0.0
+    return {"bands": banded(workload, start)}
+
+
+def _strategy(kind: str, found: dict[str, Any], steps: int) -> Any:
+    if kind == "dense":
+        return from_matrix(found["matrix"])
+    if kind == "banded":
+        return Banded(found["bands"])
+    if kind == "blt":
+        return BLT(found["scales"].tolist(), found["decays"].tolist(), steps)
+    series = tuple(found["series"].tolist())
+    return BandedToeplitz(series) if kind == "banded-toeplitz" else Coefficients(series)

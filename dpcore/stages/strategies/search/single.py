@@ -1,0 +1,130 @@
+"""The best of all strategies where every example takes part once, with its proof.
+
+With X = C^T C, row t of A C^{-1} has the squared norm ``r_t = (A X^{-1} A^T)_tt``, and column s of C the squared norm
+X_ss. The error, squared, is ``sum_t u_t r_t`` times the largest X_ss: for the mean error all u_t are 1/T, for the
+largest one u is the worst of all weights that add up to 1.
+
+**Lower bound.** For all lambda > 0, and any lower-triangular or other C with all X_ss <= 1, with B = U^(1/2) A:
+
+    tr(B X^{-1} B^T) sum(lambda)  >=  tr(B X^{-1} B^T) tr(Lambda X)
+                                  >=  tr((Lambda^(1/2) B^T B Lambda^(1/2))^(1/2))^2,
+
+the second by Cauchy-Schwarz, in nuclear and Frobenius norms,
+``|B Lambda^(1/2)|_* = |(B C^{-1}) (C Lambda^(1/2))|_* <= |B C^{-1}|_F |C Lambda^(1/2)|_F``. So
+``(sum of the singular values of U^(1/2) A Lambda^(1/2))^2 / sum(lambda)`` is below any mechanism's squared error.
+Equality holds for ``X = Lambda^(-1/2) (Lambda^(1/2) B^T B Lambda^(1/2))^(1/2) Lambda^(-1/2)`` where all X_ss are 1.
+
+**Search.** So lambda is multiplied by the square of X's diagonal, and u by the square of r, until the two bounds meet:
+a fixed-point iteration, accelerated, without a proof of convergence; what is proved is each bound. With singular
+values p S q^T of U^(1/2) A Lambda^(1/2), X and r are those of q S q^T and p S p^T. S^(-2) and q are the
+eigenvalues and vectors of ``Lambda^(-1/2) A^{-1} U^{-1} A^{-T} Lambda^(-1/2)``, which is tridiagonal where
+A^{-1} has two bands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpcore.stages.strategies.base import Matrix
+from dpcore.stages.strategies.search.fixed_point import Accelerated
+from dpcore.stages.strategies.workload import Workload
+
+MOST_ITERATIONS = 500
+
+ROUNDING = 32 * 2.0**-53
+"""Of the largest eigenvalue: the backward error of a symmetric eigenproblem."""
+
+LEAST_ROW = 1e-5
+"""Least weight of a row, over their mean: rows of weight 0 would have none, and the bound loses as much at most."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A strategy and a bound: C^T C (T, T), its squared error, and the least squared error of any mechanism."""
+
+    square: Matrix
+    squared_error: float
+    lower_bound: float
+
+    @property
+    def gap(self) -> float:
+        """How far the error may be above the least one, as a share of it."""
+        return float(np.sqrt(self.squared_error / self.lower_bound)) - 1
+
+
+def brackets(workload: Workload, largest: bool) -> Iterator[Bracket]:
+    """Yield better and better brackets of the least mean error, or of the least largest one."""
+    steps = workload.steps
+    search, here = Accelerated(), np.zeros(2 * steps if largest else steps)
+    bound, best, kept, last = 0.0, np.inf, np.eye(steps), here
+    for _ in range(MOST_ITERATIONS):
+        columns, rows = _weights(here[:steps]), np.full(steps, 1 / steps)  # lambda and u
+        if largest:
+            rows = np.maximum(_weights(here[steps:]), LEAST_ROW) / steps
+        singular, vectors, total = _singular(workload, columns, rows)
+        proved = total**2 / columns.sum() / rows.sum()
+        if proved < bound / 2 or not np.isfinite(proved):  # the proposal was none
+            search.forget()
+            here = last
+            continue
+        bound, last = max(bound, proved), here
+        diagonal = (vectors**2 @ singular) / columns
+        wanted = np.square(workload.apply(np.sqrt(columns)[:, None] * vectors * singular**-0.5)).sum(axis=1)
+        # C scaled column by column to norm 1: a strategy whatever lambda is.
+        half = np.sqrt(columns * diagonal)[:, None] * vectors * singular**-0.5
+        errors = np.square(workload.apply(half)).sum(axis=1)
+        error = errors.max() if largest else errors.mean()
+        if error < best:
+            scale = 1 / np.sqrt(columns * diagonal)
+            best, kept = error, scale[:, None] * ((vectors * singular) @ vectors.T) * scale
+        yield Bracket(kept, float(best), float(bound))
+        step = 2 * np.log(np.concatenate([diagonal, wanted]) if largest else diagonal)
+        # Both weights are up to a factor.
+        step[:steps] -= np.average(step[:steps], weights=columns)
+        if largest:
+            step[steps:] -= np.average(step[steps:], weights=rows)
+        here = search.following(here, step)
+
+
+def _weights(logarithms: Matrix) -> Matrix:
+    found = np.exp(logarithms - logarithms.max())
+    result: Matrix = found / found.mean()
+    return result
+
+
+def factor(square: Matrix) -> Matrix:
+    """Return the lower-triangular C with ``C^T C = square``: a Cholesky factorization from the end."""
+    flipped = np.linalg.cholesky(square[::-1, ::-1])
+    return np.ascontiguousarray(flipped.T[::-1, ::-1])
+
+
+def _singular(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Matrix, Matrix, float]:
+    """Return singular values and right vectors of U^(1/2) A Lambda^(1/2), and a sum that theirs is not below.
+
+    What rounding makes of an eigenvalue, a small multiple of the unit roundoff and the largest one, must not raise it.
+    """
+    from scipy.linalg import eigh, eigh_tridiagonal
+
+    if len(workload.inverse) <= 2:
+        squares, vectors = eigh_tridiagonal(*_tridiagonal(workload, columns, rows))
+        margin = ROUNDING * squares[-1]
+        return np.maximum(squares, margin) ** -0.5, vectors, float(((squares + margin) ** -0.5).sum())
+    # The inverse of the banded matrix, whose small eigenvalues would be lost beside its large ones.
+    half = np.sqrt(rows)[:, None] * np.asarray(workload) * np.sqrt(columns)
+    squares, vectors = eigh(half.T @ half, driver="evd", overwrite_a=True, check_finite=False)
+    margin = ROUNDING * squares[-1]
+    proved = float(np.sqrt(np.maximum(squares - margin, 0)).sum())
+    return np.sqrt(np.maximum(squares, margin)), vectors, proved
+
+
+def _tridiagonal(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Matrix, Matrix]:
+    """Return the diagonals of ``Lambda^(-1/2) A^{-1} U^{-1} A^{-T} Lambda^(-1/2)``."""
+    inverse, weights = workload.inverse / np.sqrt(rows), columns**-0.5
+    diagonal = inverse[0] ** 2
+    if len(inverse) == 1:
+        return diagonal * weights**2, np.zeros(workload.steps - 1)
+    diagonal[1:] += inverse[1, :-1] ** 2
+    return diagonal * weights**2, (inverse[0] * inverse[1])[:-1] * weights[:-1] * weights[1:]

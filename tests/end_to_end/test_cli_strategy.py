@@ -1,0 +1,99 @@
+"""`dpcore strategy`: optimal strategies with their certificates, files of them in train, and nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+from dpcore import strategies
+from dpcore.cli import main
+from tests.end_to_end.command_line import say
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPCORE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def optimize(capsys: Any, *arguments: object) -> dict[str, Any]:
+    assert main(["strategy", "optimize", *map(str, arguments), "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("kind", ["dense", "banded", "banded-toeplitz", "toeplitz", "blt"])
+def test_what_scripts_read(kind: str, capsys: Any):
+    told = optimize(capsys, "--kind", kind, "--workload", "prefix", "--steps", 64, "--epochs", 2, "--no-cache")
+    assert told["lower_bound"] <= told["error"]
+    assert told["above"] == pytest.approx(told["error"] / told["lower_bound"] - 1)
+    assert told["seconds"] > 0
+    assert told["finished"]
+    patterns = [np.arange(first, 64, 32) for first in range(32)]
+    again = strategies.optimal(kind, 64, epochs=2)
+    workload = strategies.workloads.ones(64)
+    assert strategies.rmse(again.strategy, workload, 64, patterns) == pytest.approx(told["error"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("options", "name"), [
+    (["--workload", "momentum", "--momentum", "0.5"], "momentum 0.5"), (["--workload", "weight-decay"], "weight decay"),
+    (["--workload", "average", "--decay", "0.9"], "average with decay 0.9"), (["--workload", "srg"], "recursive"),
+    (["--largest"], "prefix sums"),
+])  # fmt: skip
+def test_workloads(options: list[str], name: str, capsys: Any):
+    told = optimize(capsys, "--steps", 24, *options)
+    assert told["workload"].startswith(name)
+    assert 0 <= told["above"] < 2e-2
+
+
+def test_words_for_a_person(capsys: Any, tmp_path: Path):
+    out = say(capsys, ["strategy", "optimize", "--steps", "32", "--out", str(tmp_path / "c.npz")]).out
+    assert "root mean squared error of prefix sums over 32 steps at mu = 1: 1.89" in out
+    assert "at most 0.00% above the best" in out
+    assert strategies.load(tmp_path / "c.npz").steps == 32
+    shown = say(capsys, ["strategy", "show", str(tmp_path / "c.npz"), "--out", str(tmp_path / "c.png")]).out
+    assert "dense, 32 steps" in shown
+    assert "above the best" in shown
+    assert (tmp_path / "c.png").stat().st_size > 10_000
+    table = say(capsys, ["strategy", "compare", "--steps", "64", "--out", str(tmp_path / "all.png")]).out
+    names = [line.split()[0] for line in table.splitlines()[2:]]
+    assert names[0] == "dense"
+    assert names[-1] == "identity"
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+    told = json.loads(say(capsys, ["strategy", "compare", "--steps", "32", "--kinds", "blt", "--json"]).out)
+    assert told["errors"]["blt"]["state_vectors"] == 4
+
+
+def test_a_run_with_a_strategy_of_a_file(capsys: Any, tmp_path: Path):
+    matrix = tmp_path / "matrix.txt"
+    np.savetxt(matrix, np.tril(np.ones((40, 40))))
+    say(capsys, ["strategy", "optimize", "--steps", "34", "--kind", "blt", "--out", str(tmp_path / "blt.npz")])
+    for file, kind in ((tmp_path / "blt.npz", "blt"), (matrix, "dense")):
+        folder = tmp_path / kind
+        arguments = ["train", "--method", "memf", "--strategy", str(file), "--epochs", "1", "--epsilon", "8"]
+        say(capsys, [*arguments, "--out", str(folder)])
+        statement = json.loads((folder / "statement.json").read_text())
+        assert statement["noise"]["strategy"]["kind"] == kind
+        say(capsys, ["verify", str(folder)])
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["optimize", "--steps", "0"], "--steps 0: must be at least 1"),
+    (["optimize", "--steps", "9", "--kind", "denser"], "did you mean dense"),
+    (["optimize", "--steps", "9", "--epochs", "10"], "epochs=10: must be at most 9"),
+    (["optimize", "--steps", "9", "--kind", "banded", "--bands", "10"], "bands=10: must be at most 9"),
+    (["optimize", "--steps", "9", "--out", "strategy.pt"], "must end in .npz"),
+    (["optimize", "--steps", "10000"], "must be at most 4096"),
+    (["show", "nothing.npz"], "cannot be read"),
+    (["compare", "--steps", "600", "--epochs", "2", "--kinds", "blt"], "must have at most"),
+])  # fmt: skip
+def test_nonsense(arguments: list[str], words: str, capsys: Any):
+    assert words in " ".join(say(capsys, ["strategy", *arguments], 2).err.split())
+
+
+def test_a_missing_file_of_a_strategy(capsys: Any):
+    told = say(capsys, ["train", "--method", "memf", "--strategy", "nothing.npz"], 2).err
+    assert "there is no such file" in " ".join(told.split())
