@@ -290,7 +290,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "own[start : start + columns] = torch.sum(found, 0)", "end_to_end/test_processes_sums.py"),
         ("go on where another process failed", "if ranks := flags[0].nonzero()[:, 0].tolist():", "if ranks := []:",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
-        ("let learning rates differ", "if others := (flags[1] != flags[1, 0]).nonzero()[:, 0].tolist():", "if others := []:",
+        ("let learning rates differ", "if others := (row != row[0]).any(1).nonzero()[:, 0].tolist():", "if others := []:",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
         ("let processes differ", "        if told:\n", "        if False:\n",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
@@ -312,7 +312,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/shards.py": [
         ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",
          "own.copy_(whole.chunk(self.world_size)[self.rank])", "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
-        ("release what layers gathered in different orders", "if any(not torch.equal(order, own[:4]) for", "if any(False for",
+        ("release what layers gathered in different orders", "if any(not torch.equal(order, every[self.rank, 0]) for", "if any(False for",
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
         ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
     ],

@@ -140,6 +140,7 @@ class Mechanism(DrawnBatches):
                     f"normals, observe (private.record_gradients): must be None in a run of {self.peers.world_size} "
                     "processes, each of which sees its own piece of a release"
                 )
+            self._agree(settings)
             if self.account is not None:
                 self.account.before_release(row)
             variances = self._variances if method.update.bias_corrected else None

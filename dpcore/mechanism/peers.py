@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dpcore import errors
@@ -13,8 +13,9 @@ from dpcore.stages.clipping.blocks import Block, add_sums
 T = TypeVar("T")
 
 LOST = (
-    "a process of this run was lost, or the network: this one cannot go on alone; the step under way counts as "
-    "released, start all processes again from the last checkpoint"
+    "a process of this run was lost, or the network, or one asked for something that the others did not (state_dict(), "
+    "output, negative_share(): all must): this one cannot go on alone; the step under way counts as released, start "
+    "all processes again from the last checkpoint"
 )
 
 
@@ -79,8 +80,11 @@ class Peers(Protocol):
     def same(self, value: T) -> T:
         """Return the first process's value."""
 
-    def agree(self, failed: bool, settings: str = "") -> None:
-        """Raise PrivacyError in every process where one failed, or would release its step by other settings."""
+    def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
+        """Raise PrivacyError in every process where one failed, or would release another step or by other settings."""
+
+    def check_alike(self, settings: Mapping[str, Any]) -> None:
+        """Refuse processes in which these differ, and name all that do."""
 
 
 def by_the_first(peers: Peers, work: Callable[[], T], *, sent: bool = True) -> T | None:
@@ -156,5 +160,8 @@ class Alone:
         """See `Peers.same`."""
         return value
 
-    def agree(self, failed: bool, settings: str = "") -> None:
+    def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
         """See `Peers.agree`."""
+
+    def check_alike(self, settings: Mapping[str, Any]) -> None:
+        """See `Peers.check_alike`."""

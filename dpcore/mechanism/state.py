@@ -78,6 +78,7 @@ class MechanismState:
         self._torn = False
         self._dirty = False  # whether the totals may hold a sum
         self._caller_noise = False
+        self.asked = False  #: whether the others were asked for the release that this step has come to
         self._statistics = self._filter.initial() if self._filter.adaptive else ()
         self._corrections = [0.0] * len(parameters)
         self._numbers: list[UpdateSettings] | None = None
@@ -132,6 +133,17 @@ class MechanismState:
             rebuild(self.vectors.noise_state, Stream.GRADIENT, *arguments)
             rebuild(self.vectors.square_noise_state, Stream.SECOND_MOMENT, *arguments)
         self._torn = False
+
+    def _agree(self, settings: Sequence[UpdateSettings] | None) -> None:
+        """Raise in all processes where one would not take the step that is to be released, or by other settings.
+
+        Each process has its own number of the step, keys, clip norm and noise, of which the sum's sensitivity and the
+        noise follow: after loading other states they could differ.
+        """
+        self.asked = True
+        if self.peers.world_size > 1 or self.peers.shards:
+            now = self.step, self.keys.digest, self.branches.present, self.clip_norm, self.plan.noise_multiplier
+            self.peers.agree(failed=False, state=repr(now), settings=repr(settings))
 
     def _drop_earlier_sum(self) -> None:
         """Begin the sum of a step with nothing, also where an interruption left the sum of the step before."""

@@ -18,6 +18,8 @@ from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
+from dpcore.torch.check_data import check_same_data
+from dpcore.torch.check_processes import check_alike, check_alone, check_plain
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
@@ -29,7 +31,7 @@ from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
-from dpcore.torch.processes import caveats_of, check_alike, check_alone, check_plain
+from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
@@ -195,7 +197,8 @@ def make_private(
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=2)
     layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
-    check_alike(peers, model, plan, layout, backend.name, source, key)
+    more = {"key": key, "ledger (given or not)": ledger is not None, "data_id": data_id, "run_name": run_name}
+    check_alike(peers, model, plan, layout, backend.name, source, more)
     mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys, peers=peers)
     loader = PrivateLoader(source, mechanism)
     engine = Engine(gradient, mechanism, working, size or 1)
@@ -208,6 +211,7 @@ def make_private(
         opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
 
     gradient.example = example = source.example(example_batch)
+    check_same_data(peers, source, keys)
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen, gradients)
     if gradient.way != WAYS[0] and gradients == "auto":

@@ -93,37 +93,31 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """Sum one drawn batch and step: what ``private.step`` calls."""
         self._engine.check_not_swapped("private.step")
         self._engine.check_public(public)
-        settings = self._settings()  # refused before the sum is paid for
+        self._settings()  # refused before the sum is paid for
         with self._engine.mechanism.turns.lock:  # a whole step of one thread
             if self._taking:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
             self._loader.consume(batch)
-            number = self._engine.mechanism.step
-            self._taking = True
+            mechanism, self._taking = self._engine.mechanism, True
+            number, mechanism.asked = mechanism.step, False
             try:
-                self._accumulate(batch, public, repr(settings))
+                self._engine.accumulate(batch, public)
                 self._ready = True
                 self.step()
+            except Exception:
+                if not mechanism.asked:  # the others wait for an answer
+                    with suppress(PrivacyError):  # what failed here says more
+                        mechanism.peers.agree(failed=True)
+                raise
             finally:
                 self._ready = self._taking = False
-                if self._engine.mechanism.step > number:  # released, even if what came after it failed
+                if mechanism.step > number:  # released, even if what came after it failed
                     self._loader.forget()
 
     def _settings(self) -> list[UpdateSettings]:
         """Return the present settings of each trained parameter."""
         found = [groups.settings(group, self._update) for group in self.param_groups]
         return [found[group] for group in self._group_of]
-
-    def _accumulate(self, batch: Any, public: Any, settings: str) -> None:
-        """Sum the batch; where one process fails, or would step by other settings, none goes on to the release."""
-        peers = self._engine.mechanism.peers
-        try:
-            self._engine.accumulate(batch, public)
-        except Exception:
-            with suppress(PrivacyError):  # what failed here says more
-                peers.agree(failed=True)
-            raise
-        peers.agree(failed=False, settings=settings)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""
@@ -164,6 +158,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if "dpcore" not in state_dict:
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
         self._engine.check_not_swapped("optimizer.load_state_dict")
+        checkpoint.check_one_state(self._engine.mechanism.peers, state_dict)
         with self._engine.mechanism.turns.lock:
             check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False, own=True))
             needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state

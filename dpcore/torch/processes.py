@@ -12,16 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.peers import LOST, Alone, Peers
-from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
 from dpcore.spec.rounding import ROUNDING_COUNTED, ROUNDING_STATED, message_rounding
-from dpcore.torch.data.data import Data
 
 T = TypeVar("T")
 
@@ -30,6 +27,10 @@ CAVEAT = (
     "which is trusted as the machines are."
 )
 
+OTHER_STATE = (
+    "rank {} would take another step than rank 0: another number of the step, key, clip norm or noise, as after "
+    "loading another state; no rank releases it, load one state in all processes"
+)
 OTHER_SETTINGS = (
     "rank {} would take this step by other settings of parameter groups (learning rate, ...) than rank 0: no rank "
     "releases it; schedulers must do the same in all processes"
@@ -49,45 +50,6 @@ def caveats_of(peers: Peers) -> tuple[str, ...]:
     return CAVEAT, f"Sums are rounded to float32 between processes, which lets one example move a sum by at most {told}"
 
 
-def check_plain(model: nn.Module) -> None:
-    """Refuse a model that another engine has taken apart already."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise ArgumentError(
-            f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
-            "processes, after each has clipped its own"
-        )
-
-
-def check_alone(peers: Peers, **asked: bool) -> None:
-    """Refuse what a run of several processes cannot do yet."""
-    for name in (name for name, given in asked.items() if given and peers.world_size > 1):
-        raise ArgumentError(
-            f"{name} in a run of {peers.world_size} processes: must be left out, or train in one process"
-        )
-
-
-def check_alike(
-    peers: Peers, model: nn.Module, plan: Plan, layout: Layout, backend: str, data: Data, key: bytes | None
-) -> None:
-    """Refuse processes that would not train one model by one plan, before any of them draws a batch."""
-    if not isinstance(peers, Processes):
-        return
-    settings = {
-        "method": plan.method.describe(),
-        "sampling": plan.sampler.describe(),
-        "number of steps": plan.steps,
-        "model (names and shapes of what is trained)": layout.to_list(),
-        "backend": backend,
-        "data (number of examples)": data.length,
-        "augmentations": data.views,
-        "prefetch": data.prefetch,
-        "key": None if key is None else key.hex(),
-    }
-    peers.check_alike(settings)
-    values = {name: value for name, value in model.state_dict().items() if not hasattr(value, "to_local")}
-    peers.check_alike({f"values of {name!r} in the model": value for name, value in values.items()})
-
-
 class Processes(Alone):
     """See `dpcore.mechanism.peers.Peers`.
 
@@ -105,6 +67,7 @@ class Processes(Alone):
         self._first = dist.get_global_rank(group, 0)
         self._sum = torch.empty(0, dtype=torch.float64)
         self._sent = torch.float64
+        self._gone = False  # whether a process was lost: what the others send no longer fits
         self.rounding = 0.0  #: how much further one example moves a sum by what messages round, as a share of its norm
 
     def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
@@ -163,11 +126,12 @@ class Processes(Alone):
             dist.broadcast_object_list(held, src=self._first, group=self._group)
         return held[0]
 
-    def agree(self, failed: bool, settings: str = "") -> None:
+    def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
         """See `Peers.agree`."""
-        flags = torch.zeros((2, self.world_size), dtype=torch.float64, device=self._sum.device)
+        flags = torch.zeros((3, self.world_size), dtype=torch.float64, device=self._sum.device)
         flags[0, self.rank] = float(failed)
-        flags[1, self.rank] = int(_digest(settings)[:12], 16)  # 48 bits: exact in float64
+        for row, told in enumerate((state, settings), 1):
+            flags[row, self.rank] = int(_digest(told)[:12], 16)  # 48 bits: exact in float64
         with self._lost():
             dist.all_reduce(flags, group=self._group)
         if ranks := flags[0].nonzero()[:, 0].tolist():
@@ -175,8 +139,7 @@ class Processes(Alone):
                 f"rank {', '.join(map(str, ranks))} failed in this step: no rank releases it, and its sum is dropped; "
                 "mend the cause and step the batch again, or end the run"
             )
-        if others := (flags[1] != flags[1, 0]).nonzero()[:, 0].tolist():
-            raise PrivacyError(OTHER_SETTINGS.format(", ".join(map(str, others))))
+        check_rows(flags[1:])
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
         """Refuse processes whose settings differ, and name all that do."""
@@ -197,10 +160,23 @@ class Processes(Alone):
 
     @contextmanager
     def _lost(self) -> Iterator[None]:
+        if self._gone:
+            raise PrivacyError(LOST)
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as cause:  # what torch.distributed raises where a process is gone
+            self._gone = True
             raise PrivacyError(LOST) from cause
+
+
+def check_rows(found: torch.Tensor) -> None:
+    """Raise PrivacyError where the digests of states and settings, (2, W, ...), are not those of rank 0."""
+    rows = found.reshape(2, found.shape[1], -1)
+    for row, sentence in zip(rows, (OTHER_STATE, OTHER_SETTINGS), strict=True):
+        if others := (row != row[0]).any(1).nonzero()[:, 0].tolist():
+            raise PrivacyError(sentence.format(", ".join(map(str, others))))
 
 
 def exchange(found: torch.Tensor, sent: torch.Tensor, group: Any) -> None:

@@ -21,6 +21,7 @@ from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
 from dpcore.statement.statement import Statement
+from dpcore.torch.check_processes import check_alone
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.explain import explain
@@ -28,7 +29,6 @@ from dpcore.torch.explanation import Explanation
 from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.model.functional import whole_state
 from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.processes import check_alone
 from dpcore.torch.rehearsal import Rehearsal
 
 

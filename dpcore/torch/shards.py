@@ -122,25 +122,24 @@ class Sharded(Processes):
             found.append(_like(every, part)[: entry.size])
         return found
 
-    def agree(self, failed: bool, settings: str = "") -> None:
+    def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
         """See `Peers.agree`; a process that failed tells nobody, since the others may wait for another message."""
         if failed:
             self._begun = True
             return
-        told = self._order.digest() + hashlib.sha256(settings.encode()).digest()
-        own = torch.frombuffer(bytearray(told), dtype=torch.int64).to(self._sum.device)
+        told = [self._order.digest(), *(hashlib.sha256(text.encode()).digest() for text in (state, settings))]
+        own = torch.frombuffer(bytearray(b"".join(told)), dtype=torch.int64).to(self._sum.device)
         found = own.new_empty(len(own) * self.world_size)
         with super()._lost():
             processes.all_gather(found, own, self._group)
-        every = found.view(self.world_size, 2, -1)
-        if any(not torch.equal(order, own[:4]) for order in every[:, 0]):
+        every = found.view(self.world_size, 3, -1)
+        if any(not torch.equal(order, every[self.rank, 0]) for order in every[:, 0]):
             raise PrivacyError(
                 "processes ran the layers of the sharded model in different orders: no rank releases the step; every "
                 "batch must take the same way through a model of fully_shard"
             )
         self._begun = False
-        if others := (every[:, 1] != every[0, 1]).any(1).nonzero()[:, 0].tolist():
-            raise PrivacyError(processes.OTHER_SETTINGS.format(", ".join(map(str, others))))
+        processes.check_rows(every[:, 1:].transpose(0, 1))
 
     @contextmanager
     def _lost(self) -> Iterator[None]:

@@ -84,6 +84,7 @@ def failing(rank: int, folder: Path) -> None:
     assert run.steps_taken == 0
     run.optimizer.param_groups[0]["lr"] = 0.1
     run.step(batch)
+    by_hooks(rank)
     only = dist.new_group([0])
     if rank == 1:
         with pytest.raises(ArgumentError, match="no member"):
@@ -92,6 +93,8 @@ def failing(rank: int, folder: Path) -> None:
         begin("dp_sgd", 0, process_group=only)
     cases: list[tuple[str, Callable[[], Any]]] = [
         (r"data \(number of examples\)", lambda: begin("dp_sgd", 1, data=[t[: 30 - rank] for t in DATA])),
+        (r"data \(an example, or their order\)", lambda: begin("dp_sgd", 1, data=[t.roll(rank, 0) for t in DATA])),
+        (r"data \(an example, or their order\)", lambda: begin("dp_sgd", 1, data=rows(rank))),
         (r"key \(rank 1\); must", lambda: begin("dp_sgd", 1 + rank)),
         ("number of steps", lambda: begin("dp_sgd", 1, epochs=3 + rank)),
         ("'0.weight'", lambda: start(changed(rank), METHODS["dp_sgd"]())),
@@ -101,6 +104,62 @@ def failing(rank: int, folder: Path) -> None:
     for words, case in cases:
         with pytest.raises(ArgumentError, match=words):
             case()
+
+
+def rows(rank: int) -> Any:
+    """A dataset in another order in rank 1, as a folder's files are listed."""
+    examples = list(zip(*DATA, strict=True))
+    return examples[::-1] if rank else examples
+
+
+def by_hooks(rank: int) -> None:
+    """What a user's hook does between sum and release is seen: another learning rate, and an exception."""
+    run = begin("dp_sgd", 0)
+
+    def other_rate(*_: Any) -> None:
+        run.optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
+
+    def raising(*_: Any) -> None:
+        if rank == 1:
+            raise ValueError("no hook today")
+
+    batch = next(iter(run.loader))
+    handle = run.optimizer.register_step_pre_hook(other_rate)
+    with pytest.raises(PrivacyError, match="rank 1 would take this step by other settings"):
+        run.step(batch)
+    handle.remove()
+    run.optimizer.param_groups[0]["lr"] = 0.1
+    handle = run.optimizer.register_step_pre_hook(raising)
+    with pytest.raises(ValueError if rank else PrivacyError, match="no hook today" if rank else "rank 1 failed"):
+        run.step(batch)
+    handle.remove()
+    assert run.steps_taken == 0
+    run.step(batch)
+    assert run.steps_taken == 1
+
+
+def other_states(rank: int, folder: Path) -> None:
+    """States that differ between processes are refused, also those that were put in place by other means."""
+    run = begin("dp_sgd", 0)
+    states = [run.optimizer.state_dict()]
+    for batch in run.loader:
+        run.step(batch)
+        states.append(run.optimizer.state_dict())
+    with pytest.raises(ArgumentError, match=r"step of the saved state \(rank 1\); saved state \(rank 1\)"):
+        run.optimizer.load_state_dict(states[2 - rank])
+    again = begin("dp_sgd", 0)
+    again.optimizer.load_state_dict(states[2])
+    again._engine.mechanism.step -= rank
+    batch = next(iter(again.loader))
+    with pytest.raises(PrivacyError, match="rank 1 would take another step than rank 0"):
+        again.step(batch)
+    options = {"ledger": str(folder / "people.ledger")} if rank else {}
+    with pytest.raises(ArgumentError, match=r"ledger \(given or not\) \(rank 1\)"):
+        begin("dp_sgd", 0, **options)
+
+
+def test_processes_that_load_other_states_are_refused(tmp_path: Path):
+    in_processes(2, other_states, tmp_path)
 
 
 def counted(rank: int, folder: Path) -> None:

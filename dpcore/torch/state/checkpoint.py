@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from dpcore.errors import DpcoreError
 from dpcore.mechanism.parts import Joined, Part
+from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.recorder import Recorder
 from dpcore.torch.engine import Engine
 from dpcore.torch.state.check_state import KEYS, as_key
@@ -85,6 +87,36 @@ def load(engine: Engine, state: Mapping[str, Any]) -> None:
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)
     _take_over_records(engine, public["recorded"], secret["diagnostics"])
+
+
+def check_one_state(peers: Peers, state: Mapping[str, Any]) -> None:
+    """Refuse processes that load different states: each would go on from a step, keys and clip norms of its own."""
+    if peers.world_size == 1:
+        return
+    total = hashlib.sha256()
+    _add(total, state)
+    part = state.get("dpcore")
+    public = part.get("public") if isinstance(part, Mapping) else None
+    step = public.get("step") if isinstance(public, Mapping) else None
+    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})
+
+
+def _add(total: Any, value: Any) -> None:
+    """Add all that a state holds to a digest, but for vectors that lie in parts: their save has one name."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            total.update(repr(name).encode())
+            _add(total, item)
+    elif isinstance(value, (list, tuple)):
+        total.update(b"[%d" % len(value))
+        for item in value:
+            _add(total, item)
+    elif isinstance(value, torch.Tensor):
+        total.update(f"{tuple(value.shape)} {value.dtype}".encode())
+        whole = value.detach().cpu().contiguous().reshape(-1)
+        total.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+    elif not isinstance(value, Joined):
+        total.update(repr(value).encode())
 
 
 def _take_over_records(engine: Engine, recorded: Mapping[str, Any] | None, diagnostics: list[float] | None) -> None:

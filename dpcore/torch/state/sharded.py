@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dpcore.errors import DataError, DpcoreError
+from dpcore.errors import DataError
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers, by_the_first
 from dpcore.torch.state.saving import save_bytes, save_state
@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 FORMAT = 1
 INDEX = "index.json"
-_FILE = re.compile(r"[0-9a-f]{16}-[0-9]+\.pt")
 _PARTS = ("public", "secret")
 
 
@@ -62,11 +61,19 @@ def _make(folder: Path) -> None:
 
 
 def _publish(folder: Path, save: str, files: int) -> None:
+    """Let the index name this save, and remove the files of the one that it named: no other run's."""
+    try:
+        earlier = _index(folder)["save"]
+    except DataError:
+        earlier = None
+    if not all((folder / f"{save}-{rank}.pt").exists() for rank in range(files)):
+        raise DataError(
+            f"checkpoint {folder}: not all processes see it, or another run writes there; give each its own"
+        )
     index = {"format": FORMAT, "save": save, "files": files}
     save_bytes(folder / INDEX, json.dumps(index).encode())
-    for path in folder.iterdir():
-        if _FILE.fullmatch(path.name) and not path.name.startswith(save):
-            path.unlink(missing_ok=True)
+    for path in folder.glob(f"{earlier}-*.pt") if earlier is not None else ():
+        path.unlink(missing_ok=True)
 
 
 def _index(folder: Path) -> dict[str, Any]:
@@ -122,11 +129,11 @@ def _file(path: Path, whole: bool) -> Any:
 
 def _together(peers: Peers, work: Callable[[], T]) -> T:
     """Do what all must do; where one fails, all raise."""
-    failure: DpcoreError | None = None
+    failure: BaseException | None = None
     result: Any = None
     try:
         result = work()
-    except DpcoreError as cause:
+    except BaseException as cause:  # noqa: BLE001 - an interruption, too: the others wait
         failure = cause
     failed = peers.added([float(failure is not None)])[0]
     if failure is not None:

@@ -73,8 +73,10 @@ class InThreads(Alone):
     def same(self, value: Any) -> Any:
         return self._all(value)[0]
 
-    def agree(self, failed: bool, settings: str = "") -> None:
+    def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
         assert not any(self._all(failed))
+        # Branches and keys that a load makes are each thread's own here.
+        assert len(set(self._all(settings))) == 1
 
 
 def run(method: Any, sampler: Any, shapes: Sequence[tuple[int, ...]], dtype: str, peers: Any, state: Any = None) -> Any:

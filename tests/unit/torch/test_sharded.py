@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpcore.errors import DataError
 from dpcore.mechanism.parts import Joined, Part
-from dpcore.torch.state import saving
+from dpcore.torch.state import saving, sharded
 from tests.unit.torch_runs import METHODS, finish, load, model, saved, start
 
 FIXED = {"memf banded", "adam independent banded", "accelerated_srgd"}
@@ -83,6 +83,24 @@ def test_a_save_that_fails_leaves_the_earlier_state(tmp_path: Path, monkeypatch:
     again = begin("adam", 2)
     again.optimizer.load_sharded(tmp_path)
     assert again.steps_taken == 2
+
+
+def test_two_runs_in_one_folder_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = begin("adam"), begin("adam", 2)
+    finish(second, stop=1)
+    real = sharded._publish
+
+    def late(*arguments: Any) -> None:
+        monkeypatch.setattr(sharded, "_publish", real)
+        second.optimizer.save_sharded(tmp_path)
+        real(*arguments)
+
+    monkeypatch.setattr(sharded, "_publish", late)
+    first.optimizer.save_sharded(tmp_path)
+    again = begin("adam", 3)
+    again.optimizer.load_sharded(tmp_path)
+    assert again.steps_taken == 0
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def damaged(folder: Path) -> list[Any]:
