@@ -329,6 +329,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
     ],
     "dpcore/mechanism/state.py": [
+        ("release where another process would take another step", "state=repr(now)", 'state=""',
+         "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
         ("leave the sum to the next step", "total[...] = 0", "pass", "unit/mechanism/test_mechanism.py"),
         ("refresh the scale at every scaled step", "query.phase(self.step) is not Phase.REFRESHED", "query.phase(self.step) is Phase.UNSCALED",
          "papers/test_adaptive.py"),
@@ -610,6 +612,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/search/error.py": [
         ("forget that examples take part again", "    if epochs > 1:\n", "    if False:\n", "unit/stages/test_optimal.py"),
+    ],
+    "dpcore/torch/check_data.py": [
+        ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
+         "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
+    ],
+    "dpcore/torch/state/checkpoint.py": [
+        ("let processes load other states", '    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})\n', "    pass\n",
+         "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
     ],
     "dpcore/torch/state/sharded.py": [
         ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),

@@ -77,16 +77,11 @@ def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[An
 
 
 def name_or_file(options: Iterable[str], endings: tuple[str, ...]) -> Callable[[Any], str]:
-    """Return a parser for one of `options`, or for a file that is there and has one of the endings."""
+    """Return a parser for one of `options`, or for a file that has one of the endings."""
     parse_one = one_of(options)
 
     def parse(value: Any) -> str:
-        path = Path(str(value))
-        if path.suffix.lower() not in endings:
-            return parse_one(value)
-        if not path.is_file():
-            raise typer.BadParameter(f"{str(value)!r}: there is no such file")
-        return str(path)
+        return str(value) if Path(str(value)).suffix.lower() in endings else parse_one(value)
 
     return parse
 

@@ -142,7 +142,7 @@ class MechanismState:
         """
         self.asked = True
         if self.peers.world_size > 1 or self.peers.shards:
-            now = self.step, self.keys.digest, self.branches.present, self.clip_norm, self.plan.noise_multiplier
+            now = self.step, self.keys.digest, self.clip_norm, self.plan.noise_multiplier
             self.peers.agree(failed=False, state=repr(now), settings=repr(settings))
 
     def _drop_earlier_sum(self) -> None:

@@ -95,5 +95,5 @@ def test_nonsense(arguments: list[str], words: str, capsys: Any):
 
 
 def test_a_missing_file_of_a_strategy(capsys: Any):
-    told = say(capsys, ["train", "--method", "memf", "--strategy", "nothing.npz"], 2).err
-    assert "there is no such file" in " ".join(told.split())
+    told = say(capsys, ["train", "--method", "memf", "--epsilon", "3", "--strategy", "nothing.npz"], 2).err
+    assert "strategy nothing.npz: cannot be read (No such file or directory)" in " ".join(told.split())

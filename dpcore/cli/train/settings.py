@@ -134,7 +134,7 @@ class Settings(TrainingOptions):
             given["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
         if self.strategy is not None:
             name = self.strategy
-            given["strategy"] = load(name) if Path(name).suffix in ENDINGS else NamedStrategy(name, self.bands)
+            given["strategy"] = load(name) if Path(name).suffix.lower() in ENDINGS else NamedStrategy(name, self.bands)
         if self.schedule is not None:
             given["schedule"] = WarmupCosine(self.warmup_steps or 0)
         if self.ema is not None:
