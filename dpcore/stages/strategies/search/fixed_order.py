@@ -20,6 +20,7 @@ L-BFGS from the best banded Toeplitz strategy, which has the pattern.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from dpcore.stages.strategies.workload import Workload
 
 def brackets(workload: Workload, period: int, start: Matrix) -> Iterator[Bracket]:
     """Yield better and better brackets; `start` is C^T C of a strategy with at most `period` bands."""
-    from scipy.linalg import cho_factor, cho_solve
-
     steps = workload.steps
     full = np.asarray(workload)
     square = full.T @ full
@@ -48,7 +47,8 @@ def brackets(workload: Workload, period: int, start: Matrix) -> Iterator[Bracket
         scale = scale_of(x)
         wanted = scale[:, None] * square * scale  # M, for X scaled to class sums of 1
         try:
-            inverse = cho_solve(cho_factor(x, lower=True, check_finite=False), np.eye(steps), check_finite=False)
+            np.linalg.cholesky(x)  # refuses what is not positive definite
+            inverse = np.linalg.inv(x)  # NumPy's alone: the threads of SciPy's library would spin against those of this
         except np.linalg.LinAlgError:
             return np.inf, x
         product = wanted @ inverse
@@ -74,7 +74,7 @@ _CHECKED = 20
 
 
 def bracket(workload: Workload, x: Matrix, square: Matrix, period: int) -> Bracket:
-    """Return the error of X, whose class sums are 1, and the bound that follows from it."""
+    """Return the error of X, whose class sums are 1, and the bound that follows from it, lower where rounding hides a part."""
     steps = workload.steps
     inverse = np.linalg.inv(x)
     dual, half = inverse @ square @ inverse, np.zeros((steps, steps))
@@ -84,11 +84,12 @@ def bracket(workload: Workload, x: Matrix, square: Matrix, period: int) -> Brack
         block = dual[np.ix_(members, members)]
         scale, weight = np.diagonal(block) ** -0.5, float(np.diagonal(block).mean())
         correlation = scale[:, None] * block * scale
-        half[np.ix_(members, members)] = np.sqrt(weight) * np.linalg.cholesky(correlation)
+        with suppress(np.linalg.LinAlgError):
+            half[np.ix_(members, members)] = np.sqrt(weight) * np.linalg.cholesky(correlation)
         total += weight
     singular = np.linalg.svd(workload.apply(half), compute_uv=False)
     bound = max(float((singular - ROUNDING * singular[0]).sum()), 0.0) ** 2 / total / steps
-    return Bracket(x, float(np.trace(square @ inverse)) / steps, bound)
+    return Bracket(np.asarray(np.linalg.cholesky(x), dtype=np.float64), float((square * inverse).sum()) / steps, bound)
 
 
 def _class_sums(diagonal: Matrix, period: int) -> Matrix:

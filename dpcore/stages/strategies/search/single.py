@@ -43,16 +43,22 @@ LEAST_ROW = 1e-5
 
 @dataclass(frozen=True)
 class Bracket:
-    """A strategy and a bound: C^T C (T, T), its squared error, and the least squared error of any mechanism."""
+    """A strategy and a bound: R with ``R R^T = C^T C``, (T, T), its squared error, and the least of any mechanism."""
 
-    square: Matrix
+    root: Matrix
     squared_error: float
     lower_bound: float
 
     @property
+    def square(self) -> Matrix:
+        """C^T C."""
+        result: Matrix = self.root @ self.root.T
+        return result
+
+    @property
     def gap(self) -> float:
         """How far the error may be above the least one, as a share of it."""
-        return float(np.sqrt(self.squared_error / self.lower_bound)) - 1
+        return float(np.sqrt(self.squared_error / self.lower_bound)) - 1 if self.lower_bound > 0 else np.inf
 
 
 def brackets(workload: Workload, largest: bool) -> Iterator[Bracket]:
@@ -79,7 +85,7 @@ def brackets(workload: Workload, largest: bool) -> Iterator[Bracket]:
         error = errors.max() if largest else errors.mean()
         if error < best:
             scale = 1 / np.sqrt(columns * diagonal)
-            best, kept = error, scale[:, None] * ((vectors * singular) @ vectors.T) * scale
+            best, kept = error, scale[:, None] * vectors * np.sqrt(singular)
         yield Bracket(kept, float(best), float(bound))
         step = 2 * np.log(np.concatenate([diagonal, wanted]) if largest else diagonal)
         # Both weights are up to a factor.
