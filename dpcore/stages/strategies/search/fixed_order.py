@@ -74,7 +74,7 @@ _CHECKED = 20
 
 
 def bracket(workload: Workload, x: Matrix, square: Matrix, period: int) -> Bracket:
-    """Return the error of X, whose class sums are 1, and the bound that follows from it, lower where rounding hides a part."""
+    """Return the error of X, whose class sums are 1, and a bound, lower where rounding hides a part of it."""
     steps = workload.steps
     inverse = np.linalg.inv(x)
     dual, half = inverse @ square @ inverse, np.zeros((steps, steps))
