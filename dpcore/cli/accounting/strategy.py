@@ -12,6 +12,7 @@ from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import count, names, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
+from dpcore.stages.strategies.search.kinds import KINDS
 
 if TYPE_CHECKING:
     from dpcore.stages.strategies import Optimum, Strategy, Workload
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 strategy = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
 
-KINDS = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt")
 WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
 
 _Steps = Annotated[int, option(count, "N", "Of the run.")]

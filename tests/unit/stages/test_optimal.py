@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from dpcore import strategies
-from dpcore.errors import ArgumentError, DataError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.stages.strategies.search import single
 
 
@@ -161,6 +161,18 @@ def test_what_is_found_streams_what_it_says(kind: str, epochs: int, tmp_path: Pa
     assert again.describe() == found.strategy.describe()
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (2, 1), (2, 2), (3, 2), (5, 5), (6, 3)])
+@pytest.mark.parametrize("kind", ["dense", "banded", "banded-toeplitz", "toeplitz", "blt"])
+def test_few_steps_and_workloads_that_change(kind: str, steps: int, epochs: int):
+    found = [optimal(kind, steps, epochs=epochs)]
+    if kind in ("dense", "banded"):
+        found.append(optimal(kind, workloads.learning_rates(np.linspace(1, 0.5, steps)), epochs=epochs))
+    for each in found:
+        assert each.lower_bound is not None
+        assert each.lower_bound <= each.error * (1 + 1e-9)
+        check_streaming(each.strategy, steps)
+
+
 def test_many_steps():
     found = optimal("blt", 100_000)
     assert found.above is not None
@@ -211,6 +223,10 @@ def test_nonsense(tmp_path: Path):
             optimal(options.pop("kind", "dense"), 64, **options)
     with pytest.raises(ArgumentError, match="constant along its diagonals"):
         optimal("blt", workloads.learning_rates(np.linspace(1, 2, 20)))
+    for bad in ("prefix", 3.5, None):
+        with pytest.raises(ArgumentTypeError, match=r"workload=.*: must be a number of steps"):
+            optimal("dense", bad)  # type: ignore[arg-type]
+    assert optimal("dense", np.int64(4)).error == optimal("dense", 4).error
     with pytest.raises(ArgumentError, match="its name stands for it"):
         strategies.save(tmp_path / "tree.npz", strategies.strategy("tree", 8))
     with pytest.raises(DataError, match="cannot be read"):

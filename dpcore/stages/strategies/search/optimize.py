@@ -10,24 +10,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
-from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.base import Strategy
-from dpcore.stages.strategies.blt import BLT
-from dpcore.stages.strategies.coefficients import Coefficients
-from dpcore.stages.strategies.dense import from_matrix
 from dpcore.stages.strategies.search import cache, fixed_order, single
-from dpcore.stages.strategies.search.banded import banded
-from dpcore.stages.strategies.search.blt import blt
 from dpcore.stages.strategies.search.error import error_of
+from dpcore.stages.strategies.search.kinds import settings_of, solved, strategy_of
 from dpcore.stages.strategies.search.single import Bracket, factor
 from dpcore.stages.strategies.search.toeplitz import toeplitz
-from dpcore.stages.strategies.toeplitz import BandedToeplitz
 from dpcore.stages.strategies.workload import Workload
 from dpcore.stages.strategies.workloads import ones
 
-KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt")
 TOLERANCE: Final = 5e-6
 TOLERANCE_OF_EPOCHS: Final = 1e-6
 MOST_DENSE: Final = 4096
@@ -112,13 +105,13 @@ def optimal(
     -----
     Ctrl-C ends a dense search with the best strategy so far, which is not `finished`.
     """
-    workload = ones(workload) if isinstance(workload, int) else workload
+    workload = _workload(workload)
     steps = workload.steps
     epochs = validate.integer(1, epochs=epochs)
     if epochs > steps:
         raise ArgumentError(f"epochs={epochs}: must be at most {steps}, the number of steps")
     period = -(-steps // epochs)
-    settings = _settings(kind, bands, buffers, period)
+    settings = settings_of(kind, bands, buffers, period)
     usual = TOLERANCE if epochs == 1 else TOLERANCE_OF_EPOCHS
     tolerance = usual if tolerance is None else validate.positive(tolerance=tolerance)
     if largest and (kind != "dense" or epochs > 1):
@@ -135,12 +128,12 @@ def optimal(
         if kind == "dense":
             found = _dense(workload, epochs, period, largest, tolerance, told)
         else:
-            found = {**_few(kind, workload, epochs, period, settings), "finished": True}
+            found = {**solved(kind, workload, epochs, period, settings), "finished": True}
             found["bound"] = squared_bound(workload, epochs, keep=keep)
         found["seconds"] = time.monotonic() - begun
         if keep and found["finished"]:
             cache.save(problem, found)
-    strategy, bound = _strategy(kind, found, steps), float(found["bound"])
+    strategy, bound = strategy_of(kind, found, steps), float(found["bound"])
     error = error_of(strategy, workload, epochs, largest=largest)
     known = math.sqrt(bound) if bound > 0 else None
     return Optimum(strategy, error, known, float(found["seconds"]), bool(found["finished"]))
@@ -154,7 +147,7 @@ def lower_bound(workload: Workload | int, *, epochs: int = 1, largest: bool = Fa
     ArgumentError
         For more than 4,096 steps, where only that of prefix sums in one epoch is known (and there within 1.8 %).
     """
-    workload = ones(workload) if isinstance(workload, int) else workload
+    workload = _workload(workload)
     bound = squared_bound(workload, epochs, largest=largest, tolerance=tolerance)
     if bound <= 0:
         raise ArgumentError(
@@ -178,23 +171,15 @@ def squared_bound(
     return 0.0
 
 
-def _settings(kind: str, bands: int | None, buffers: int | None, period: int) -> dict[str, int]:
-    validate.choice(KINDS, kind=kind)
-    if bands is not None and kind not in ("banded", "banded-toeplitz"):
-        raise ArgumentError(f"bands={bands}: is for kind='banded' and 'banded-toeplitz', not for {kind!r}")
-    if buffers is not None and kind != "blt":
-        raise ArgumentError(f"buffers={buffers}: is for kind='blt', not for {kind!r}")
-    if kind == "blt":
-        return {"buffers": validate.integer(1, buffers=4 if buffers is None else buffers)}
-    if kind in ("banded", "banded-toeplitz"):
-        count = validate.integer(1, bands=min(32, period) if bands is None else bands)
-        if count > period:
-            raise ArgumentError(
-                f"bands={count}: must be at most {period}, the steps between two of an example's; with more, its "
-                "columns overlap"
-            )
-        return {"bands": count}
-    return {}
+def _workload(workload: Any) -> Workload:
+    if isinstance(workload, Workload):
+        return workload
+    if not isinstance(workload, int | np.integer):
+        raise ArgumentTypeError(
+            f"workload={workload!r}: must be a number of steps, or a dpcore.strategies.Workload, as "
+            "dpcore.strategies.workloads.momentum(...) returns"
+        )
+    return ones(validate.integer(1, steps=workload))
 
 
 def _dense(
@@ -202,7 +187,9 @@ def _dense(
 ) -> dict[str, Any]:
     found: Iterator[Bracket] = single.brackets(workload, largest)
     if epochs > 1:
-        start = _strategy("banded-toeplitz", {"series": toeplitz(workload, period, epochs, period)}, workload.steps)
+        # To begin with: any with so many bands has the pattern, whatever the workload.
+        series = toeplitz(ones(workload.steps), period, epochs, period)
+        start = strategy_of("banded-toeplitz", {"series": series}, workload.steps)
         matrix = start.matrix(workload.steps)
         found = fixed_order.brackets(workload, period, matrix.T @ matrix)
     best, finished = Bracket(np.eye(workload.steps), np.inf, 0.0), True
@@ -216,28 +203,3 @@ def _dense(
     except KeyboardInterrupt:
         finished = False
     return {"matrix": factor(best.square), "bound": best.lower_bound, "finished": finished}
-
-
-def _few(kind: str, workload: Workload, epochs: int, period: int, settings: dict[str, int]) -> dict[str, Any]:
-    """Solve for the few numbers of a kind."""
-    if kind == "blt":
-        scales, decays = blt(workload, settings["buffers"], epochs, period)
-        return {"scales": scales, "decays": decays}
-    bands = settings.get("bands", workload.steps)
-    if kind != "banded":
-        return {"series": toeplitz(workload, bands, epochs, period)}
-    series = toeplitz(workload, bands, epochs, period) if workload.series() is not None else np.eye(1, bands)[0]
-    start = np.repeat(series[:, None], workload.steps, axis=1)
-    start[np.add.outer(np.arange(bands), np.arange(workload.steps)) >= workload.steps] = 0.0
-    return {"bands": banded(workload, start)}
-
-
-def _strategy(kind: str, found: dict[str, Any], steps: int) -> Any:
-    if kind == "dense":
-        return from_matrix(found["matrix"])
-    if kind == "banded":
-        return Banded(found["bands"])
-    if kind == "blt":
-        return BLT(found["scales"].tolist(), found["decays"].tolist(), steps)
-    series = tuple(found["series"].tolist())
-    return BandedToeplitz(series) if kind == "banded-toeplitz" else Coefficients(series)

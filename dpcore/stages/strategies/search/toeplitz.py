@@ -72,6 +72,8 @@ def toeplitz(workload: Workload, bands: int, epochs: int, period: int) -> Matrix
         return np.log(error) + np.log(square), (slope + 2 * _gathered(moved, len(c), epochs, period) / square)[1:]
 
     start = square_root(series, bands)
+    if bands == 1:
+        return start
     within = [(0, None)] * (bands - 1)
     options = {"maxiter": 500, "ftol": 1e-13}
     found: Any = minimize(objective, start[1:], jac=True, method="L-BFGS-B", bounds=within, options=options)
