@@ -28,6 +28,7 @@ from dpcore.accounting.events import (
     MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
+    RandomAllocationGaussian,
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "NonPrivate",
     "PldAccountant",
     "PoissonSampledGaussian",
+    "RandomAllocationGaussian",
     "RdpAccountant",
     "SelfComposed",
     "TradeOff",

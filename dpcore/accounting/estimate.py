@@ -15,7 +15,7 @@ import math
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon
-from dpcore.accounting.phases import Step, phases
+from dpcore.accounting.phases import AllocationStep, Step, phases
 
 
 def estimated_epsilon(event: Event, delta: float) -> float:
@@ -28,5 +28,7 @@ def estimated_epsilon(event: Event, delta: float) -> float:
 
 
 def _divergence(step: Step) -> float:
+    if isinstance(step, AllocationStep):
+        return math.expm1(min(step.noise_multiplier**-2, 300.0)) / step.batches
     terms = (weight * q * q * math.expm1(min(1.0 / (sigma * sigma), 300.0)) for weight, q, sigma in step.components)
     return math.fsum(terms)

@@ -48,6 +48,7 @@ from dpcore.accounting.events import (
     MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
+    RandomAllocationGaussian,
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
@@ -91,7 +92,20 @@ class WithoutReplacementStep:
         return ((1.0, self.sample_rate, self.noise_multiplier),)
 
 
-Step = PoissonStep | WithoutReplacementStep
+@dataclass(frozen=True)
+class AllocationStep:
+    """An epoch of which an example enters one of `batches` sums, each with the same probability; 2 batches or more."""
+
+    batches: int
+    noise_multiplier: float
+
+    @property
+    def components(self) -> tuple[tuple[float, float, float], ...]:
+        """A Gaussian mechanism in which it takes part, which is worse: like those of a `PoissonStep`."""
+        return ((1.0, 1.0, self.noise_multiplier),)
+
+
+Step = PoissonStep | WithoutReplacementStep | AllocationStep
 
 
 @dataclass(frozen=True)
@@ -177,6 +191,10 @@ def _part(event: Event) -> tuple[float, Step | None, int] | None:
             return _mu(event.noise_multiplier, event.steps), None, 0
         step = WithoutReplacementStep(event.dataset_size, event.batch_size, event.noise_multiplier)
         return 0.0, step, event.steps
+    if isinstance(event, RandomAllocationGaussian):
+        if event.batches == 1 or event.noise_multiplier == 0.0:
+            return _mu(event.noise_multiplier, event.epochs), None, 0
+        return 0.0, AllocationStep(event.batches, event.noise_multiplier), event.epochs
     return None
 
 

@@ -13,7 +13,15 @@ import typer
 from typer.models import OptionInfo
 
 # What the commands train and compare draw by, and what the accounting commands know.
-SAMPLINGS = ("poisson", "truncated-poisson", "fixed-size", "fixed-order", "shuffled", "cyclic-poisson")
+SAMPLINGS = (
+    "poisson",
+    "truncated-poisson",
+    "fixed-size",
+    "fixed-order",
+    "shuffled",
+    "cyclic-poisson",
+    "random-allocation",
+)
 ACCOUNTED = (*SAMPLINGS, "full-batch")
 
 

@@ -158,7 +158,7 @@ class Plan(StepScales):
             event = self.sampler.event(sigma, steps + number)
         else:
             met = abandoned if isinstance(abandoned, int) else sum(self.sampler.meetings(*rows) for rows in abandoned)
-            event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, met, Adjacency.ZERO_OUT)))
+            event = Composed((self.sampler.event(sigma, steps), Gaussian(sigma, met, self.sampler.adjacency)))
         # Joint moments: the same noise against replacement, where the vectors of an example move twice as far.
         return _replacing(event) if moment == "joint" else event
 

@@ -9,6 +9,7 @@ from dpcore.sampling.fixed_batches import FixedBatches
 from dpcore.sampling.fixed_order import FixedOrderSampler
 from dpcore.sampling.fixed_size import FixedSizeSampler
 from dpcore.sampling.poisson import PoissonSampler
+from dpcore.sampling.random_allocation import RandomAllocationSampler
 from dpcore.sampling.sharding import Shard, shard
 from dpcore.sampling.shuffled import ShuffledSampler
 from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
@@ -23,6 +24,7 @@ __all__ = [
     "FixedSizeSampler",
     "Indices",
     "PoissonSampler",
+    "RandomAllocationSampler",
     "Sampler",
     "Shard",
     "ShuffledSampler",

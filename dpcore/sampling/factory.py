@@ -13,6 +13,7 @@ from dpcore.sampling.fixed_batches import FixedBatches
 from dpcore.sampling.fixed_order import FixedOrderSampler
 from dpcore.sampling.fixed_size import FixedSizeSampler
 from dpcore.sampling.poisson import PoissonSampler
+from dpcore.sampling.random_allocation import RandomAllocationSampler
 from dpcore.sampling.shuffled import ShuffledSampler
 from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
 from dpcore.sampling.users import UserSampler
@@ -25,6 +26,7 @@ _KINDS: Final[dict[str, Any]] = {
     "fixed-order": FixedOrderSampler,
     "shuffled": ShuffledSampler,
     "cyclic-poisson": CyclicPoissonSampler,
+    "random-allocation": RandomAllocationSampler,
 }
 NAMES: Final = tuple(_KINDS)
 

@@ -9,6 +9,7 @@ from dpcore.accounting.events.sampled import (
     CyclicPoissonSampledGaussian,
     FixedSizeSampledGaussian,
     PoissonSampledGaussian,
+    RandomAllocationGaussian,
     TruncatedPoissonSampledGaussian,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "MatrixGaussian",
     "NonPrivate",
     "PoissonSampledGaussian",
+    "RandomAllocationGaussian",
     "SelfComposed",
     "TruncatedPoissonSampledGaussian",
 ]

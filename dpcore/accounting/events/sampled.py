@@ -9,6 +9,7 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
 _MOST_EXAMPLES = 1 << 53
+_MOST_BATCHES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -180,3 +181,43 @@ class CyclicPoissonSampledGaussian(Event):
     def participations(self) -> int:
         """The most steps that one example may enter."""
         return -(-self.steps // self.groups)
+
+
+@dataclass(frozen=True)
+class RandomAllocationGaussian(Event):
+    """Epochs in each of which every example enters one of `batches` sums, drawn in secret, with Gaussian noise on each.
+
+    Also known as balls in bins. The adjacency is add-remove: examples are drawn independently, so one more or less
+    leaves the batches of the others as they are. An epoch that ends early counts as a whole one.
+
+    Sensitivity assumed: C, the bound on the norm of one example's vector. Each example enters each of the sums of an
+    epoch with probability exactly 1 / batches, exactly one of them, independently of all others and of all other
+    epochs; a full batch is never cut off.
+
+    Parameters
+    ----------
+    batches : int
+        Sums of an epoch, 1 or more.
+    noise_multiplier : float
+        Standard deviation of the noise on a sum over C; 0 means epsilon = infinity.
+    epochs : int
+        Number of epochs, 0 or more.
+
+    References
+    ----------
+    Chua et al., "Balls-and-Bins Sampling for DP-SGD", 2024. Feldman, Shenfeld, "Privacy amplification by random
+    allocation", 2025.
+    """
+
+    batches: int
+    noise_multiplier: float
+    epochs: int
+    adjacency = Adjacency.ADD_REMOVE
+
+    def __post_init__(self) -> None:
+        batches = validate.integer(batches=self.batches, minimum=1)
+        if batches > _MOST_BATCHES:
+            raise ArgumentError(f"batches={batches}: must be at most 2^24, beyond which nothing is certified")
+        object.__setattr__(self, "batches", batches)
+        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
+        object.__setattr__(self, "epochs", validate.integer(epochs=self.epochs, minimum=0))

@@ -32,6 +32,7 @@ _SCOUT = 0.3
 _WIDEST = 100.0  # step of a grid: e^h has to be a number
 _FINE = 48
 _ROUNDS = 10
+_LOOKS = 2  # at tails that only show under a tilt
 
 
 @dataclass(eq=False)
@@ -54,6 +55,7 @@ class Side:
         """Set the tilt, and with it the loss of interest."""
         _, mean, variance = self.rough(theta)
         self.theta, self.reference, self.spread = theta, mean, math.sqrt(variance)
+        self.task = self.task.aimed(theta, mean)
 
     def step(self, coarse: float) -> float:
         """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
@@ -135,6 +137,9 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
     for direction in task.directions:
         side = Side(task, direction, task.rough(direction))
         side.aim(choose(side.rough))
+        for _ in range(_LOOKS if task.tilts else 0):
+            side.rough = side.task.rough(direction)
+            side.aim(choose(side.rough))
         sides.append(side)
     return sides
 

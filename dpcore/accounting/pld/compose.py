@@ -207,7 +207,7 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
             for p, times in zip(tilted[chosen], part.counts[chosen].tolist(), strict=True):
                 folded = np.bincount(place, weights=p, minlength=count)
                 thick, folded[0] = folded[0], 0.0
-                product *= _power(thick + rfft(folded), times)
+                product *= power(thick + rfft(folded), times)
                 mass = float(folded.sum())
                 spread += times * (growth * float(np.linalg.norm(folded)) + 2.0 * _UNIT)
                 each += times * (growth * mass + 2.0 * _UNIT)
@@ -259,7 +259,7 @@ def transform_error(count: int) -> float:
     return total * _UNIT
 
 
-def _power(base: Spectrum, exponent: int) -> Spectrum:
+def power(base: Spectrum, exponent: int) -> Spectrum:
     """Return base^exponent, exponent at least 1, by repeated squaring; overwrites the base."""
     result: Spectrum | None = None
     with np.errstate(under="ignore"):

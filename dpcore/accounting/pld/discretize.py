@@ -32,15 +32,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting.pld import loss
-from dpcore.accounting.pld.loss import Array, Family
+from dpcore.accounting.pld.losses import Array, Losses
 
 Integers = npt.NDArray[np.int64]
 
 _LEAST_P = 1e-300  # float64 loses digits below 2e-308, and ndtr returns 0 from 1e-310 on
 _LEAST_Q = 1e-290
 _LOST = 1e-309  # bounds the P-mass of a step that is lost that way
-_MOST = 0.4  # of a neighbor that a bin may take: keeps the tridiagonal system diagonally dominant
+MOST_TAKEN = 0.4  # of a neighbor that a bin may take: keeps the tridiagonal system diagonally dominant
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,11 @@ def points(low: float, high: float, fine: int) -> Integers:
     return np.concatenate([-left[::-1], np.zeros(1, np.int64), right])
 
 
-def upper(family: Family, direction: str, h: float, offsets: Array, grid: Integers) -> Masses:
+def upper(family: Losses, direction: str, h: float, offsets: Array, grid: Integers) -> Masses:
     """Return masses whose curve, composed any number of times with itself and others, is never below the true one."""
-    at = offsets + grid * h
+    family, at = family.bounded("upper"), offsets + grid * h
     wall = np.full_like(offsets, np.inf)
-    all_p, all_q = loss.masses(family, direction, np.hstack([-wall, at, wall]))
+    all_p, all_q = family.masses(direction, np.hstack([-wall, at, wall]))
     cell_p, cell_q = all_p[:, 1:-1], all_q[:, 1:-1]
     # Where Q has no digits it counts as 0: all of the mass goes to the upper end, which is valid.
     cell_q = np.where(cell_q < _LEAST_Q, 0.0, cell_q)
@@ -99,24 +98,24 @@ def upper(family: Family, direction: str, h: float, offsets: Array, grid: Intege
     return Masses(grid, offsets, p, all_p[:, -1] + _LOST, family.counts, h)
 
 
-def lower(family: Family, direction: str, h: float, offsets: Array, grid: Integers, above: Array) -> Masses:
+def lower(family: Losses, direction: str, h: float, offsets: Array, grid: Integers, above: Array) -> Masses:
     """Return masses whose curve, composed, is never above the true one; `above` are those of `upper`."""
-    at = offsets + grid * h
+    family, at = family.bounded("lower"), offsets + grid * h
     edges = _edges(above, grid, h, at)
     _balance(edges, family, direction, at, int(np.searchsorted(grid, 0)))
     bin_p, excess, share = _shares(family, direction, edges, at)
     for _ in range(2):
-        lost = np.where(share <= _MOST, 0.0, np.abs(excess))
+        lost = np.where(share <= MOST_TAKEN, 0.0, np.abs(excess))
         if not np.any(lost > 1e-5 * h):
             break
         _shrink(edges, family, direction, at, excess, np.argmax(lost, axis=1))
         bin_p, excess, share = _shares(family, direction, edges, at)
-    usable = share <= _MOST
+    usable = share <= MOST_TAKEN
     for _ in range(4):
         share = np.where(usable, share, 0.0)
         from_below = np.where(excess > 0.0, share, 0.0)
         from_above = np.where(excess > 0.0, 0.0, share)
-        kept = _kept(from_below, from_above)
+        kept = kept_parts(from_below, from_above)
         bad = kept < 0.0
         if not bad.any():
             break
@@ -139,9 +138,9 @@ def lower(family: Family, direction: str, h: float, offsets: Array, grid: Intege
     return Masses(grid, offsets, p, np.zeros(at.shape[0]), family.counts, h)
 
 
-def _shares(family: Family, direction: str, edges: Array, at: Array) -> tuple[Array, Array, Array]:
+def _shares(family: Losses, direction: str, edges: Array, at: Array) -> tuple[Array, Array, Array]:
     """Return P and P - e^l Q of the bins, and the share X of a neighbor that each needs (infinity: not to be had)."""
-    p, q = loss.masses(family, direction, edges)
+    p, q = family.masses(direction, edges)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         lift = np.exp(at)
         excess = np.nan_to_num(p - lift * q, nan=-np.inf)
@@ -157,7 +156,7 @@ def _shares(family: Family, direction: str, edges: Array, at: Array) -> tuple[Ar
     return p, excess, np.where(share >= 0.0, share, np.inf)
 
 
-def _shrink(edges: Array, family: Family, direction: str, at: Array, excess: Array, bins: Integers) -> None:
+def _shrink(edges: Array, family: Losses, direction: str, at: Array, excess: Array, bins: Integers) -> None:
     """Move an edge of one bin of each step until its loss is right: the other bin there has neighbors to take from.
 
     Losses are bounded on one side, where a bin with much of the mass may have no neighbor.
@@ -170,9 +169,7 @@ def _shrink(edges: Array, family: Family, direction: str, at: Array, excess: Arr
     near, far = level, np.where(top, high_edge, low_edge)
     for _ in range(16):
         middle = 0.5 * (near + far)
-        p, q = loss.masses(
-            family, direction, np.hstack([np.where(top, low_edge, middle), np.where(top, middle, high_edge)])
-        )
+        p, q = family.masses(direction, np.hstack([np.where(top, low_edge, middle), np.where(top, middle, high_edge)]))
         wrong = np.where(top, p - lift * q > 0.0, p - lift * q < 0.0)
         near, far = np.where(wrong, near, middle), np.where(wrong, middle, far)
     moved = np.isfinite(near[:, 0])
@@ -197,7 +194,7 @@ def _edges(above: Array, grid: Integers, h: float, at: Array) -> Array:
     return np.hstack([first, inner, np.full_like(first, np.inf)])
 
 
-def _balance(edges: Array, family: Family, direction: str, at: Array, zero: int) -> None:
+def _balance(edges: Array, family: Losses, direction: str, at: Array, zero: int) -> None:
     """Move the outer edges of the bins beside bin 0 until these have the right loss, or miss it toward bin 0.
 
     Where bin 0 holds nearly all of P, the density beside it falls too fast for the edges found so far, and only bin 0
@@ -213,7 +210,7 @@ def _balance(edges: Array, family: Family, direction: str, at: Array, zero: int)
         outer = edges[:, beyond][:, None]
 
         def right(inner: Array, outer: Array, side: int = side, lift: Array = lift) -> npt.NDArray[np.bool_]:
-            p, q = loss.masses(family, direction, np.hstack([inner, outer][::side]))
+            p, q = family.masses(direction, np.hstack([inner, outer][::side]))
             return side * (p - lift * q) >= 0.0
 
         near, far = at[:, k : k + 1], outer
@@ -233,7 +230,7 @@ def _balance(edges: Array, family: Family, direction: str, at: Array, zero: int)
         edges[:, zero + (side > 0)] = np.where(right(inner, far), inner, gives)[:, 0]
 
 
-def _kept(from_below: Array, from_above: Array) -> Array:
+def kept_parts(from_below: Array, from_above: Array) -> Array:
     """Return what each bin keeps of itself: the solution w of the tridiagonal system, all steps in one band matrix."""
     if not (from_below.any() or from_above.any()):
         return np.ones_like(from_below)

@@ -53,6 +53,70 @@ class Family:
         """Return some of the steps, with other counts."""
         return Family(self.weights[chosen], self.rates[chosen], self.sigmas[chosen], counts, self.subset)
 
+    def fitted(self, _fine: int) -> Family:
+        """Return itself: the masses are exact on every grid."""
+        return self
+
+    def bounded(self, _bound: str) -> Family:
+        """Return itself, likewise."""
+        return self
+
+    def aimed(self, _theta: float, _loss: float) -> Family:
+        """Return itself, likewise."""
+        return self
+
+    def masses(self, direction: str, edges: Array) -> tuple[Array, Array]:
+        """Return the P-mass and the Q-mass (steps, n) of each loss interval.
+
+        `edges` (steps, n + 1) are ascending losses, infinities allowed; an atom at 0 counts to the interval that begins
+        at or contains 0. `direction` is "remove" or "add", and ignored for subsets, whose pair is symmetric.
+        """
+        if self.subset:
+            rate, sigma = self.rates, self.sigmas
+            p, q = _remove_masses(np.maximum(edges, 0.0), rate, sigma)
+            below_p, below_q = _add_masses(np.minimum(edges, 0.0), rate, sigma)
+            atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))
+            p, q = p + below_p, q + below_q
+        else:
+            one = _remove_masses if direction == "remove" else _add_masses
+            p = np.zeros((edges.shape[0], edges.shape[1] - 1))
+            q = np.zeros_like(p)
+            for k in range(self.weights.shape[1]):
+                weight = self.weights[:, k : k + 1]
+                more_p, more_q = one(edges, self.rates[:, k : k + 1], self.sigmas[:, k : k + 1])
+                p, q = p + weight * more_p, q + weight * more_q
+            atom = np.maximum(0.0, 1.0 - self.weights.sum(axis=1, keepdims=True))
+        if np.any(atom > 0.0):
+            zero = atom * ((edges[:, :-1] <= 0.0) & (edges[:, 1:] > 0.0))
+            p, q = p + zero, q + zero
+        return p, q
+
+    def reach(self, direction: str, low: float, high: float) -> tuple[Array, Array]:
+        """Return losses (steps, 1) beyond which P has at most about ndtr(-low) below and ndtr(-high) above."""
+        rate, sigma = self.rates, self.sigmas
+        if self.subset:
+            top = loss_at(1.0 + high * sigma, rate, sigma)
+            return -loss_at(1.0 + low * sigma, rate, sigma), np.maximum(top, 0.0)
+        if direction == "remove":
+            ends = loss_at(-low * sigma, rate, sigma), loss_at(1.0 + high * sigma, rate, sigma)
+        else:
+            ends = -loss_at(low * sigma, rate, sigma), -loss_at(-high * sigma, rate, sigma)
+        return ends[0].min(axis=1, keepdims=True), ends[1].max(axis=1, keepdims=True)
+
+    def thick(self, direction: str) -> Array:
+        """Return per step (steps, 1) a loss where P is thick."""
+        steps = np.arange(self.weights.shape[0])
+        if self.subset:
+            return np.zeros((len(steps), 1))
+        main = np.argmax(self.weights, axis=1)
+        rate, sigma = self.rates[steps, main][:, None], self.sigmas[steps, main][:, None]
+        if direction == "remove":
+            r = loss_at(np.where(rate > 0.5, 1.0, 0.0), rate, sigma)
+        else:
+            r = -loss_at(np.where(rate > 0.5, 0.5, 0.0), rate, sigma)
+        idle = (1.0 - self.weights.sum(axis=1, keepdims=True)) > self.weights.max(axis=1, keepdims=True)
+        return np.where(idle, 0.0, r)
+
 
 def families(steps: Sequence[tuple[Step, int]], size: int = 256) -> list[Family]:
     """Return the steps sorted into families of at most `size`, those of like rate and noise together."""
@@ -104,7 +168,7 @@ def _outcome_at(loss: Array, rate: Array, sigma: Array) -> Array:
     return 0.5 + sigma**2 * exponent
 
 
-def _normal_masses(edges: Array) -> Array:
+def normal_masses(edges: Array) -> Array:
     """Return the standard normal mass between neighbors, each difference taken in the nearer tail."""
     below, above = special.ndtr(edges), special.ndtr(-edges)
     right = edges[:, :-1] > 0.0
@@ -114,76 +178,11 @@ def _normal_masses(edges: Array) -> Array:
 
 def _remove_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
     z = _outcome_at(edges, rate, sigma)
-    out = _normal_masses(z / sigma)
-    inside = _normal_masses((z - 1.0) / sigma)
+    out = normal_masses(z / sigma)
+    inside = normal_masses((z - 1.0) / sigma)
     return (1.0 - rate) * out + rate * inside, out
 
 
 def _add_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
     p, q = _remove_masses(-edges[:, ::-1], rate, sigma)
     return q[:, ::-1], p[:, ::-1]
-
-
-def masses(family: Family, direction: str, edges: Array) -> tuple[Array, Array]:
-    """Return the P-mass and the Q-mass (steps, n) of each loss interval.
-
-    `edges` (steps, n + 1) are ascending losses, infinities allowed; an atom at 0 counts to the interval that begins at
-    or contains 0. `direction` is "remove" or "add", and ignored for subsets, whose pair is symmetric.
-    """
-    if family.subset:
-        rate, sigma = family.rates, family.sigmas
-        p, q = _remove_masses(np.maximum(edges, 0.0), rate, sigma)
-        below_p, below_q = _add_masses(np.minimum(edges, 0.0), rate, sigma)
-        atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))
-        p, q = p + below_p, q + below_q
-    else:
-        one = _remove_masses if direction == "remove" else _add_masses
-        p = np.zeros((edges.shape[0], edges.shape[1] - 1))
-        q = np.zeros_like(p)
-        for k in range(family.weights.shape[1]):
-            weight = family.weights[:, k : k + 1]
-            more_p, more_q = one(edges, family.rates[:, k : k + 1], family.sigmas[:, k : k + 1])
-            p, q = p + weight * more_p, q + weight * more_q
-        atom = np.maximum(0.0, 1.0 - family.weights.sum(axis=1, keepdims=True))
-    if np.any(atom > 0.0):
-        zero = atom * ((edges[:, :-1] <= 0.0) & (edges[:, 1:] > 0.0))
-        p, q = p + zero, q + zero
-    return p, q
-
-
-def reach(family: Family, direction: str, low: float, high: float) -> tuple[Array, Array]:
-    """Return losses (steps, 1) beyond which P has at most about ndtr(-low) below and ndtr(-high) above."""
-    rate, sigma = family.rates, family.sigmas
-    if family.subset:
-        top = loss_at(1.0 + high * sigma, rate, sigma)
-        return -loss_at(1.0 + low * sigma, rate, sigma), np.maximum(top, 0.0)
-    if direction == "remove":
-        ends = loss_at(-low * sigma, rate, sigma), loss_at(1.0 + high * sigma, rate, sigma)
-    else:
-        ends = -loss_at(low * sigma, rate, sigma), -loss_at(-high * sigma, rate, sigma)
-    return ends[0].min(axis=1, keepdims=True), ends[1].max(axis=1, keepdims=True)
-
-
-def center(family: Family, direction: str, width: float) -> Array:
-    """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, where P is thick.
-
-    The rare-event case needs it: nearly all of P lies within much less than a grid cell, and moving it by a part of a
-    cell in every one of T steps would move the total by T parts of a cell.
-    """
-    steps = np.arange(family.weights.shape[0])
-    if family.subset:
-        return np.zeros((len(steps), 1))
-    main = np.argmax(family.weights, axis=1)
-    rate, sigma = family.rates[steps, main][:, None], family.sigmas[steps, main][:, None]
-    if direction == "remove":
-        r = loss_at(np.where(rate > 0.5, 1.0, 0.0), rate, sigma)
-    else:
-        r = -loss_at(np.where(rate > 0.5, 0.5, 0.0), rate, sigma)
-    idle = (1.0 - family.weights.sum(axis=1, keepdims=True)) > family.weights.max(axis=1, keepdims=True)
-    r = np.where(idle, 0.0, r)
-    for _ in range(12):
-        p, q = masses(family, direction, np.hstack([r - 0.5 * width, r + 0.5 * width]))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            moved = np.log(p) - np.log(q)
-        r = np.where(np.isfinite(moved), np.clip(moved, r - 0.5 * width, r + 0.5 * width), r)
-    return r

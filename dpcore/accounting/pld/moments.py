@@ -24,9 +24,9 @@ class Moments:
         found = []
         for logs, losses in zip(self._logs, self._losses, strict=True):
             exponent = logs + theta * losses
-            top = exponent.max(axis=1, keepdims=True)
+            top = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)  # a lower bound may have no mass at all
             weights = np.exp(exponent - top)
-            total = weights.sum(axis=1, keepdims=True)
+            total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
             found.append((weights / total, (top + np.log(total))[:, 0]))
         return found
 

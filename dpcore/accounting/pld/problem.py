@@ -8,13 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
-from dpcore.accounting.phases import Phases, PoissonStep
+from dpcore.accounting.phases import AllocationStep, Phases, PoissonStep
 from dpcore.accounting.pld import discretize, loss
-from dpcore.accounting.pld.loss import Array, Family
+from dpcore.accounting.pld.allocation import Allocation
+from dpcore.accounting.pld.loss import Family
+from dpcore.accounting.pld.losses import Array, Losses, center
 from dpcore.accounting.pld.moments import Moments
 from dpcore.spec import special
 
 _SAMPLE = 24  # distinct steps that an estimate looks at
+_RARE = 1e-5  # of delta: losses of an epoch that may count as infinite
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Problem:
     A step's outcomes are resolved up to the standard normal quantiles `low` and `high`.
     """
 
-    families: tuple[Family, ...]
+    families: tuple[Losses, ...]
     steps: int
     directions: tuple[str, ...]
     low: float
@@ -40,7 +43,14 @@ class Problem:
         measured.
         """
         apart = max(float((1.0 / family.sigmas).max()) for family in self.families)
-        return (256.0 + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
+        long = max((family.batches for family in self.families if isinstance(family, Allocation)), default=0)
+        terms = 256.0 + 64.0 * long  # those of a sum of so many, each with some roundings of its own
+        return (terms + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
+
+    @property
+    def tilts(self) -> bool:
+        """Whether the masses of a step are known the better, the nearer the tilt is to that of the composition."""
+        return any(isinstance(family, Allocation) for family in self.families)
 
     @cached_property
     def sample(self) -> Problem:
@@ -64,23 +74,30 @@ class Problem:
                 each = times * (total / _SAMPLE) / share[chosen]
                 counts = np.maximum(1, np.rint(each * family.counts[chosen])).astype(np.int64)
                 found.append(family.of(chosen, counts))
-        return replace(self, families=tuple(loss.joined(found)))
+        exact = [family for family in found if isinstance(family, Family)]
+        others = [family for family in found if not isinstance(family, Family)]
+        return replace(self, families=(*loss.joined(exact), *others))
 
-    def grids(self, direction: str, h: float, fine: int) -> list[tuple[Family, Array, discretize.Integers]]:
+    def aimed(self, theta: float, loss: float) -> Problem:
+        """Return the problem for a tilt, and the loss of all steps together that is the mean under it."""
+        return replace(self, families=tuple(family.aimed(theta, loss / self.steps) for family in self.families))
+
+    def grids(self, direction: str, h: float, fine: int) -> list[tuple[Losses, Array, discretize.Integers]]:
         """Return offsets and points for each family."""
-        return [(family, *self._grid(family, direction, h, fine)) for family in self.families]
+        fitted = [family.fitted(fine) for family in self.families]
+        return [(family, *self._grid(family, direction, h, fine)) for family in fitted]
 
-    def _grid(self, family: Family, direction: str, h: float, fine: int) -> tuple[Array, discretize.Integers]:
-        offsets = loss.center(family, direction, h)
-        bottom, top = loss.reach(family, direction, self.low, self.high)
+    def _grid(self, family: Losses, direction: str, h: float, fine: int) -> tuple[Array, discretize.Integers]:
+        offsets = center(family, direction, h)
+        bottom, top = family.reach(direction, self.low, self.high)
         low, high = float(((bottom - offsets) / h).min()), float(((top - offsets) / h).max())
         return offsets, discretize.points(low, high, fine)
 
     def rough(self, direction: str) -> Moments:
         """Return the log moments of the sample, from a grid that resolves every scale by some percent."""
         parts = []
-        for family in self.sample.families:
-            bottom, top = loss.reach(family, direction, self.low, self.high)
+        for family in (part.bounded("rough") for part in self.sample.families):
+            bottom, top = family.reach(direction, self.low, self.high)
             h = float(np.maximum(top, -bottom).max()) * 2.0**-22
             parts.append(discretize.upper(family, direction, h, *self._grid(family, direction, h, 8)))
         return Moments(parts)
@@ -91,15 +108,20 @@ def problem(found: Phases, log_delta: float) -> Problem:
     steps = list(found.steps)
     if found.mu > 0.0:
         steps.append((PoissonStep(((1.0, 1.0, 1.0 / found.mu),)), 1))
-    families = tuple(loss.families(steps))
-    count = int(sum(family.counts.sum() for family in families))
-    one_sided = all(family.subset or bool(np.all(family.rates == 1.0)) for family in families)
+    whole = [(step, count) for step, count in steps if isinstance(step, AllocationStep)]
+    families: tuple[Losses, ...] = tuple(
+        loss.families([(step, count) for step, count in steps if not isinstance(step, AllocationStep)])
+    )
+    count = int(sum(family.counts.sum() for family in families)) + sum(count for _, count in whole)
+    one_sided = not whole and all(family.subset or bool(np.all(family.rates == 1.0)) for family in families)
     low = -float(special.ndtri_exp(math.log(1e-10) - math.log(count)))
     high = -float(special.ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
+    rare = math.log(_RARE) + min(log_delta, math.log(1e-3)) - math.log(count)
+    families += tuple(Allocation(step.batches, step.noise_multiplier, np.array([times]), rare) for step, times in whole)
     return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high)
 
 
-def _divergences(family: Family) -> Array:
+def _divergences(family: Losses) -> Array:
     exponent = np.minimum(1.0 / family.sigmas**2, 300.0)
     found: Array = np.maximum((family.weights * family.rates**2 * np.expm1(exponent)).sum(axis=1), 1e-300)
     return found

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.events import Event
-from dpcore.accounting.phases import Phases, Step, WithoutReplacementStep, demand_phases, phases
+from dpcore.accounting.phases import AllocationStep, Phases, Step, WithoutReplacementStep, demand_phases, phases
 from dpcore.accounting.renyi import conversion, moments, series
+from dpcore.accounting.renyi.allocation import log_moments_allocation
 from dpcore.accounting.renyi.schedules import log_expm1, schedule_delta, schedule_epsilon
 from dpcore.accounting.renyi.without_replacement import log_moments_without_replacement
 from dpcore.errors import ArgumentError
@@ -129,6 +130,9 @@ def step_rdp(step: Step, orders: Array, fractional: str = "exact") -> Array:
     """
     if isinstance(step, WithoutReplacementStep):
         log_moment = log_moments_without_replacement(step.sample_rate, step.noise_multiplier, orders)
+        return np.maximum(0.0, log_moment / (orders - 1.0))
+    if isinstance(step, AllocationStep):
+        log_moment = log_moments_allocation(step.batches, step.noise_multiplier, orders)
         return np.maximum(0.0, log_moment / (orders - 1.0))
     parts = [(weight, _component(q, sigma, orders, fractional)) for weight, q, sigma in step.components]
     if len(parts) == 1 and parts[0][0] == 1.0:

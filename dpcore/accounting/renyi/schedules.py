@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting.phases import Phases, PoissonStep
+from dpcore.accounting.phases import AllocationStep, Phases, PoissonStep
 from dpcore.accounting.renyi import conversion
+from dpcore.accounting.renyi.allocation import log_moments_allocation
 from dpcore.accounting.renyi.moments import log_moments_of_many
 from dpcore.accounting.renyi.without_replacement import log_moments_without_replacement
 
@@ -97,7 +98,10 @@ class ScheduleMoments:
         """Return K(order): (order - 1) times the divergence of the whole."""
         total = order * (order - 1.0) * self._half_square
         for step, count in self._others:
-            bound = log_moments_without_replacement(step.sample_rate, step.noise_multiplier, np.array([order]))
+            if isinstance(step, AllocationStep):
+                bound = log_moments_allocation(step.batches, step.noise_multiplier, np.array([order]))
+            else:
+                bound = log_moments_without_replacement(step.sample_rate, step.noise_multiplier, np.array([order]))
             total += count * max(0.0, float(bound[0]))
         if self._counts.size == 0:
             return total

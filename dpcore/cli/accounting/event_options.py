@@ -55,7 +55,7 @@ class EventOptions:
                     f"sample_rate: {_A_NAME[self.sampling]} has none; give --epochs, or --dataset-size with "
                     "--batch-size"
                 )
-            if self.sampling in ("fixed-size", "full-batch"):
+            if self.sampling in ("fixed-size", "full-batch", "random-allocation"):
                 raise ArgumentError(f"sample_rate: is not for --sampling {self.sampling}; {_SIZES[self.sampling]}")
         for name, kind in {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}.items():
             if getattr(self, name) is not None and self.sampling != kind:
@@ -169,11 +169,13 @@ class EventOptions:
 _A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
 _WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",
     "fixed-order": "a fixed order of batches", "shuffled": "a fresh order every epoch (no amplification)",
-    "cyclic-poisson": "cyclic Poisson sampling", "full-batch": "the full batch"}  # fmt: skip
+    "cyclic-poisson": "cyclic Poisson sampling", "random-allocation": "one random batch of every epoch",
+    "full-batch": "the full batch"}  # fmt: skip
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",
     "fixed-size": "give --dataset-size and --batch-size",
     "cyclic-poisson": "give --sample-rate, or --dataset-size with --batch-size",
+    "random-allocation": "give --dataset-size and --batch-size",
     "full-batch": "give --steps",
 }

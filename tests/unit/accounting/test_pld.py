@@ -17,7 +17,7 @@ from dpcore.accounting import Adjacency, Composed, Event, Gaussian, Interval, No
 from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import Phases, PoissonStep, WithoutReplacementStep
-from dpcore.accounting.pld import curve, delta_interval, discretize, epsilon_interval, intervals, loss
+from dpcore.accounting.pld import curve, delta_interval, discretize, epsilon_interval, intervals, loss, losses
 from dpcore.accounting.renyi.rdp import RdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
@@ -55,8 +55,8 @@ FAMILIES = [
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("h", [0.002, 0.05, 0.6])
 def test_bounds_of_a_step_lie_on_either_side(family: loss.Family, direction: str, h: float) -> None:
-    offsets = loss.center(family, direction, h)
-    low, high = loss.reach(family, direction, 8.0, 8.0)
+    offsets = losses.center(family, direction, h)
+    low, high = family.reach(direction, 8.0, 8.0)
     grid = discretize.points(float(((low - offsets) / h).min()), float(((high - offsets) / h).max()), 16)
     above = discretize.upper(family, direction, h, offsets, grid)
     below = discretize.lower(family, direction, h, offsets, grid, above.p)
@@ -66,7 +66,7 @@ def test_bounds_of_a_step_lie_on_either_side(family: loss.Family, direction: str
     spread = float(np.sqrt((above.p * above.losses**2).sum()))
     for epsilon in np.concatenate([np.linspace(-3.0, 3.0, 41) * spread, np.linspace(0.0, float(high.max()), 30)]):
         edges = np.array([[epsilon, np.inf]])
-        p, q = loss.masses(family, direction, edges)
+        p, q = family.masses(direction, edges)
         exact = float(p[0, 0] - math.exp(epsilon) * q[0, 0])
         upper = float((above.p * np.maximum(0.0, -np.expm1(epsilon - above.losses))).sum() + above.infinite[0])
         lower = float((below.p * np.maximum(0.0, -np.expm1(epsilon - below.losses))).sum())

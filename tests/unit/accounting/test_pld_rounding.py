@@ -19,6 +19,7 @@ from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
 from dpcore.accounting.pld import compose, discretize, intervals, loss
 from dpcore.accounting.pld.compose import transform_error
+from dpcore.accounting.pld.losses import center
 from dpcore.accounting.pld.moments import Moments
 from dpcore.accounting.pld.problem import problem
 from tests.refused import refused
@@ -88,14 +89,14 @@ def test_the_curve_of_a_step_is_off_by_less_than_eta(rate: float, sigma: float, 
     """|H(l) - exact| against the P-mass above l, at losses all over the range that is looked at."""
     task = problem(phases(PoissonSampledGaussian(rate, sigma, 1000)), log_size)  # type: ignore[arg-type]
     (family,) = task.families
-    bottom, top = loss.reach(family, direction, task.low, task.high)
-    middle = float(loss.center(family, direction, 1e-9)[0, 0])
+    bottom, top = family.reach(direction, task.low, task.high)
+    middle = float(center(family, direction, 1e-9)[0, 0])
     away = 10.0 ** np.linspace(-4.0, 0.0, 12)
     losses = np.concatenate([middle + away * (float(end[0, 0]) - middle) for end in (top, bottom)])
     with mpmath.workdps(60):
         q, s = mpmath.mpf(rate), mpmath.mpf(sigma)
         for at in losses.tolist():
-            p_mass, q_mass = (float(one[0, 0]) for one in loss.masses(family, direction, np.array([[at, np.inf]])))
+            p_mass, q_mass = (float(one[0, 0]) for one in family.masses(direction, np.array([[at, np.inf]])))
             if p_mass < 1e-290 or q_mass < 1e-290:
                 continue  # `discretize` does without
             lift = mpmath.exp(mpmath.mpf(at))
@@ -134,7 +135,7 @@ def test_a_convolution_is_off_by_less_than_its_bound(rate: float, sigma: float, 
     summed, bound, _ = compose._convolve(moments, theta, count)
     folded = np.zeros(count, dtype=np.longdouble)
     np.add.at(folded, (grid - middle) % count, tilted.astype(np.longdouble))
-    exact = irfft(compose._power(rfft(folded), steps), n=count)
+    exact = irfft(compose.power(rfft(folded), steps), n=count)
     error = float(np.linalg.norm((summed - exact).astype(np.float64)))
     folded[0] = 0.0
     assert error <= bound / 10
@@ -160,7 +161,7 @@ def test_single_masses_of_families_are_those_of_their_members() -> None:
     steps = [(PoissonStep(((1.0, 0.01 * (k + 1), 0.5 + 0.1 * k),)), k + 1) for k in range(5)]
     (family,) = loss.families(steps)
     grid = discretize.points(-30.0, 60.0, 8)
-    offsets = loss.center(family, "remove", 0.05)
+    offsets = center(family, "remove", 0.05)
     together = discretize.upper(family, "remove", 0.05, offsets, grid)
     for k in range(5):
         alone = family.of(np.array([k]), family.counts[k : k + 1])

@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fixed-order": (sampling.FixedOrderSampler, {"shuffle": False, "drop_last": True}),
     "shuffled": (sampling.ShuffledSampler, {"drop_last": True}),
     "cyclic-poisson": (sampling.CyclicPoissonSampler, {"groups": 4, "shuffle": False}),
+    "random-allocation": (sampling.RandomAllocationSampler, {}),
 }
 
 

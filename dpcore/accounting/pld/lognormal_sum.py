@@ -1,0 +1,177 @@
+"""The law of the sum of t independent X on a grid, tilted: what `dpcore.accounting.pld.allocation` needs of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.accounting.pld.compose import power, transform_error
+from dpcore.accounting.pld.lognormal import bins, masses, merged, split
+from dpcore.spec import special
+
+Array = npt.NDArray[np.float64]
+
+_UNIT = 2.0**-53
+_LOG_LEAST = -30.0  # of the tilted mass above the window
+_TRIES = 24
+_RARE = 0.02  # how often the largest of all X lies above the first range
+_RATIO = 16.0  # of the ends of ranges
+
+
+@dataclass(frozen=True)
+class TiltedSum:
+    """Masses of S at `values` (n,), multiplied by e^(rate S - log_total).
+
+    `error` bounds the L2 norm of what rounding adds, `left` the tilted mass above the window, which the transform folds
+    into it, and `beyond` the same without the tilt (where the rate is above 0: weighed by S over the window's end).
+    """
+
+    sums: Array
+    values: Array
+    rate: float
+    log_total: float
+    error: float
+    left: float
+    beyond: float
+
+    @property
+    def g(self) -> float:
+        """Step of the grid."""
+        return float(self.values[1] - self.values[0])
+
+    def plain(self, sums: Array) -> Array:
+        """Return masses without the tilt."""
+        with np.errstate(under="ignore", over="ignore"):
+            result: Array = sums * np.exp(np.minimum(self.log_total - self.rate * self.values, 700.0))
+        return result
+
+
+def ranges(t: int, s: float, cap: float) -> list[tuple[float, float]]:
+    """Return intervals up to the cap; the largest X lies in one of them, and in the first but once in many times.
+
+    A grid that reaches to the rare, large X would be too coarse for the many others.
+    """
+    z = -float(special.ndtri(min(0.5, _RARE / t)))
+    ends = [0.0, min(cap, math.exp(min(600.0, z / s - 0.5 / s**2)))]
+    while ends[-1] < cap:
+        ends.append(cap if cap < 3.0 * _RATIO * ends[-1] else _RATIO * ends[-1])
+    return list(itertools.pairwise(ends))
+
+
+def transformed(
+    t: int, s: float, low: float, high: float, rate: float, size: int, *, lower: bool, add: bool, last: bool
+) -> TiltedSum:
+    """Return the law of the sum where the largest X lies in [low, high], with X `split`, or for a lower bound `merged`.
+
+    That is the law of all X up to `high` without that of all X up to `low`. The curve of "remove" falls with X, that of
+    `add` grows: X above the `last` range is left out, or for an upper bound of "add" moved down to its end. The tilt is
+    at most `rate`.
+    """
+    g, wanted = _step(t, s, low, high, size, lower, add, last), rate
+    values, few, more = _log_masses(s, g, low, high, lower, add, last)
+    plain, end = np.logaddexp(few, more), t * float(values[0]) + size * g
+    for attempt in range(_TRIES):
+        rate = wanted * 0.85**attempt  # a weaker tilt leaves less above the window
+        logs = plain + rate * values
+        total = _log_sum(logs)
+        logs -= total
+        log_left = _log_left(logs, values, t, end, max(0.0, -rate))
+        if log_left < _LOG_LEAST:
+            break
+    left = math.exp(min(0.0, log_left))
+    if low > 0.0:
+        sums, error = _difference(np.exp(few + rate * values - total), np.exp(more + rate * values - total), t, size)
+    else:
+        sums, error = _power(np.exp(logs), t, size)
+    log_beyond = log_left + t * total - rate * end
+    at: Array = t * float(values[0]) + g * np.arange(size, dtype=np.float64)
+    return TiltedSum(sums, at, rate, t * total, error, left, math.exp(min(700.0, log_beyond)))
+
+
+@lru_cache(maxsize=64)
+def _step(t: int, s: float, low: float, high: float, size: int, lower: bool, add: bool, last: bool) -> float:
+    """Return the step of a grid with a window that holds the sum but once in very many times."""
+    second = math.exp(min(600.0, s**-2)) * float(special.ndtr(s * math.log(high) - 1.5 / s))
+    window = 1.5 * high + t + 10.0 * math.sqrt(t * second)
+    for _ in range(_TRIES):
+        g = window / size
+        values, few, more = _log_masses(s, g, low, high, lower, add, last)
+        if _log_left(np.logaddexp(few, more), values, t, t * float(values[0]) + window, 0.0) < _LOG_LEAST:
+            break
+        window += 0.15 * (window - t)
+    return g
+
+
+@lru_cache(maxsize=24)
+def _log_masses(
+    s: float, g: float, low: float, high: float, lower: bool, add: bool, last: bool
+) -> tuple[Array, Array, Array]:
+    """Return points, and the log masses at them of X up to `low` and of X in [low, high]."""
+    points = max(1, math.ceil(high / g))
+    if lower:
+        at, edges = bins(s, g, points)
+        parts = [merged(s, at, edges, *part, rising=add) for part in ((0.0, low), (low, high))]
+    else:
+        at = g * np.arange(points + 1, dtype=np.float64)
+        parts = [split(s, g, points, *part) for part in ((0.0, low), (low, high))]
+        if add and last:
+            parts[1][int(high / g)] += masses(s, np.array([high, np.inf]))[1][0]
+    with np.errstate(divide="ignore"):
+        few, more = np.log(parts[0]), np.log(parts[1])
+    return at, few, more
+
+
+def _log_left(logs: Array, values: Array, count: int, window: float, least: float) -> float:
+    """Return the log of a bound on the mass of the sum above the window, by exponents of `least` and more."""
+    exponents = [least + exponent / window for exponent in (8.0, 20.0, 35.0, 55.0, 90.0)]
+    return min(count * _log_sum(logs + v * values) - v * window for v in exponents)
+
+
+def _power(mass: Array, count: int, size: int) -> tuple[Array, float]:
+    """Return the `count`-fold convolution modulo `size` of masses that add up to 1, and a bound on its L2 error."""
+    from scipy.fft import irfft, rfft
+
+    growth = transform_error(size)
+    summed: Array = irfft(power(rfft(mass, n=size), count), n=size)
+    norm, each = _norm(summed), growth + 2.0 * _UNIT
+    error = count * (growth * _norm(mass) + 2.0 * _UNIT)
+    if count * each < 1e-3:
+        error = min(error, count * each * (8.0 / 7.0 * norm + 0.9 ** (count - 1.0)))
+    return summed, 1.04 * (error + (growth + 4.0 * _UNIT * count) * norm)
+
+
+def _difference(few: Array, more: Array, count: int, size: int) -> tuple[Array, float]:
+    """Return the convolution of few + more without that of few, and a bound on its L2 error.
+
+    With B and T their transforms and A = B + T: A^t - B^t = T (A^(t-1) + A^(t-2) B + ... + B^(t-1)), no digit of which
+    is lost, however small T is. The sum has t products of t - 1 factors of size 1 at most, each off by `each`.
+    """
+    from scipy.fft import irfft, rfft
+
+    growth = transform_error(size)
+    b, rare = rfft(few, n=size), rfft(more, n=size)
+    a = b + rare
+    # Of n factors: the sum of products, A^n and B^n; doubled, and one more where the count has the bit.
+    total, power_a, power_b = np.zeros_like(a), np.ones_like(a), np.ones_like(a)
+    for digit in bin(count)[2:]:
+        total, power_a, power_b = total * (power_a + power_b), power_a * power_a, power_b * power_b
+        if digit == "1":
+            total, power_a, power_b = total * a + power_b, power_a * a, power_b * b
+    summed: Array = irfft(rare * total, n=size)
+    each, mass = growth + 16.0 * _UNIT, float(more.sum())
+    error = count * (growth * _norm(more) + 2.0 * _UNIT * mass + _norm(more) * count * each)
+    return summed, 1.04 * (error + (growth + 8.0 * _UNIT * count) * _norm(summed))
+
+
+def _norm(values: Array) -> float:
+    return math.sqrt(float(np.square(values).sum()))
+
+
+def _log_sum(logs: Array) -> float:
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))
