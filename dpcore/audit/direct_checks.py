@@ -11,6 +11,7 @@ from dpcore.accounting import (
     Event,
     FixedSizeSampledGaussian,
     PoissonSampledGaussian,
+    RandomAllocationGaussian,
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.audit import checks
@@ -24,6 +25,7 @@ MEANING = {
     "copied": "The same noise occurs in several places",
     "sums": "Sums of examples that are not canaries are not what their clipped vectors add up to",
     "bits": "The bits of the adaptive clip are not released as planned",
+    "once": "Examples take part more than once in an epoch",
     "rate": "Examples do not take part at the planned rate",
     "examples": "How often examples take part does not spread as independent coins do",
     "batches": "Batch sizes do not spread as independent coins do",
@@ -41,6 +43,13 @@ def direct_checks(plan: Plan, records: Records, dtype: str) -> dict[str, float]:
     if plan.adaptive_clip is not None:
         found["bits"] = checks.wrong_sums(records.bits)
     event = plan.event
+    if isinstance(event, RandomAllocationGaussian) and secret_batches(plan):
+        examples = int(records.populations[0])
+        found["once"] = float((records.counts <= event.epochs).all())
+        found["halves"] = checks.uneven_halves(records.early, records.sizes, records.populations)
+        alike = -examples * (plan.steps // event.batches) * float(np.log(event.batches))
+        found["keys"] = checks.same_batches(records.batches, alike)
+        return found
     coins = isinstance(event, PoissonSampledGaussian | CyclicPoissonSampledGaussian)
     if not secret_batches(plan) or not (
         coins or isinstance(event, FixedSizeSampledGaussian | TruncatedPoissonSampledGaussian)

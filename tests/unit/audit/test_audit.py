@@ -23,6 +23,7 @@ from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
     PoissonSampler,
+    RandomAllocationSampler,
     TruncatedPoissonSampler,
     UserSampler,
 )
@@ -190,6 +191,7 @@ def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) ->
 @pytest.mark.parametrize(("method", "sampler"), [
     (SGD, ORDER), (SGD, PoissonSampler(dataset_size=100, batch_size=20)),
     (SGD, TruncatedPoissonSampler(dataset_size=100, batch_size=20, max_batch_size=20)),
+    (SGD, RandomAllocationSampler(dataset_size=100, batch_size=50)),
     (ADAPTIVE, CyclicPoissonSampler(dataset_size=100, batch_size=20, groups=3)),
     (ADAPTIVE, UserSampler(PoissonSampler(dataset_size=64, batch_size=20), [i % 64 for i in range(150)], 2)),
 ])  # fmt: skip
@@ -203,6 +205,28 @@ def test_alarms_of_honest_runs_are_as_rare_as_stated(method: Method, sampler: ob
         exceeded += found.lower_bound > found.claimed_epsilon
     assert alarms <= stats.binom.ppf(0.99, audits, 0.1)
     assert exceeded <= stats.binom.ppf(0.99, audits, 0.05)
+
+
+class Twice(RandomAllocationSampler):
+    """Enters some examples into two batches of an epoch, or into the first half's alone."""
+
+    def indices(self, key: bytes, step: int, **shard: Any) -> Any:
+        batch = super().indices(key, step, **shard)
+        return np.union1d(batch, [7]) if self.batch_size == 50 else batch[batch < 60]
+
+
+class Sorted(RandomAllocationSampler):
+    """Fills batches in the order of the data."""
+
+    def indices(self, key: bytes, step: int, **shard: Any) -> Any:
+        return np.array_split(np.arange(self.dataset_size), self.steps_per_epoch)[step % self.steps_per_epoch]
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Twice, "more than once in an epoch"), (Sorted, "same batches")])
+def test_batches_that_are_not_allocated_at_random_are_noticed(kind: type[RandomAllocationSampler], words: str) -> None:
+    found = audit(SGD, kind(dataset_size=100, batch_size=50), 4, delta=1e-5, runs=4, key=KEY)
+    assert found.flagged
+    assert any(words in finding for finding in found.findings)
 
 
 def test_a_key_repeats_an_audit_and_without_one_it_differs() -> None:

@@ -23,7 +23,8 @@ def users(*, users: int, batch_size: float, examples: int, max_examples_per_user
 KINDS: dict[str, Callable[..., Sampler]] = {
     "poisson": PoissonSampler, "truncated_poisson": sampling.TruncatedPoissonSampler,
     "cyclic_poisson": sampling.CyclicPoissonSampler, "fixed_size": sampling.FixedSizeSampler,
-    "fixed_order": sampling.FixedOrderSampler, "shuffled": sampling.ShuffledSampler, "users poisson": users,
+    "fixed_order": sampling.FixedOrderSampler, "shuffled": sampling.ShuffledSampler,
+    "random_allocation": sampling.RandomAllocationSampler, "users poisson": users,
 }  # fmt: skip
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "sampling.json").read_text())
 
