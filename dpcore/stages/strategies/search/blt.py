@@ -19,7 +19,8 @@ import numpy as np
 from dpcore.spec.recurrence import response
 from dpcore.stages.strategies.base import Matrix
 from dpcore.stages.strategies.blt import polynomials
-from dpcore.stages.strategies.search.toeplitz import _gathered, series_of, square_root, summed
+from dpcore.stages.strategies.search.series import gathered, series_of, summed
+from dpcore.stages.strategies.search.toeplitz import square_root
 from dpcore.stages.strategies.workload import Workload
 
 _FITTED, _SHORT, _TRIED = 2000, 10_000, 30
@@ -42,7 +43,7 @@ def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Mat
             h = lfilter(q, p, prefix)
             error, g = float(weights @ h**2), lfilter(q, p, h)
         moved = summed(c, steps, epochs, period)
-        square, wanted = float(moved @ moved), _gathered(moved, steps, epochs, period)[1:]
+        square, wanted = float(moved @ moved), gathered(moved, steps, epochs, period)[1:]
         if not np.isfinite(error) or not np.isfinite(g).all():
             return 1e300, np.zeros_like(free)
         slopes = np.zeros((2, buffers))
