@@ -9,8 +9,10 @@ from dpcore.stages.strategies.base import Matrix
 from dpcore.stages.strategies.coefficients import reciprocal
 from dpcore.stages.strategies.workload import Workload
 
-MOST_FILTERED = 4096
+MOST_FILTERED = 512
 """So many coefficients are divided by as a recurrence; more by Fourier transforms."""
+
+_DIRECT, _BLOCK, _TINY = 64, 1 << 14, 1e-250
 
 
 def series_of(workload: Workload) -> Matrix:
@@ -29,9 +31,31 @@ def divided(series: Matrix, by: Matrix) -> Matrix:
     from scipy.signal import fftconvolve, lfilter
 
     if len(by) <= MOST_FILTERED:
-        filtered: Matrix = lfilter([1.0], by, series)
+        result, state = np.empty(len(series)), np.zeros(len(by) - 1)
+        for first in range(0, len(series), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            result[block], state = lfilter([1.0], by, series[block], zi=state)
+            state[np.abs(state) < _TINY] = 0.0  # subnormal numbers take a hundred times as long
+        return result
+    result = fftconvolve(series, inverse(by, len(series)))[: len(series)]
+    return result
+
+
+def inverse(series: Matrix, size: int) -> Matrix:
+    """Return the first coefficients of 1 over the series, (size,)."""
+    if len(series) <= MOST_FILTERED:
+        return divided(np.eye(1, size)[0], series)
+    return reciprocal(np.pad(series, (0, size - len(series))))
+
+
+def multiplied(left: Matrix, right: Matrix) -> Matrix:
+    """Return the product of two series, as long as the second."""
+    from scipy.signal import fftconvolve, lfilter
+
+    if len(left) <= _DIRECT:
+        filtered: Matrix = lfilter(left, [1.0], right)
         return filtered
-    result: Matrix = fftconvolve(series, reciprocal(by))[: len(series)]
+    result: Matrix = fftconvolve(left, right)[: len(right)]
     return result
 
 
@@ -63,5 +87,7 @@ def lagged(left: Matrix, right: Matrix, count: int) -> Matrix:
     from scipy.signal import fftconvolve
 
     size = len(left)
+    if count <= _DIRECT:
+        return np.array([left[lag:] @ right[: size - lag] for lag in range(count)])
     result: Matrix = fftconvolve(left, right[::-1])[size - 1 : size - 1 + count]
     return result
