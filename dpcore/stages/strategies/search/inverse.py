@@ -31,7 +31,7 @@ from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, root
 from dpcore.stages.strategies.workload import Workload
 
 MOST_SIGNED = 4096
-"""Steps up to which coefficients of both signs are tried over epochs: their sensitivity takes a look at each pattern."""
+"""Steps up to which coefficients of both signs are tried over epochs: their sensitivity looks at each pattern."""
 
 _TRIED, _ITERATIONS, _FEW = 49, 1000, 32
 
@@ -101,17 +101,16 @@ def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Callable
     weights, one = np.arange(steps, 0, -1) / steps, np.eye(1, steps)[0]
 
     def objective(free: Matrix) -> tuple[float, Matrix]:
-        p = _series(free)
-        partial = np.cumsum(p)
         with np.errstate(all="ignore"):
+            p = _series(free)
             c, h = divided(one, p), divided(np.pad(p, (0, steps - len(p))), series)
             error, (square, wanted) = float(weights @ h**2), moves(c, epochs, period)
-            if not np.isfinite(error * square):
+            if not np.isfinite(error * square):  # so far off that C overflows
                 return 1e300, np.zeros_like(free)
             slope = 2 * adjoint(weights * h, series)[: len(p)] / error
             slope -= 2 * adjoint(adjoint(wanted, p), p)[: len(p)] / square
         # r_j = exp(-u_1 - ... - u_j), and p_j = r_j - r_{j-1}.
-        by_partial = (slope - np.append(slope[1:], 0.0)) * partial
+        by_partial = (slope - np.append(slope[1:], 0.0)) * np.cumsum(p)
         return float(np.log(error) + np.log(square)), -np.cumsum(by_partial[::-1])[::-1][1:]
 
     return objective
@@ -125,11 +124,11 @@ def _series(falls: Matrix) -> Matrix:
 def moves(c: Matrix, epochs: int, period: int) -> tuple[float, Matrix]:
     """Return ``sum |G|`` of the first pattern, and half its derivative by c, (steps,)."""
     steps = len(c)
-    if epochs == 1 or not (c < 0).any():
+    if epochs == 1 or steps > MOST_SIGNED or not (c < 0).any():
         moved = summed(c, steps, epochs, period)
         return float(moved @ moved), gathered(moved, steps, epochs, period)
     firsts = np.arange(0, steps, period)
-    columns = np.stack([np.pad(c[: steps - first], (first, 0)) for first in firsts])
+    columns = np.stack([np.pad(c[: steps - first], (first, 0)) for first in firsts.tolist()])
     products = columns @ columns.T
     signed = np.sign(products) @ columns
     wanted = np.zeros(steps)

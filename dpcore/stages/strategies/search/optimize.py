@@ -162,6 +162,10 @@ def squared_bound(
     workload: Workload, epochs: int, *, largest: bool = False, tolerance: float = 1e-4, keep: bool = True
 ) -> float:
     """Return the square of `lower_bound`, 0 where none is known."""
+    if epochs == 1 and not largest and workload.steps <= MOST_DENSE:
+        quick = single.quick_bound(workload, tolerance)
+        if quick is not None:
+            return quick
     if workload.steps <= MOST_DENSE and (epochs == 1 or workload.steps <= MOST_EPOCHS):
         dense = optimal("dense", workload, epochs=epochs, largest=largest, tolerance=tolerance, keep=keep)
         return 0.0 if dense.lower_bound is None else dense.lower_bound**2

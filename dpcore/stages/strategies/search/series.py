@@ -37,8 +37,8 @@ def divided(series: Matrix, by: Matrix) -> Matrix:
             result[block], state = lfilter([1.0], by, series[block], zi=state)
             state[np.abs(state) < _TINY] = 0.0  # subnormal numbers take a hundred times as long
         return result
-    result = fftconvolve(series, inverse(by, len(series)))[: len(series)]
-    return result
+    whole: Matrix = fftconvolve(series, inverse(by, len(series)))[: len(series)]
+    return whole
 
 
 def inverse(series: Matrix, size: int) -> Matrix:

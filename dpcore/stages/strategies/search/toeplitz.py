@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.search.series import MOST_FILTERED, divided, gathered, inverse, lagged, multiplied, series_of, summed
+from dpcore.stages.strategies.search.series import (
+    MOST_FILTERED,
+    divided,
+    gathered,
+    inverse,
+    lagged,
+    multiplied,
+    series_of,
+    summed,
+)
 from dpcore.stages.strategies.workload import Workload
 
 Objective = Callable[[Matrix], tuple[float, Matrix]]
