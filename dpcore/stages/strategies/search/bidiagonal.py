@@ -23,7 +23,7 @@ _POLES, _MOST = 24, 200
 
 
 def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
-    """Return log lambda whose bound is within about `tolerance` of the largest, from the two bands of A^{-1}, (2, T)."""
+    """Return log lambda whose bound is within `tolerance` of the largest, from the two bands of A^{-1}, (2, T)."""
     diagonal, off = inverse[0] ** 2, (inverse[0] * inverse[1])[:-1]
     diagonal[1:] += inverse[1, :-1] ** 2
     search, here, best, reached = Accelerated(), np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf

@@ -139,8 +139,8 @@ def _powers(decays: Matrix, size: int) -> Matrix:
 def zeros_of(scales: Matrix, decays: Matrix) -> Matrix:
     """Return the numbers v_j with ``P = prod_j (1 - v_j x)``, ascending; they lie between the decays."""
     # 1 + sum_j w_j / (z - u_j) is det(z - V) / det(z - diag(u)), with this V.
-    found: Matrix = np.linalg.eigvalsh(np.diag(decays) - np.sqrt(np.multiply.outer(scales, scales)))
-    return found
+    square = np.diag(decays) - np.sqrt(np.multiply.outer(scales, scales))
+    return np.asarray(np.linalg.eigvalsh(square), dtype=np.float64)
 
 
 def _filtered(series: Matrix, over: Matrix, under: Matrix) -> Matrix:
