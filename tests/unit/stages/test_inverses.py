@@ -247,3 +247,27 @@ def test_learning_rates_that_fall_far_are_certified():
     found = optimal("dense", workloads.learning_rates(np.linspace(1, 0.01, 512)), keep=False)
     assert found.above is not None
     assert 0 <= found.above <= 5e-6
+
+
+def test_what_is_found_for_fewer_steps_is_a_start_near_the_end(monkeypatch: pytest.MonkeyPatch):
+    points = np.array([[1.0, -2.0], [4.0, 0.0], [9.0, 3.0], [16.0, 7.0]])
+    np.testing.assert_allclose(blt._extrapolated(list(points[:3])), points[3])
+    np.testing.assert_allclose(blt._extrapolated(list(points[:2])), 2 * points[1] - points[0])
+    counted = []
+
+    def objective(series: np.ndarray, steps: int, epochs: int, period: int) -> Any:
+        found = own(series, steps, epochs, period)
+
+        def counting(free: np.ndarray) -> tuple[float, np.ndarray]:
+            counted.append(steps)
+            return found(free)
+
+        return counting
+
+    own = toeplitz._objective
+    monkeypatch.setattr(toeplitz, "_objective", objective)
+    toeplitz.toeplitz(workloads.ones(12_000), 12_000, 1, 12_000)
+    assert counted.count(12_000) <= 5 < counted.count(3000)
+    counted.clear()
+    toeplitz.toeplitz(workloads.ones(48_000), 48_000, 1, 48_000)
+    assert 48_000 not in counted

@@ -28,9 +28,9 @@ def descent(
     turns: list[Matrix] = []
     while True:
         direction = -_times_inverse_hessian(slope, moves, turns)
-        fall = float(direction.ravel() @ slope.ravel())
+        fall = _inner(direction, slope)
         if fall >= 0:
-            direction, fall = -slope, -float(slope.ravel() @ slope.ravel())
+            direction, fall = -slope, -_inner(slope, slope)
             moves, turns = [], []
         length = 1.0 if moves else min(1.0, 0.1 * np.abs(point).max() / max(np.abs(slope).max(), 1e-300))
         while True:
@@ -42,7 +42,7 @@ def descent(
             if length < _SHORTEST:
                 return
         move, turn = new - point, new_slope - slope
-        if float(move.ravel() @ turn.ravel()) > 0:
+        if _inner(move, turn) > 0:
             moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
         point, value, slope = new, new_value, new_slope
         yield point, value
@@ -51,12 +51,16 @@ def descent(
 def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix]) -> Matrix:
     result, weights = slope.copy(), []
     for move, turn in zip(reversed(moves), reversed(turns), strict=True):
-        weight = float(move.ravel() @ result.ravel()) / float(move.ravel() @ turn.ravel())
+        weight = _inner(move, result) / _inner(move, turn)
         weights.append(weight)
         result -= weight * turn
     if moves:
-        result *= float(moves[-1].ravel() @ turns[-1].ravel()) / float(turns[-1].ravel() @ turns[-1].ravel())
+        result *= _inner(moves[-1], turns[-1]) / _inner(turns[-1], turns[-1])
     for move, turn, weight in zip(moves, turns, reversed(weights), strict=True):
-        again = float(turn.ravel() @ result.ravel()) / float(move.ravel() @ turn.ravel())
+        again = _inner(turn, result) / _inner(move, turn)
         result += (weight - again) * move
     return result
+
+
+def _inner(left: Matrix, right: Matrix) -> float:
+    return float(np.einsum("i,i->", left.ravel(), right.ravel()))
