@@ -26,12 +26,13 @@ def descent(
     value, slope = objective(point)
     moves: list[Matrix] = []
     turns: list[Matrix] = []
+    products: list[float] = []
     while True:
-        direction = -_times_inverse_hessian(slope, moves, turns)
+        direction = -_times_inverse_hessian(slope, moves, turns, products)
         fall = _inner(direction, slope)
         if fall >= 0:
             direction, fall = -slope, -_inner(slope, slope)
-            moves, turns = [], []
+            moves, turns, products = [], [], []
         length = 1.0 if moves else min(1.0, 0.1 * np.abs(point).max() / max(np.abs(slope).max(), 1e-300))
         while True:
             new = point + length * direction
@@ -42,25 +43,30 @@ def descent(
             if length < _SHORTEST:
                 return
         move, turn = new - point, new_slope - slope
-        if _inner(move, turn) > 0:
+        product = _inner(move, turn)
+        if product > 0:
+            products = [*products, product][-memory:]
             moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
         point, value, slope = new, new_value, new_slope
         yield point, value
 
 
-def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix]) -> Matrix:
-    result, weights = slope.copy(), []
-    for move, turn in zip(reversed(moves), reversed(turns), strict=True):
-        weight = _inner(move, result) / _inner(move, turn)
-        weights.append(weight)
-        result -= weight * turn
+def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix], products: list[float]) -> Matrix:
+    """Return the two-loop recursion's result; `products` are those of moves and turns."""
+    from scipy.linalg.blas import daxpy
+
+    result, weights = slope.flatten(), []
+    for move, turn, product in zip(reversed(moves), reversed(turns), reversed(products), strict=True):
+        weights.append(_inner(move, result) / product)
+        daxpy(turn.ravel(), result, a=-weights[-1])  # in place
     if moves:
-        result *= _inner(moves[-1], turns[-1]) / _inner(turns[-1], turns[-1])
-    for move, turn, weight in zip(moves, turns, reversed(weights), strict=True):
-        again = _inner(turn, result) / _inner(move, turn)
-        result += (weight - again) * move
-    return result
+        result *= products[-1] / _inner(turns[-1], turns[-1])
+    for move, turn, product, weight in zip(moves, turns, products, reversed(weights), strict=True):
+        daxpy(move.ravel(), result, a=weight - _inner(turn, result) / product)
+    return result.reshape(slope.shape)
 
 
 def _inner(left: Matrix, right: Matrix) -> float:
-    return float(np.einsum("i,i->", left.ravel(), right.ravel()))
+    from scipy.linalg.blas import ddot
+
+    return float(ddot(left.ravel(), right.ravel()))

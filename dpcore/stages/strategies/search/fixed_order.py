@@ -52,12 +52,10 @@ def brackets(workload: Workload, period: int, start: Matrix) -> Iterator[Bracket
         lower, failed = dpotrf(x, lower=1)
         if failed:  # not positive definite
             return np.inf, x
-        half = dpotri(lower, lower=1)[0]
-        inverse = np.tril(half) + np.tril(half, -1).T
+        inverse = _mirrored(dpotri(lower, lower=1)[0])
         decoder = workload.apply(scale[:, None] * inverse)  # of X scaled to class sums of 1, up to columns
-        triangle = dsyrk(1.0, decoder, trans=1, lower=1)
-        slope = -(np.tril(triangle) + np.tril(triangle, -1).T)
-        product = -np.einsum("ij,ij->i", slope, x)  # the diagonal of M X^{-1}
+        slope = -_mirrored(dsyrk(1.0, decoder, trans=1, lower=1))
+        product = scale * (square * inverse @ scale)  # the diagonal of M X^{-1}
         error = float(product.sum())
         slope[place, place] += _class_sums(product, period)[place % period] / scale**2
         slope[apart] = 0.0
@@ -95,6 +93,13 @@ def bracket(workload: Workload, x: Matrix, square: Matrix, period: int) -> Brack
     singular = np.linalg.svd(workload.apply(half), compute_uv=False)
     bound = max(float((singular - ROUNDING * singular[0]).sum()), 0.0) ** 2 / total / steps
     return Bracket(np.asarray(np.linalg.cholesky(x), dtype=np.float64), float((square * inverse).sum()) / steps, bound)
+
+
+def _mirrored(lower: Matrix) -> Matrix:
+    """Return the symmetric matrix with this lower triangle; zeros are above."""
+    result = lower + lower.T
+    np.fill_diagonal(result, np.diagonal(lower))
+    return result
 
 
 def _class_sums(diagonal: Matrix, period: int) -> Matrix:
