@@ -213,11 +213,14 @@ def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
     epochs: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ):
     workload, period = workloads.momentum(12_000, factor), 12_000 // epochs
-    for kind, settings in (("toeplitz", {}), ("banded-toeplitz", {"bands": 600}), ("blt", {"buffers": 3})):
+    monkeypatch.setattr(inverse, "_SHORTEST", 1000)
+    bands: list[tuple[str, dict[str, int]]] = [("toeplitz", {}), ("banded-toeplitz", {"bands": 600})]
+    for kind, settings in [*bands, ("blt", {"buffers": 3}), ("banded-inverse", {"bands": 5})]:
         quick = kinds.solved(kind, workload, epochs, period, settings)
         with monkeypatch.context() as patch:
             patch.setattr(toeplitz, "_SHORTEST", 10**9)
             patch.setattr(blt, "_SHORT", 10**9)
+            patch.setattr(inverse, "_SHORTEST", 10**9)
             slow = kinds.solved(kind, workload, epochs, period, settings)
         errors = [error_of(kinds.strategy_of(kind, found, 12_000), workload, epochs) for found in (quick, slow)]
         assert errors[0] <= errors[1] * (1 + 1e-6), kind

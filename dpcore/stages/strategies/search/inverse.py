@@ -34,6 +34,7 @@ MOST_SIGNED = 4096
 """Steps up to which coefficients of both signs are tried over epochs: their sensitivity looks at each pattern."""
 
 _TRIED, _ITERATIONS, _FEW = 49, 1000, 32
+_COARSER, _SHORTEST, _NEAR = 8, 4096, 1e-9
 
 
 def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
@@ -53,11 +54,25 @@ def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> 
         found.append(_series(reached.x))
         return found[-1]
 
-    negative = least(found[0], [(0, None)] * (bands - 1))
+    signs = [(0, None)] * (bands - 1)
+    short = epochs * (steps // _COARSER // epochs)
+    if short >= max(_SHORTEST, 4 * bands, 4 * epochs):
+        # So few coefficients hardly depend on the number of steps.
+        options["ftol"] = _NEAR
+        fewer = Workload(workload.inverse[:, :short], workload.name)
+        start = banded_inverse(fewer, bands, epochs, short // epochs)
+        least(start, None if epochs == 1 else signs)
+        return _best(found, workload, epochs)
+    negative = least(found[0], signs)
     if epochs == 1 or steps <= MOST_SIGNED:
         least(negative, None)
         if 2 < bands <= _FEW:
             least(np.pad(lambda_cgd(workload, epochs, period), (0, bands - 2)), None)
+    return _best(found, workload, epochs)
+
+
+def _best(found: list[Matrix], workload: Workload, epochs: int) -> Matrix:
+    steps = workload.steps
     return min(found, key=lambda p: error_of(BandedInverseToeplitz(tuple(p.tolist()), steps), workload, epochs))
 
 
