@@ -10,7 +10,7 @@ from dpcore import strategies
 class Optimal:
     """Of prefix sums, with the certificate; nothing is read from disk."""
 
-    params: Any = ("dense", "banded-toeplitz", "toeplitz", "blt")
+    params: Any = ("dense", "banded-toeplitz", "toeplitz", "blt", "banded-inverse")
     param_names: Any = ("kind",)
 
     def time_1024_steps(self, kind: str) -> None:

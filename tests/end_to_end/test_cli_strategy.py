@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 from dpcore import strategies
 from dpcore.cli import main
+from dpcore.stages.strategies.search.kinds import KINDS
 from tests.end_to_end.command_line import say
 
 
@@ -25,7 +26,7 @@ def optimize(capsys: Any, *arguments: object) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("kind", ["dense", "banded", "banded-toeplitz", "toeplitz", "blt"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_scripts_read(kind: str, capsys: Any):
     told = optimize(capsys, "--kind", kind, "--workload", "prefix", "--steps", 64, "--epochs", 2, "--no-cache")
     assert told["lower_bound"] <= told["error"]

@@ -12,7 +12,7 @@ from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import count, names, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
-from dpcore.stages.strategies.search.kinds import KINDS
+from dpcore.stages.strategies.search.kinds import KINDS, WITH_BANDS
 
 if TYPE_CHECKING:
     from dpcore.stages.strategies import Optimum, Strategy, Workload
@@ -29,7 +29,7 @@ _Workload = Annotated[str, option(one_of(WORKLOADS), "NAME",
 _Momentum = Annotated[float, option(real, "M", "Of the update, for momentum and srg.")]
 _Decay = Annotated[Any, option(real, "D", "For weight-decay, average and srg: 0.01, 0.999 and exp(-2.5) if left out.")]
 _Epochs = Annotated[int, option(count, "K", "How often each example takes part, in a fixed order.")]
-_Bands = Annotated[Any, option(count, "B", "Of banded and banded-toeplitz; 32 if left out.")]
+_Bands = Annotated[Any, option(count, "B", "Of banded, banded-toeplitz, banded-inverse and bifr; 32 if left out.")]
 _Buffers = Annotated[Any, option(count, "M", "Of blt; 4 if left out.")]
 _NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on disk.")]
 _Largest = Annotated[bool, flag("--largest", "Lower the largest error of any step, not the mean; for dense.")]
@@ -110,7 +110,7 @@ def compare_command(
     wanted = workload_of(workload, steps, momentum, decay)
     found: dict[str, tuple[Strategy, float]] = {}
     for kind in kinds:
-        own = {"bands": bands} if kind.startswith("banded") else {"buffers": buffers} if kind == "blt" else {}
+        own = {"bands": bands} if kind in WITH_BANDS else {"buffers": buffers} if kind == "blt" else {}
         best = strategies.optimal(kind, wanted, epochs=epochs, keep=not no_cache, **own)
         found[kind] = best.strategy, best.error
     for name in ("square-root", "tree-optimal", "identity"):

@@ -131,11 +131,11 @@ class SquareRoot(base.Redrawn, Toeplitz):
 
     def first_column(self, steps: int) -> Matrix:
         """Return f_k over the norm of f_0 .. f_{T-1}, (steps,)."""
-        return _root(-0.5, steps) / np.linalg.norm(_root(-0.5, self.steps))
+        return root(-0.5, steps) / np.linalg.norm(root(-0.5, self.steps))
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return g_k times that norm, (steps,)."""
-        return _root(0.5, steps) * np.linalg.norm(_root(-0.5, self.steps))
+        return root(0.5, steps) * np.linalg.norm(root(-0.5, self.steps))
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
     steps = validate.integer(steps=steps, minimum=1)
     if bands > steps:
         raise ArgumentError(f"bands={bands}: must be at most {steps}, the number of steps")
-    return BandedInverseToeplitz(tuple(_root(0.5, bands).tolist()), steps)
+    return BandedInverseToeplitz(tuple(root(0.5, bands).tolist()), steps)
 
 
 def checked_series(**values: Sequence[float]) -> Matrix:
@@ -201,7 +201,7 @@ def checked_series(**values: Sequence[float]) -> Matrix:
 
 
 @lru_cache(maxsize=32)
-def _root(power: float, size: int) -> Matrix:
+def root(power: float, size: int) -> Matrix:
     """Return the first coefficients of (1-x)^power, (size,), read-only: each the last times (k - 1 - power) / k."""
     k = np.arange(1, size)
     result = np.cumprod(np.concatenate([[1.0], (k - 1 - power) / k]))[:size]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the searches: a file of another version is another problem's."""
 
 

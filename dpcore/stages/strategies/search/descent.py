@@ -26,12 +26,13 @@ def descent(
     value, slope = objective(point)
     moves: list[Matrix] = []
     turns: list[Matrix] = []
+    products: list[float] = []
     while True:
-        direction = -_times_inverse_hessian(slope, moves, turns)
-        fall = float(direction.ravel() @ slope.ravel())
+        direction = -_times_inverse_hessian(slope, moves, turns, products)
+        fall = _inner(direction, slope)
         if fall >= 0:
-            direction, fall = -slope, -float(slope.ravel() @ slope.ravel())
-            moves, turns = [], []
+            direction, fall = -slope, -_inner(slope, slope)
+            moves, turns, products = [], [], []
         length = 1.0 if moves else min(1.0, 0.1 * np.abs(point).max() / max(np.abs(slope).max(), 1e-300))
         while True:
             new = point + length * direction
@@ -42,21 +43,30 @@ def descent(
             if length < _SHORTEST:
                 return
         move, turn = new - point, new_slope - slope
-        if float(move.ravel() @ turn.ravel()) > 0:
+        product = _inner(move, turn)
+        if product > 0:
+            products = [*products, product][-memory:]
             moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
         point, value, slope = new, new_value, new_slope
         yield point, value
 
 
-def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix]) -> Matrix:
-    result, weights = slope.copy(), []
-    for move, turn in zip(reversed(moves), reversed(turns), strict=True):
-        weight = float(move.ravel() @ result.ravel()) / float(move.ravel() @ turn.ravel())
-        weights.append(weight)
-        result -= weight * turn
+def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix], products: list[float]) -> Matrix:
+    """Return the two-loop recursion's result; `products` are those of moves and turns."""
+    from scipy.linalg.blas import daxpy
+
+    result, weights = slope.flatten(), []
+    for move, turn, product in zip(reversed(moves), reversed(turns), reversed(products), strict=True):
+        weights.append(_inner(move, result) / product)
+        daxpy(turn.ravel(), result, a=-weights[-1])  # in place
     if moves:
-        result *= float(moves[-1].ravel() @ turns[-1].ravel()) / float(turns[-1].ravel() @ turns[-1].ravel())
-    for move, turn, weight in zip(moves, turns, reversed(weights), strict=True):
-        again = float(turn.ravel() @ result.ravel()) / float(move.ravel() @ turn.ravel())
-        result += (weight - again) * move
-    return result
+        result *= products[-1] / _inner(turns[-1], turns[-1])
+    for move, turn, product, weight in zip(moves, turns, products, reversed(weights), strict=True):
+        daxpy(move.ravel(), result, a=weight - _inner(turn, result) / product)
+    return result.reshape(slope.shape)
+
+
+def _inner(left: Matrix, right: Matrix) -> float:
+    from scipy.linalg.blas import ddot
+
+    return float(ddot(left.ravel(), right.ravel()))

@@ -32,6 +32,9 @@ from dpcore.stages.strategies.workload import Workload
 
 def brackets(workload: Workload, period: int, start: Matrix) -> Iterator[Bracket]:
     """Yield better and better brackets; `start` is C^T C of a strategy with at most `period` bands."""
+    from scipy.linalg.blas import dsyrk
+    from scipy.linalg.lapack import dpotrf, dpotri
+
     steps = workload.steps
     full = np.asarray(workload)
     square = full.T @ full
@@ -45,18 +48,18 @@ def brackets(workload: Workload, period: int, start: Matrix) -> Iterator[Bracket
         if not (_class_sums(np.diagonal(x), period) > 0).all():
             return np.inf, x
         scale = scale_of(x)
-        wanted = scale[:, None] * square * scale  # M, for X scaled to class sums of 1
-        try:
-            np.linalg.cholesky(x)  # refuses what is not positive definite
-            inverse = np.linalg.inv(x)  # NumPy's alone: the threads of SciPy's library would spin against those of this
-        except np.linalg.LinAlgError:
+        # SciPy's library alone: the threads of NumPy's would spin against those of this.
+        lower, failed = dpotrf(x, lower=1)
+        if failed:  # not positive definite
             return np.inf, x
-        product = wanted @ inverse
-        error = float(np.trace(product))
-        slope = -(inverse @ product)
-        slope[place, place] += _class_sums(np.diagonal(product), period)[place % period] / scale**2
+        inverse = _mirrored(dpotri(lower, lower=1)[0])
+        decoder = workload.apply(scale[:, None] * inverse)  # of X scaled to class sums of 1, up to columns
+        slope = -_mirrored(dsyrk(1.0, decoder, trans=1, lower=1))
+        product = scale * (square * inverse @ scale)  # the diagonal of M X^{-1}
+        error = float(product.sum())
+        slope[place, place] += _class_sums(product, period)[place % period] / scale**2
         slope[apart] = 0.0
-        return float(np.log(error)), (slope + slope.T) / (2 * error)
+        return float(np.log(error)), slope / error
 
     def scaled(x: Matrix) -> Matrix:
         return x / np.multiply.outer(scale_of(x), scale_of(x))
@@ -90,6 +93,13 @@ def bracket(workload: Workload, x: Matrix, square: Matrix, period: int) -> Brack
     singular = np.linalg.svd(workload.apply(half), compute_uv=False)
     bound = max(float((singular - ROUNDING * singular[0]).sum()), 0.0) ** 2 / total / steps
     return Bracket(np.asarray(np.linalg.cholesky(x), dtype=np.float64), float((square * inverse).sum()) / steps, bound)
+
+
+def _mirrored(lower: Matrix) -> Matrix:
+    """Return the symmetric matrix with this lower triangle; zeros are above."""
+    result = lower + lower.T
+    np.fill_diagonal(result, np.diagonal(lower))
+    return result
 
 
 def _class_sums(diagonal: Matrix, period: int) -> Matrix:

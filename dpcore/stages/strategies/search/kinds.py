@@ -14,22 +14,30 @@ from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import from_matrix
 from dpcore.stages.strategies.search.banded import banded
 from dpcore.stages.strategies.search.blt import blt
+from dpcore.stages.strategies.search.inverse import banded_inverse, fractional_root, lambda_cgd
 from dpcore.stages.strategies.search.toeplitz import toeplitz
-from dpcore.stages.strategies.toeplitz import BandedToeplitz
+from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
 from dpcore.stages.strategies.workload import Workload
 
-KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt")
+KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd")
+WITH_BANDS: Final = ("banded", "banded-toeplitz", "banded-inverse", "bifr")
+_INVERSES: Final = ("banded-inverse", "bifr", "lambda-cgd")
 
 
-def settings_of(kind: str, bands: int | None, buffers: int | None, period: int) -> dict[str, int]:
+def settings_of(kind: str, bands: int | None, buffers: int | None, period: int, steps: int) -> dict[str, int]:
     """Return the settings of a kind, checked; `period` is the number of steps between two of an example's."""
     validate.choice(KINDS, kind=kind)
-    if bands is not None and kind not in ("banded", "banded-toeplitz"):
-        raise ArgumentError(f"bands={bands}: is for kind='banded' and 'banded-toeplitz', not for {kind!r}")
+    if bands is not None and kind not in WITH_BANDS:
+        raise ArgumentError(f"bands={bands}: is for kind={', '.join(map(repr, WITH_BANDS))}, not for {kind!r}")
     if buffers is not None and kind != "blt":
         raise ArgumentError(f"buffers={buffers}: is for kind='blt', not for {kind!r}")
     if kind == "blt":
         return {"buffers": validate.integer(1, buffers=4 if buffers is None else buffers)}
+    if kind in ("banded-inverse", "bifr"):
+        count = validate.integer(1, bands=min(32, steps) if bands is None else bands)
+        if count > steps:
+            raise ArgumentError(f"bands={count}: must be at most {steps}, the number of steps")
+        return {"bands": count}
     if kind in ("banded", "banded-toeplitz"):
         count = validate.integer(1, bands=min(32, period) if bands is None else bands)
         if count > period:
@@ -47,6 +55,11 @@ def solved(kind: str, workload: Workload, epochs: int, period: int, settings: di
         scales, decays = blt(workload, settings["buffers"], epochs, period)
         return {"scales": scales, "decays": decays}
     bands = settings.get("bands", workload.steps)
+    if kind == "lambda-cgd":
+        return {"series": lambda_cgd(workload, epochs, period)}
+    if kind in _INVERSES:
+        search = banded_inverse if kind == "banded-inverse" else fractional_root
+        return {"series": search(workload, bands, epochs, period)}
     if kind != "banded":
         return {"series": toeplitz(workload, bands, epochs, period)}
     series = toeplitz(workload, bands, epochs, period) if workload.series() is not None else np.eye(1, bands)[0]
@@ -64,4 +77,6 @@ def strategy_of(kind: str, found: dict[str, Any], steps: int) -> Any:
     if kind == "blt":
         return BLT(found["scales"].tolist(), found["decays"].tolist(), steps)
     series = tuple(found["series"].tolist())
+    if kind in _INVERSES:
+        return BandedInverseToeplitz(series, steps)
     return BandedToeplitz(series) if kind == "banded-toeplitz" else Coefficients(series)

@@ -77,13 +77,14 @@ def optimal(
 
     Parameters
     ----------
-    kind : {"dense", "banded", "banded-toeplitz", "toeplitz", "blt"}
+    kind : {"dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd"}
     workload : Workload or int
         A number of steps stands for that of plain SGD, prefix sums.
     epochs : int
         How often an example takes part: at j, j + b, j + 2b, ... with b = ceil(steps / epochs), in a fixed order.
     bands : int, optional
-        Of "banded" and "banded-toeplitz"; by default 32, or all steps of an epoch where these are fewer.
+        Of "banded" and "banded-toeplitz", by default 32 or all steps of an epoch where these are fewer; of
+        "banded-inverse" and "bifr", by default 32 or all steps.
     buffers : int, optional
         Of "blt"; 4 by default.
     largest : bool
@@ -111,7 +112,7 @@ def optimal(
     if epochs > steps:
         raise ArgumentError(f"epochs={epochs}: must be at most {steps}, the number of steps")
     period = -(-steps // epochs)
-    settings = settings_of(kind, bands, buffers, period)
+    settings = settings_of(kind, bands, buffers, period, steps)
     usual = TOLERANCE if epochs == 1 else TOLERANCE_OF_EPOCHS
     tolerance = usual if tolerance is None else validate.positive(tolerance=tolerance)
     if largest and (kind != "dense" or epochs > 1):
@@ -161,6 +162,10 @@ def squared_bound(
     workload: Workload, epochs: int, *, largest: bool = False, tolerance: float = 1e-4, keep: bool = True
 ) -> float:
     """Return the square of `lower_bound`, 0 where none is known."""
+    if epochs == 1 and not largest and workload.steps <= MOST_DENSE:
+        quick = single.quick_bound(workload, tolerance)
+        if quick is not None:
+            return quick
     if workload.steps <= MOST_DENSE and (epochs == 1 or workload.steps <= MOST_EPOCHS):
         dense = optimal("dense", workload, epochs=epochs, largest=largest, tolerance=tolerance, keep=keep)
         return 0.0 if dense.lower_bound is None else dense.lower_bound**2

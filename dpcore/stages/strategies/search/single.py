@@ -18,7 +18,7 @@ Equality holds for ``X = Lambda^(-1/2) (Lambda^(1/2) B^T B Lambda^(1/2))^(1/2) L
 a fixed-point iteration, accelerated, without a proof of convergence; what is proved is each bound. With singular
 values p S q^T of U^(1/2) A Lambda^(1/2), X and r are those of q S q^T and p S p^T. S^(-2) and q are the
 eigenvalues and vectors of ``Lambda^(-1/2) A^{-1} U^{-1} A^{-T} Lambda^(-1/2)``, which is tridiagonal where
-A^{-1} has two bands.
+A^{-1} has two bands; then the search for the mean error begins near its end (`bidiagonal`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
+from dpcore.stages.strategies.search.bidiagonal import logarithms
 from dpcore.stages.strategies.search.fixed_point import Accelerated
 from dpcore.stages.strategies.workload import Workload
 
@@ -36,6 +37,8 @@ MOST_ITERATIONS = 500
 
 ROUNDING = 32 * 2.0**-53
 """Of the largest eigenvalue: the backward error of a symmetric eigenproblem."""
+
+_NEAR = 1e-7
 
 LEAST_ROW = 1e-5
 """Least weight of a row, over their mean: rows of weight 0 would have none, and the bound loses as much at most."""
@@ -65,6 +68,8 @@ def brackets(workload: Workload, largest: bool) -> Iterator[Bracket]:
     """Yield better and better brackets of the least mean error, or of the least largest one."""
     steps = workload.steps
     search, here = Accelerated(), np.zeros(2 * steps if largest else steps)
+    if not largest and len(workload.inverse) == 2:
+        here = logarithms(workload.inverse, _NEAR)
     bound, best, kept, last = 0.0, np.inf, np.eye(steps), here
     for _ in range(MOST_ITERATIONS):
         columns, rows = _weights(here[:steps]), np.full(steps, 1 / steps)  # lambda and u
@@ -95,8 +100,35 @@ def brackets(workload: Workload, largest: bool) -> Iterator[Bracket]:
         here = search.following(here, step)
 
 
-def _weights(logarithms: Matrix) -> Matrix:
-    found = np.exp(logarithms - logarithms.max())
+def quick_bound(workload: Workload, tolerance: float) -> float | None:
+    """Return the squared error that no mechanism's mean one is below, where eigenvalues alone tell it; else None."""
+    if len(workload.inverse) != 2:
+        return None
+    columns, rows = _weights(logarithms(workload.inverse, tolerance)), np.full(workload.steps, 1 / workload.steps)
+    return float(_accurate(*_tridiagonal(workload, columns, rows))[1] ** 2 / columns.sum() / rows.sum())
+
+
+def _accurate(diagonal: Matrix, off: Matrix) -> tuple[Matrix, float]:
+    """Return the eigenvalues, ascending, and what the sum of their inverse roots is not below.
+
+    From its Cholesky factor each eigenvalue is known up to rounding relative to itself, over the least eigenvalue of
+    the matrix scaled to a diagonal of ones (Demmel and Veselic, "Jacobi's method is more accurate than QR", 1992).
+    """
+    from scipy.linalg import eigvalsh_tridiagonal
+    from scipy.linalg.lapack import dpteqr
+
+    if not len(off):
+        return diagonal, float(diagonal[0] ** -0.5) * (1 - ROUNDING)
+    scaled = off / np.sqrt(diagonal[:-1] * diagonal[1:])
+    least = eigvalsh_tridiagonal(np.ones(len(diagonal)), scaled, select="i", select_range=(0, 0))[0] - ROUNDING
+    squares, _, _, failed = dpteqr(diagonal, off, np.zeros((1, 1)), compute_z=0)
+    if failed or least <= ROUNDING:
+        return eigvalsh_tridiagonal(diagonal, off), 0.0
+    return squares[::-1], float((squares**-0.5).sum()) * (1 + ROUNDING / least) ** -0.5
+
+
+def _weights(exponents: Matrix) -> Matrix:
+    found = np.exp(exponents - exponents.max())
     result: Matrix = found / found.mean()
     return result
 
@@ -115,15 +147,16 @@ def _singular(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Matrix
     from scipy.linalg import eigh, eigh_tridiagonal
 
     if len(workload.inverse) <= 2:
-        squares, vectors = eigh_tridiagonal(*_tridiagonal(workload, columns, rows))
-        margin = ROUNDING * squares[-1]
-        return np.maximum(squares, margin) ** -0.5, vectors, float(((squares + margin) ** -0.5).sum())
+        diagonal, off = _tridiagonal(workload, columns, rows)
+        vectors = eigh_tridiagonal(diagonal, off)[1]
+        squares, proved = _accurate(diagonal, off)
+        return np.maximum(squares, ROUNDING**2 * squares[-1]) ** -0.5, vectors, proved
     # The inverse of the banded matrix, whose small eigenvalues would be lost beside its large ones.
     half = np.sqrt(rows)[:, None] * np.asarray(workload) * np.sqrt(columns)
     squares, vectors = eigh(half.T @ half, driver="evd", overwrite_a=True, check_finite=False)
     margin = ROUNDING * squares[-1]
-    proved = float(np.sqrt(np.maximum(squares - margin, 0)).sum())
-    return np.sqrt(np.maximum(squares, margin)), vectors, proved
+    known = float(np.sqrt(np.maximum(squares - margin, 0)).sum())
+    return np.sqrt(np.maximum(squares, margin)), vectors, known
 
 
 def _tridiagonal(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Matrix, Matrix]:

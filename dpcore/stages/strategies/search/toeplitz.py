@@ -18,101 +18,88 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.errors import ArgumentError
-from dpcore.spec.recurrence import response
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.coefficients import reciprocal
+from dpcore.stages.strategies.search.series import (
+    MOST_FILTERED,
+    divided,
+    gathered,
+    inverse,
+    lagged,
+    multiplied,
+    series_of,
+    summed,
+)
 from dpcore.stages.strategies.workload import Workload
 
 Objective = Callable[[Matrix], tuple[float, Matrix]]
 
-MOST_FILTERED = 4096
-"""So many coefficients are divided by as a recurrence; more by Fourier transforms."""
 
-
-def series_of(workload: Workload) -> Matrix:
-    """Return p_0, p_1, ... of the workload 1/p(x); refuses one that is not Toeplitz."""
-    found = workload.series()
-    if found is None:
-        raise ArgumentError(
-            f"workload={workload.name!r}: must be constant along its diagonals for a Toeplitz strategy; take a dense "
-            "or a banded one"
-        )
-    return found
+_DOUBLED = 512
+_COARSER, _SHORTEST = 4, 2048
+_NEAR, _SURE = 1e-8, 5e-7
+"""Changes of the objective that end a search which began near the optimum, and let it stay at its start."""
 
 
 def square_root(series: Matrix, size: int) -> Matrix:
     """Return the first coefficients of ``p(x)^(-1/2)`` over the first one: of ``p f' = -p' f / 2``."""
-    result = np.zeros(size)
+    result = np.zeros(min(size, _DOUBLED))
     result[0] = 1.0
     degree = len(series) - 1
-    for k in range(1, size):
+    for k in range(1, len(result)):
         lags = np.arange(1, min(degree, k) + 1)
         result[k] = -(series[lags] * (k - lags / 2) @ result[k - lags]) / (k * series[0])
+    while len(result) < size:  # Newton's f <- f (3 - p f^2) / 2 doubles those that are right
+        length = min(2 * len(result), size)
+        f = np.pad(result, (0, length - len(result)))
+        result = 1.5 * f - multiplied(f, multiplied(series / series[0], multiplied(f, f))) / 2
     return result
 
 
 def toeplitz(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
-    """Return c_0 .. c_{bands-1} of the least mean error where examples take part `epochs` times, `period` apart."""
+    """Return c_0 .. c_{bands-1} of the least mean error where examples take part `epochs` times, `period` apart.
+
+    Of many steps, the search begins with what it finds for fewer: over the square root of the workload, the best
+    series of prefix sums hardly depends on their number but for the scale of time.
+    """
+    return _searched(series_of(workload), workload.steps, bands, epochs, period)[0]
+
+
+def _searched(series: Matrix, steps: int, bands: int, epochs: int, period: int) -> tuple[Matrix, float]:
+    """Return the series, and by how much the search lowered the objective below that of its start."""
     from scipy.optimize import minimize
 
-    series, steps = series_of(workload), workload.steps
-    weights = np.arange(steps, 0, -1) / steps
+    start, ending = square_root(series, bands), 1e-13
+    if bands == 1:
+        return start, 0.0
+    short = epochs * (steps // _COARSER // epochs)
+    if short >= max(_SHORTEST, 4 * epochs) and (start > 0).all():
+        few = bands if 4 * bands <= short else max(2, bands * short // steps)
+        found, gain = _searched(series, short, few, epochs, short // epochs)
+        start *= np.interp(np.linspace(0, few - 1, bands), np.arange(few), found / start[:few])
+        if bands == steps and gain < _SURE:  # and this one would lower it by less
+            return start, gain
+        ending = _NEAR
+    objective = _objective(series, steps, epochs, period)
+    options, within = {"maxiter": 500, "ftol": ending, "gtol": 1e-8}, [(0, None)] * (bands - 1)
+    last: Any = minimize(objective, start[1:], jac=True, method="L-BFGS-B", bounds=within, options=options)
+    return np.concatenate([[1.0], last.x]), objective(start[1:])[0] - last.fun
+
+
+def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objective:
+    weights, prefix = np.arange(steps, 0, -1) / steps, divided(np.eye(1, steps)[0], series)
 
     def objective(free: Matrix) -> tuple[float, Matrix]:
         c = np.concatenate([[1.0], free])
         with np.errstate(all="ignore"):
-            h = _divided(response((1.0,), tuple(series), steps), c)
+            by_c = None if len(c) <= MOST_FILTERED else inverse(c, steps)
+            h = divided(prefix, c) if by_c is None else divided(by_c, series)
             error = float(weights @ h**2)
             if not np.isfinite(error):
                 return 1e300, np.zeros_like(free)
-            slope = -2 * _lagged(weights * h, _divided(h, c), len(c)) / error
+            again = divided(h, c) if by_c is None else multiplied(by_c, h)
+            slope = -2 * lagged(weights * h, again, len(c)) / error
         moved = summed(c, steps, epochs, period)
         square = float(moved @ moved)
-        return np.log(error) + np.log(square), (slope + 2 * _gathered(moved, len(c), epochs, period) / square)[1:]
+        return np.log(error) + np.log(square), (slope + 2 * gathered(moved, len(c), epochs, period) / square)[1:]
 
-    start = square_root(series, bands)
-    if bands == 1:
-        return start
-    within = [(0, None)] * (bands - 1)
-    options = {"maxiter": 500, "ftol": 1e-13}
-    found: Any = minimize(objective, start[1:], jac=True, method="L-BFGS-B", bounds=within, options=options)
-    return np.concatenate([[1.0], found.x])
-
-
-def summed(c: Matrix, steps: int, epochs: int, period: int) -> Matrix:
-    """Return ``s_t = sum_i c_{t - i period}``, (steps,)."""
-    moved = np.zeros(steps)
-    for first in range(0, min(epochs * period, steps), period):
-        size = min(len(c), steps - first)
-        moved[first : first + size] += c[:size]
-    return moved
-
-
-def _gathered(moved: Matrix, size: int, epochs: int, period: int) -> Matrix:
-    """Return ``sum_i s_{j + i period}`` for j below `size`."""
-    result = np.zeros(size)
-    for first in range(0, min(epochs * period, len(moved)), period):
-        part = moved[first : first + size]
-        result[: len(part)] += part
-    return result
-
-
-def _lagged(left: Matrix, right: Matrix, count: int) -> Matrix:
-    """Return ``sum_t left_t right_{t-j}`` for j below `count`."""
-    from scipy.signal import fftconvolve
-
-    size = len(left)
-    result: Matrix = fftconvolve(left, right[::-1])[size - 1 : size - 1 + count]
-    return result
-
-
-def _divided(series: Matrix, by: Matrix) -> Matrix:
-    """Return the series over another, as long as itself."""
-    from scipy.signal import fftconvolve, lfilter
-
-    if len(by) <= MOST_FILTERED:
-        filtered: Matrix = lfilter([1.0], by, series)
-        return filtered
-    result: Matrix = fftconvolve(series, reciprocal(by))[: len(series)]
-    return result
+    return objective
