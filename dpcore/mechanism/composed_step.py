@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.mechanism.noise_state import correlated
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.spec.check import dtype_name, order_of
@@ -87,16 +88,9 @@ class Composition:
                 self.keys.noise_of(row), row, noise.stream, entry.first, entry.size, dtype=dtype, rng=self.rng
             )
 
-        coefficients = None if strategy is None else strategy.coefficients(noise.row)
         if strategy is None:
-            total = normal(noise.row)
-        elif coefficients is not None:
-            total = self.backend.recurrence(normal(noise.row), state, coefficients)
-        else:
-            total = 0.0
-            for row, weight in strategy.rows(noise.row):
-                total = total + float(weight) * normal(row)
-        return self._cast(total, slot.total)
+            return self._cast(normal(noise.row), slot.total)
+        return self._cast(correlated(self.backend, strategy, noise.row, state, normal), slot.total)
 
     def _cast(self, array: Any, like: Any) -> Any:
         """Return the array in the dtype of `like`."""

@@ -1,17 +1,18 @@
-"""Checks that the noise fits the dtype; rebuilds correlated-noise state."""
+"""Correlated noise step by step, its state made anew, and the check that noise fits the dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from dpcore.errors import ArgumentError
 from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
-from dpcore.spec.ops import Backend
-from dpcore.stages.strategies import Strategy
+from dpcore.spec.layout import Entry, Layout
+from dpcore.spec.ops import Backend, RingCoefficients
+from dpcore.stages.strategies import InBlocks, Strategy, identify
+from dpcore.stages.strategies.streaming import way
 
 # Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
 _RANGE: Final = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
@@ -30,6 +31,43 @@ def check_noise_range(plan: Plan, dtype: str) -> None:
                 )
 
 
+def correlated(
+    backend: Backend[Any], strategy: Strategy, row: int, state: Sequence[Any], normal: Callable[[int], Any]
+) -> Any:
+    """Return row `row` of C^{-1} Z for one tensor; `normal` gives rows of Z, and `state` goes on to the next step.
+
+    Not to be written to: it may lie in the state.
+    """
+    coefficients = strategy.coefficients(row)
+    if isinstance(coefficients, RingCoefficients):
+        return backend.ring(normal(row), state, coefficients)
+    if coefficients is not None:
+        return backend.recurrence(normal(row), state, coefficients)
+    if not state:
+        total: Any = 0.0
+        for earlier, weight in strategy.rows(row):
+            total = total + float(weight) * normal(earlier)
+        return total
+    assert isinstance(strategy, InBlocks)
+    first = strategy.first(row)
+    for vector in state if row == first else ():
+        vector[...] = 0
+    for addition in strategy.additions(row):
+        z = normal(addition.row)
+        for place, weight in addition.weights:
+            vector = state[place]
+            vector += weight * z
+    return state[row - first]
+
+
+def first_needed(strategy: Strategy, steps: int) -> int:
+    """Return the first of the rows 0 .. steps - 1 from which on the state after them can be made."""
+    coefficients = strategy.coefficients(0)
+    if isinstance(coefficients, RingCoefficients) and coefficients.keeps == "input":
+        return max(steps - strategy.order, 0)
+    return strategy.first(steps) if isinstance(strategy, InBlocks) else 0
+
+
 def rebuild(
     states: Sequence[Sequence[Any]],
     stream: int,
@@ -40,17 +78,41 @@ def rebuild(
     rng: str,
     steps: int,
 ) -> None:
-    """Run the recurrence that correlates the noise of `stream` for rows 0 .. steps - 1, in place.
+    """Make the state that correlates the noise of `stream` after rows 0 .. steps - 1 anew, in place.
 
-    `states` holds those of each tensor; empty ones are left alone. The strategy is one that streams by a recurrence.
+    `states` holds those of each tensor; empty ones are left alone. A recurrence and a ring of noise run from row 0, a
+    ring of Z takes its last rows, and the sums of a block are added up again: the same operations, and the same bits.
     """
     for entry, state in zip(layout.entries, states, strict=True):
         for vector in state:
             vector[...] = 0
-        for row in range(steps if state else 0):
-            z = backend.normal(
-                keys.noise_of(row), row, stream, entry.first, entry.size, dtype=dtype_name(state[0]), rng=rng
-            )
-            coefficients = strategy.coefficients(row)
-            assert coefficients is not None
-            backend.recurrence(z, state, coefficients)
+
+        def normal(row: int, entry: Entry = entry, state: Sequence[Any] = state) -> Any:
+            kind = dtype_name(state[0])
+            return backend.normal(keys.noise_of(row), row, stream, entry.first, entry.size, dtype=kind, rng=rng)
+
+        for row in range(first_needed(strategy, steps), steps if state else 0):
+            correlated(backend, strategy, row, state, normal)
+
+
+def described(strategy: Strategy | None) -> list[str]:
+    """Return what a saved state says of its noise: the strategy, and which vectors of it are kept."""
+    return [] if strategy is None else [identify(strategy), f"{way(strategy)} {strategy.order}"]
+
+
+def is_lost(saved: Sequence[str], arrays: Collection[str], told: Sequence[str], mine: Collection[str]) -> bool:
+    """Return whether the noise's state must be made anew: it is not in a state's `arrays`, or was kept in another way.
+
+    `saved` and `told` are what `described` says of the state's noise and of this run's, which has the arrays `mine`.
+
+    Raises
+    ------
+    ArgumentError
+        If the noise is of another matrix.
+    """
+    if list(saved[:1]) != list(told[:1]):
+        raise ArgumentError(
+            f"state: its noise was correlated by {(*saved, 'no strategy')[0]}, this run's by "
+            f"{(*told, 'no strategy')[0]}; the rows of one matrix cannot follow those of another"
+        )
+    return list(saved) != list(told) or (bool(mine) and not arrays)

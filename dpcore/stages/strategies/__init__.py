@@ -7,6 +7,7 @@ from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming
 from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import Dense, from_matrix
+from dpcore.stages.strategies.in_blocks import InBlocks, in_blocks
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
 from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.cache import folder as cache_folder
@@ -24,9 +25,9 @@ from dpcore.stages.strategies.workload import Workload
 from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
-    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
+    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity", "InBlocks",
     "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "Tree", "TreeOptimal", "Workload",
     "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of", "from_matrix",
-    "identify", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save", "sensitivity",
+    "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save", "sensitivity",
     "strategy",
 ]  # fmt: skip
