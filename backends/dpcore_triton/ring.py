@@ -1,13 +1,14 @@
 """Noise from a ring of earlier vectors: one step of a sum over those of the last steps.
 
-A loop over the vectors goes around the elements of a thread: the sums stay in registers, whatever the number of vectors,
-and each weight and address is read once for all of them.
+A loop over the vectors goes around the elements of a thread: its sums stay in registers, whatever the number of vectors
+is, and each weight and address is read once for all of them.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -41,8 +42,8 @@ def ring(x: torch.Tensor, vectors: Sequence[torch.Tensor], coefficients: RingCoe
     with written_back(*vectors) as lent:
         addresses = [array.data_ptr() for array in (x, y, *lent)]
         rows, _, programs = table([(x.numel(), *addresses)], [-(-x.numel() // ELEMENTS)], device)
-        order = {"ORDER": len(vectors), "KEEPS": coefficients.keeps}
-        launch(_ring_kernel, (programs,), device, rows, taps, int(coefficients.place), **order, ELEMENTS=ELEMENTS)
+        kind: dict[str, Any] = {"ORDER": len(vectors), "KEEPS": coefficients.keeps, "ELEMENTS": ELEMENTS}
+        launch(_ring_kernel, (programs,), device, rows, taps, int(coefficients.place), **kind)
     return y
 
 
@@ -63,9 +64,10 @@ def _ring_kernel(row, taps, place, ORDER: tl.constexpr, KEEPS: tl.constexpr, ELE
 
 @jit
 def ring_elements(x, ring, index, first, low, high, taps, place, ORDER: tl.constexpr, KEEPS: tl.constexpr):
-    """Take one step where `x`, a tuple, has its elements: in the ring at `index`, LANES further on from each to the next.
+    """Take one step for a tuple of elements, each LANES further on than the one before; return its outputs.
 
-    `ring` points to the addresses of the vectors; elements are in the tensor where ``low <= first + ... < high``.
+    `ring` points to the addresses of the vectors, and `index` is where the first elements stand in them; those are
+    in the tensor whose places, from `first` on, lie in ``low <= place < high``.
     """
     y = x
     for j in range(1, ORDER + 1):

@@ -85,8 +85,9 @@ class SavedMechanism(MechanismState):
 
         Rows of noise before the state's step keep their keys; from there on noise is fresh, and so are batches where
         they are drawn anew at every step: what was released after the save never shares noise with what follows.
-        Vectors of correlated noise that the state lacks, or kept for another way of streaming, are made anew. Releases that this object made and now goes back behind stay counted (`abandoned`). What other processes
-        released after the state was saved only a ledger can know; without one the statement says so.
+        Vectors of correlated noise that the state lacks, or kept for another way of streaming, are made anew. Releases
+        that this object made and now goes back behind stay counted (`abandoned`). What other processes released after
+        the state was saved only a ledger can know; without one the statement says so.
 
         Raises
         ------
@@ -109,7 +110,7 @@ class SavedMechanism(MechanismState):
         saved = public["arrays"], secret["arrays"]
         lost = is_lost(public["noise"], secret["arrays"], described(self.plan.method.noise.strategy), mine[1])
         if lost:
-            mine, saved = mine[:1], saved[:1]
+            mine, saved = (mine[0], {}), (saved[0], {})
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
         if ("clip_norms" in public) != (self._running is not None):

@@ -14,6 +14,7 @@ from dpcore.stages.strategies.search.cache import folder as cache_folder
 from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
 from dpcore.stages.strategies.sensitivity import sensitivity
+from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
 from dpcore.stages.strategies.toeplitz import (
     BandedInverseToeplitz,
     BandedToeplitz,
@@ -25,9 +26,9 @@ from dpcore.stages.strategies.workload import Workload
 from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
-    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity", "InBlocks",
-    "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "Tree", "TreeOptimal", "Workload",
+    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
+    "InBlocks", "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "StreamingCost", "Tree", "TreeOptimal", "Workload",
     "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of", "from_matrix",
-    "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save", "sensitivity",
-    "strategy",
+    "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save",
+    "sensitivity", "strategy", "streaming_cost",
 ]  # fmt: skip

@@ -55,7 +55,8 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         types_ |= {"noise_taps": ("fp32",) * noise_taps, "taps": ("fp32",) * taps}
         constants = {
             "RULE": rule, "RNG": "chacha20", "NOISE_NB": 1 + noise_order if noise_order else 0,
-            "NOISE_ORDER": noise_order, "RING": "output" if ring else None, "RING_ORDER": ring, "SCALED": False, "FILTERS": step._places(filters), "ORDER": order,
+            "NOISE_ORDER": noise_order, "RING": "output" if ring else None,
+            "RING_ORDER": ring, "SCALED": False, "FILTERS": step._places(filters), "ORDER": order,
             "SQUARE": "filtered", "SQUARE_RNG": None, "MOMENTS": UPDATE_RULES[rule], "GENERAL": False,
             "DISPLACED": False, "BLOCKS": launch.BLOCKS, **({} if ring else {"ring_taps": None}),
         }  # fmt: skip
