@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from dpcore.errors import ArgumentError
 from dpcore.plan.plan import Plan
+from dpcore.spec.canonical import digest
 from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Entry, Layout
 from dpcore.spec.ops import Backend, RingCoefficients
-from dpcore.stages.strategies import InBlocks, Strategy, identify
+from dpcore.stages.strategies import InBlocks, Strategy
 from dpcore.stages.strategies.streaming import way
 
 # Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
@@ -97,7 +98,10 @@ def rebuild(
 
 def described(strategy: Strategy | None) -> list[str]:
     """Return what a saved state says of its noise: the strategy, and which vectors of it are kept."""
-    return [] if strategy is None else [identify(strategy), f"{way(strategy)} {strategy.order}"]
+    if strategy is None:
+        return []
+    said = strategy.describe()
+    return [f"{said['kind']} {digest(said)[:16]}", f"{way(strategy)} {strategy.order}"]
 
 
 def is_lost(saved: Sequence[str], arrays: Collection[str], told: Sequence[str], mine: Collection[str]) -> bool:

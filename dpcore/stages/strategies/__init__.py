@@ -27,8 +27,8 @@ from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
     "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
-    "InBlocks", "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "StreamingCost", "Tree", "TreeOptimal", "Workload",
-    "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of", "from_matrix",
-    "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save",
-    "sensitivity", "strategy", "streaming_cost",
+    "InBlocks", "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "StreamingCost", "Tree", "TreeOptimal",
+    "Workload", "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of",
+    "from_matrix", "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse",
+    "save", "sensitivity", "strategy", "streaming_cost",
 ]  # fmt: skip

@@ -108,6 +108,8 @@ def _check_secret(
     """Refuse a damaged secret part, quoting none of it."""
     for name in KEYS:
         as_key(secret[name], name)
+    if not isinstance(public["noise"], (list, tuple)):
+        raise ArgumentError("state_dict['dpcore']: its noise must be what a state says of a strategy")
     where, step = "state_dict['dpcore']['secret']", public["step"]
     forms = _forms(secret["arrays"])
     lost = forms is not None and is_lost(public["noise"], forms, noise, mine["arrays"])
