@@ -203,10 +203,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/mechanism/composed_step.py": [
         ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.dimension *",
          "power = self.layout.entries[0].size *", "unit/mechanism/test_mechanism.py"),
-        ("draw this step's row for every row of correlated noise", "total = total + float(weight) * normal(row)",
-         "total = total + float(weight) * normal(noise.row)", "papers/test_noise.py"),
-        ("forget the weights of correlated noise's rows", "total = total + float(weight) * normal(row)", "total = total + normal(row)",
-         "papers/test_noise.py"),
         ("draw earlier rows under this step's key", "self.keys.noise_of(row), row, noise.stream,", "self.keys.noise, row, noise.stream,",
          "unit/mechanism/test_mechanism.py"),
         ("halve the noise, in the composed step", "g = noise.scale * self._noise(", "g = 0.5 * noise.scale * self._noise(", "papers/test_noise.py"),
@@ -483,6 +479,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give the series for its inverse", "return self._inverse[:steps]", "return self.first_column(steps)", "unit/stages/test_strategies.py"),
     ],
     "dpcore/mechanism/noise_state.py": [
+        ("draw this step's row for every row of correlated noise", "total = total + float(weight) * normal(earlier)",
+         "total = total + float(weight) * normal(row)", "papers/test_noise.py"),
+        ("forget the weights of correlated noise's rows", "total = total + float(weight) * normal(earlier)", "total = total + normal(earlier)",
+         "papers/test_noise.py"),
         ("begin a block with the sums of the one before", "state if row == first else ()", "state if row == 0 else ()", "unit/mechanism/test_streaming.py"),
         ("rebuild a ring of Z from one row too few", "max(steps - strategy.order, 0)", "max(steps - strategy.order + 1, 0)",
          "unit/mechanism/test_streaming.py::test_vectors_that_were_lost_are_made_anew"),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.ops import RingCoefficients
 from dpcore.stages.strategies.banded import Identity
@@ -52,6 +52,8 @@ class InBlocks:
             object.__setattr__(self, "strategy", self.strategy.strategy)
         if isinstance(self.strategy, NamedStrategy):
             return
+        if not all(hasattr(self.strategy, part) for part in ("coefficients", "rows", "describe")):
+            raise ArgumentTypeError(f"strategy={self.strategy!r}: must be a strategy, or a NamedStrategy")
         coefficients = self.strategy.coefficients(0)
         ring_of_noise = isinstance(coefficients, RingCoefficients) and coefficients.keeps == "output"
         if isinstance(self.strategy, Identity) or ring_of_noise:

@@ -231,7 +231,10 @@ def test_a_state_of_another_matrix_is_refused() -> None:
     take(mechanism, x, 3)
     state = mechanism.state_dict()
     for other, words in (
-        (BandedToeplitz((3.0, 1.0, -0.5, 0.2)), r"correlated by banded-toeplitz \w+, this run's by banded-toeplitz \w+;"),
+        (
+            BandedToeplitz((3.0, 1.0, -0.5, 0.2)),
+            r"correlated by banded-toeplitz \w+, this run's by banded-toeplitz \w+;",
+        ),
         (NamedStrategy("tree"), "the rows of one matrix cannot follow those of another"),
         (None, "this run's by no strategy"),
     ):
