@@ -34,7 +34,7 @@ DENSE = Dense(random_lower(T, T, 1))
     (DENSE, ("redrawn", 0, 50.5, 404), "rows drawn again, no vectors; 50.5 rows of noise and 404 bytes a step"),
     # The first step of block k draws 10 k + 1 rows, the others one each; each row of the triangle of a block and the
     # square before it is added once, and each sum is cleared and read once.
-    (in_blocks(DENSE, 10), ("blocks", 10, (10 * 45 + 100) / T, 4 * (2 * 5050 + 200) / T), "blocks of 10 sums; 5.5 rows"),
+    (in_blocks(DENSE, 10), ("blocks", 10, (10 * 45 + 100) / T, 4 * (2 * 5050 + 200) / T), "10 sums; 5.5 rows"),
     (in_blocks(DENSE, 1), ("redrawn", 0, 50.5, 404), "rows drawn again"),
     (in_blocks(SquareRoot(T), 10), ("blocks", 10, 5.5, 412), "blocks of 10 sums"),
     # Row t of C^{-1} reaches back by 3: 1 + 2 + 3 rows are missing in the beginning.
