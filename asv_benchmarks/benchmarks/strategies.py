@@ -90,7 +90,7 @@ STREAMS: dict[str, Any] = {
 
 
 class Streaming:
-    """Sixteen steps of correlated noise for a million float32 parameters, their draws included, from step 112 of 256."""
+    """Sixteen steps of correlated noise for a million float32 parameters, from step 112 of 256; draws included."""
 
     params: Any = (BACKENDS, tuple(STREAMS))
     param_names: Any = ("backend", "strategy")
@@ -103,9 +103,9 @@ class Streaming:
         like = self.ops.from_numpy(values(SIZE))
         self.state = [self.ops.zeros_like(like) for _ in range(self.strategy.order)]
 
-    def normal(self, row: int) -> Any:
+    def normal(self, row: int, start: int = 0, stop: int | None = None) -> Any:
         """Draw a row of Z."""
-        return self.ops.normal(KEY, row, 0, 0, SIZE)
+        return self.ops.normal(KEY, row, 0, start, (SIZE if stop is None else stop) - start)
 
     def time_16_steps(self, backend: str, strategy: str) -> None:
         """A block, where there are blocks."""

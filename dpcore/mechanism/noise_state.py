@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Protocol
 
 from dpcore.errors import ArgumentError
 from dpcore.plan.plan import Plan
@@ -15,6 +15,8 @@ from dpcore.spec.ops import Backend, RingCoefficients
 from dpcore.stages.strategies import InBlocks, Strategy
 from dpcore.stages.strategies.streaming import way
 
+# Coordinates of a block's sums that are worked on together: they stay in a processor's cache from row to row.
+_PIECE: Final = 1 << 16
 # Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
 _RANGE: Final = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
 
@@ -32,10 +34,15 @@ def check_noise_range(plan: Plan, dtype: str) -> None:
                 )
 
 
-def correlated(
-    backend: Backend[Any], strategy: Strategy, row: int, state: Sequence[Any], normal: Callable[[int], Any]
-) -> Any:
-    """Return row `row` of C^{-1} Z for one tensor; `normal` gives rows of Z, and `state` goes on to the next step.
+class Rows(Protocol):
+    """Rows of Z for one tensor."""
+
+    def __call__(self, row: int, start: int = 0, stop: int | None = None) -> Any:
+        """Return coordinates `start` .. `stop` of a row: to the end where that is None."""
+
+
+def correlated(backend: Backend[Any], strategy: Strategy, row: int, state: Sequence[Any], normal: Rows) -> Any:
+    """Return row `row` of C^{-1} Z for one tensor, flat; `state` goes on to the next step.
 
     Not to be written to: it may lie in the state.
     """
@@ -50,15 +57,29 @@ def correlated(
             total = total + float(weight) * normal(earlier)
         return total
     assert isinstance(strategy, InBlocks)
-    first = strategy.first(row)
-    for vector in state if row == first else ():
-        vector[...] = 0
-    for addition in strategy.additions(row):
-        z = normal(addition.row)
-        for place, weight in addition.weights:
-            vector = state[place]
-            vector += weight * z
+    first, additions, size = strategy.first(row), list(strategy.additions(row)), len(state[0])
+    piece = max(size, 1) if backend.name == "triton" else _PIECE
+    for start in range(0, size, piece):
+        stop = min(start + piece, size)
+        sums = [vector[start:stop] for vector in state]
+        for part in sums if row == first else ():
+            part[...] = 0
+        for addition in additions:
+            z = normal(addition.row, start, stop)
+            for place, weight in addition.weights:
+                part = sums[place]
+                part += weight * z
     return state[row - first]
+
+
+def rows_of(backend: Backend[Any], keys: RunKeys, stream: int, entry: Entry, dtype: str, rng: str) -> Rows:
+    """Return the rows of a stream for one tensor, each under the key of the branch that released it."""
+
+    def normal(row: int, start: int = 0, stop: int | None = None) -> Any:
+        size = (entry.size if stop is None else stop) - start
+        return backend.normal(keys.noise_of(row), row, stream, entry.first + start, size, dtype=dtype, rng=rng)
+
+    return normal
 
 
 def first_needed(strategy: Strategy, steps: int) -> int:
@@ -88,12 +109,10 @@ def rebuild(
         for vector in state:
             vector[...] = 0
 
-        def normal(row: int, entry: Entry = entry, state: Sequence[Any] = state) -> Any:
-            kind = dtype_name(state[0])
-            return backend.normal(keys.noise_of(row), row, stream, entry.first, entry.size, dtype=kind, rng=rng)
-
-        for row in range(first_needed(strategy, steps), steps if state else 0):
-            correlated(backend, strategy, row, state, normal)
+        if state:
+            normal = rows_of(backend, keys, stream, entry, dtype_name(state[0]), rng)
+            for row in range(first_needed(strategy, steps), steps):
+                correlated(backend, strategy, row, state, normal)
 
 
 def described(strategy: Strategy | None) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 import dpcore_numpy
 from dpcore import methods
 from dpcore.errors import ArgumentError
+from dpcore.mechanism import noise_state
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import Alone
 from dpcore.plan.plan import Plan
@@ -208,6 +209,13 @@ def test_the_size_of_a_block_changes_no_bit(strategy: Strategy, blocks: tuple[in
             other, x = build(in_blocks(strategy, block))
             load(other, state, x, then)
             assert take(other, x, 70) == wanted
+
+
+def test_the_pieces_of_a_block_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are added up a few coordinates at a time."""
+    for piece in (1, 2, 7):
+        monkeypatch.setattr(noise_state, "_PIECE", piece)
+        assert take(*build(STREAMS["dense in blocks"]), STEPS) == straight("dense in blocks")
 
 
 def test_a_ring_of_rows_and_the_rows_drawn_again_are_one_noise() -> None:

@@ -58,7 +58,10 @@ def stream(chosen: Strategy, seeds: Floats, *, by_rows: bool = False) -> Floats:
         return np.array([sum(weight * seeds[row] for row, weight in chosen.rows(t)) for t in range(len(seeds))])
     backend = load_backend("numpy")
     state = [np.zeros(seeds.shape[1]) for _ in range(chosen.order)]
-    noise = [correlated(backend, chosen, t, state, lambda row: seeds[row].copy()) + 0 for t in range(len(seeds))]
+    noise = [
+        correlated(backend, chosen, t, state, lambda row, start=0, stop=None: seeds[row, start:stop].copy()) + 0
+        for t in range(len(seeds))
+    ]
     return np.array(noise)
 
 
