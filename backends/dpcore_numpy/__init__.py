@@ -8,6 +8,7 @@ from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.linear import linear_norms, linear_sum
 from dpcore_numpy.noise import normal
+from dpcore_numpy.ring import ring
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
 from dpcore_numpy.tied import tied_norms
@@ -27,6 +28,7 @@ __all__ = [
     "name",
     "normal",
     "recurrence",
+    "ring",
     "row_norms",
     "step",
     "tied_norms",

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.noise import normal
+from dpcore_numpy.ring import ring
 from dpcore_numpy.update import update
 
 Floats = NDArray[Any]
@@ -34,7 +35,7 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
     *,
-    correlation: FilterCoefficients | None = None,
+    correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
@@ -60,10 +61,12 @@ def _normals(noise: NoiseRow, slot: Slot[Floats]) -> Floats:
     return normal(noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=kind, rng=noise.rng)
 
 
-def _average(slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: FilterCoefficients | None) -> Floats:
+def _average(slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: Correlation | None) -> Floats:
     if noise.scale:
         n = _normals(noise, slot)
-        if correlation is not None:
+        if isinstance(correlation, RingCoefficients):
+            n = ring(n, slot.noise_state, correlation)
+        elif correlation is not None:
             n = recurrence(n, slot.noise_state, correlation)
         average = n.astype(np.float64)
         average *= noise.scale

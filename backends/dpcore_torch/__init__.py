@@ -12,6 +12,7 @@ from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sum, tied_norms
 from dpcore_torch.noise import normal
 from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, words
+from dpcore_torch.ring import ring
 from dpcore_torch.step import step
 from dpcore_torch.update import update
 
@@ -29,6 +30,7 @@ __all__ = [
     "name",
     "normal",
     "recurrence",
+    "ring",
     "row_norms",
     "step",
     "tied_norms",

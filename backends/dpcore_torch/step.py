@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore_torch.filter import recurrence
 from dpcore_torch.noise import normal
+from dpcore_torch.ring import ring
 from dpcore_torch.update import update
 
 # Tiles that a thread takes at once: their float64 numbers stay in its processor's cache.
@@ -28,7 +29,7 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
     *,
-    correlation: FilterCoefficients | None = None,
+    correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
@@ -75,11 +76,13 @@ class Draws:
 
 
 def _average(
-    slot: Slot[torch.Tensor], noise: Draws, batch_size: float, correlation: FilterCoefficients | None
+    slot: Slot[torch.Tensor], noise: Draws, batch_size: float, correlation: Correlation | None
 ) -> torch.Tensor:
     if noise.scale:
         n = noise.of(slot)
-        if correlation is not None:
+        if isinstance(correlation, RingCoefficients):
+            n = ring(n, slot.noise_state, correlation)
+        elif correlation is not None:
             n = recurrence(n, slot.noise_state, correlation)
         average = n.to(torch.float64, copy=True).mul_(noise.scale).add_(slot.total).mul_(1 / batch_size)
     else:

@@ -12,6 +12,7 @@ from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.linear import linear_norms, linear_sum  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
+from dpcore_triton.ring import ring  # noqa: E402
 from dpcore_triton.step import step  # noqa: E402
 from dpcore_triton.stream import words  # noqa: E402
 from dpcore_triton.tied import tied_norms  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "name",
     "normal",
     "recurrence",
+    "ring",
     "row_norms",
     "step",
     "tied_norms",

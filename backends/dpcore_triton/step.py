@@ -12,7 +12,15 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import (
+    UPDATE_RULES,
+    Correlation,
+    FilterCoefficients,
+    NoiseRow,
+    RingCoefficients,
+    Slot,
+    UpdateSettings,
+)
 from dpcore_triton.filter import pointers, recurrence_elements, shifted, taps_of
 from dpcore_triton.launch import (
     BLOCKS,
@@ -27,6 +35,7 @@ from dpcore_triton.launch import (
     table,
 )
 from dpcore_triton.noise import normals
+from dpcore_triton.ring import ring_elements, ring_taps
 from dpcore_triton.stream import CIPHER, LANES, cipher_words, counters, inside, locate, places, programs_of
 from dpcore_triton.update import (
     UPDATE_NUMBERS,
@@ -53,7 +62,7 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
     *,
-    correlation: FilterCoefficients | None = None,
+    correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
@@ -62,13 +71,17 @@ def step(
         slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
     )  # fmt: skip
     correlation = correlation if noise.scale else None
+    ring = correlation if isinstance(correlation, RingCoefficients) else None
+    recurrence = None if isinstance(correlation, RingCoefficients) else correlation
     squared = noise._replace(scale=0.0) if square_noise is None else square_noise
     group = {chosen: index for index, chosen in enumerate(dict.fromkeys(settings))}
     derived = tuple(chain.from_iterable(update_numbers(rule, chosen, step_number) for chosen in group))
     shape = {
         "RULE": rule,
         "RNG": noise.rng if noise.scale else None,
-        "NOISE_NB": 0 if correlation is None else len(correlation.b),
+        "NOISE_NB": 0 if recurrence is None else len(recurrence.b),
+        "RING": None if ring is None else ring.keeps,
+        "RING_ORDER": 0 if ring is None else len(ring.weights),
         "FILTERS": _places(filters),
         "ORDER": sum(map(order_of, filters)),
         "SQUARE": square,
@@ -82,18 +95,18 @@ def step(
         float(noise.scale),
         float(squared.scale),
         1 / batch_size,
-        () if correlation is None else taps_of(correlation),
+        () if recurrence is None else taps_of(recurrence),
         tuple(chain.from_iterable(map(taps_of, filters))),
     )
     kinds: dict[tuple[int, bool, bool], list[int]] = {}
     for index, slot in enumerate(slots):
-        noise_order = 0 if correlation is None else len(slot.noise_state)
+        noise_order = 0 if recurrence is None else len(slot.noise_state)
         kind = (noise_order, slot.scale is not None, slot.displacement is not None)
         kinds.setdefault(kind, []).append(index)
 
     for (noise_order, scaled, displaced), members in kinds.items():
         rows, row_of, programs = table(
-            [_row(slots[index], group[settings[index]], noise_order) for index in members],
+            [_row(slots[index], group[settings[index]], correlation is not None) for index in members],
             [programs_of(slots[index].first, slots[index].parameter.numel()) for index in members],
             device,
         )
@@ -105,6 +118,8 @@ def step(
             row_of,
             *arguments,
             numbers(derived, device, current_stream(device)),
+            None if ring is None else numbers(ring_taps(ring), device, current_stream(device)),
+            0 if ring is None else int(ring.place),
             **shape,
             NOISE_ORDER=noise_order,
             SCALED=scaled,
@@ -130,9 +145,9 @@ def _places(filters: Sequence[FilterCoefficients]) -> tuple[tuple[int, ...], ...
     return tuple(found)
 
 
-def _row(slot: Slot[Tensor], group: int, noise_order: int) -> tuple[int, ...]:
+def _row(slot: Slot[Tensor], group: int, correlated: bool) -> tuple[int, ...]:
     single = (slot.total, slot.parameter, slot.displacement, slot.scale, slot.square)
-    states = (*slot.noise_state[:noise_order], *slot.filter_state, *slot.moments)
+    states = (*(slot.noise_state if correlated else ()), *slot.filter_state, *slot.moments)
     addresses = [0 if array is None else array.data_ptr() for array in (*single, *states)]
     return slot.first, slot.parameter.numel(), group, *addresses
 
@@ -145,7 +160,7 @@ def _check(
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
-    correlation: FilterCoefficients | None,
+    correlation: Correlation | None,
     square: str,
     square_noise: NoiseRow | None,
 ) -> torch.device:
@@ -157,8 +172,8 @@ def _check(
     )
     lists = tuple((len(slot.filter_state), len(slot.moments), len(slot.noise_state)) for slot in slots)
     optional = tuple((slot.displacement is None, slot.scale is None, slot.square is None) for slot in slots)
-    lengths = tuple((len(f.b), len(f.a)) for f in (*filters, *(() if correlation is None else (correlation,))))
-    key = (described, lists, optional, len(settings), lengths, correlation is None, rule, square)
+    lengths = tuple(tuple(map(_length, f)) for f in (*filters, *(() if correlation is None else (correlation,))))
+    key = (described, lists, optional, len(settings), lengths, type(correlation), rule, square)
     if key in _checked:
         check_step((), noise, batch_size, filters, rule, (), step_number, correlation, square, square_noise)
         _checked.move_to_end(key)
@@ -172,21 +187,26 @@ def _check(
     return _checked[key]
 
 
+def _length(part: Any) -> int | None:
+    return len(part) if isinstance(part, tuple) else None
+
+
 def _tensors(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
     optional = [array for array in (slot.displacement, slot.scale, slot.square) if array is not None]
     return (slot.parameter, slot.total, *slot.filter_state, *slot.moments, *slot.noise_state, *optional)
 
 
-@kernel(*CIPHER, *SQUARE_CIPHER)
+@kernel(*CIPHER, *SQUARE_CIPHER, "ring_place")
 def _step_kernel(
     rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream,
     s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream,
-    scale, square_scale, per_example, noise_taps, taps, derived,
-    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr,
-    FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr, SQUARE_RNG: tl.constexpr,
+    scale, square_scale, per_example, noise_taps, taps, derived, ring_taps, ring_place,
+    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, RING: tl.constexpr,
+    RING_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr,
+    SQUARE_RNG: tl.constexpr,
     MOMENTS: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    row, start = locate(rows, row_of, 9 + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
+    row, start = locate(rows, row_of, 9 + RING_ORDER + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
     if SQUARE_RNG is not None:
         square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream)
         z_square = normals(square_cipher, counters(row, start, BLOCKS), SQUARE_RNG)
@@ -194,8 +214,11 @@ def _step_kernel(
         cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
         z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
+    if RING is not None:
+        z = ring_elements(z, row + 9, origin + place, place, low, high, ring_taps, ring_place, RING_ORDER, RING)
     total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
-    arrays = pointers(row, origin + place, 5, 4 + NOISE_ORDER + ORDER + MOMENTS)
+    arrays = pointers(row, origin + place, 5, 4)
+    arrays += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER + ORDER + MOMENTS)
     settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
     scales = (scale, square_scale, per_example)
     for word in tl.static_range(16):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcore.mechanism.noise_state import Rows, correlated, rows_of
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.spec.check import dtype_name, order_of
@@ -77,26 +78,13 @@ class Composition:
 
     def _noise(self, i: int, slot: Slot[Any], noise: NoiseRow, state: Sequence[Any], normals: Normals | None) -> Any:
         """Row t of C^{-1} Z for one tensor, of the sum's dtype."""
-        dtype, strategy = dtype_name(slot.parameter), self.method.noise.strategy
-
-        def normal(row: int) -> Any:
-            if normals is not None:
-                return normals(row, noise.stream)[i]
-            entry = self.layout.entries[i]
-            return self.backend.normal(
-                self.keys.noise_of(row), row, noise.stream, entry.first, entry.size, dtype=dtype, rng=self.rng
-            )
-
-        coefficients = None if strategy is None else strategy.coefficients(noise.row)
+        entry, strategy = self.layout.entries[i], self.method.noise.strategy
+        normal = rows_of(self.backend, self.keys, noise.stream, entry, dtype_name(slot.parameter), self.rng)
+        if normals is not None:
+            normal = _given(normals, noise.stream, i)
         if strategy is None:
-            total = normal(noise.row)
-        elif coefficients is not None:
-            total = self.backend.recurrence(normal(noise.row), state, coefficients)
-        else:
-            total = 0.0
-            for row, weight in strategy.rows(noise.row):
-                total = total + float(weight) * normal(row)
-        return self._cast(total, slot.total)
+            return self._cast(normal(noise.row), slot.total)
+        return self._cast(correlated(self.backend, strategy, noise.row, state, normal), slot.total)
 
     def _cast(self, array: Any, like: Any) -> Any:
         """Return the array in the dtype of `like`."""
@@ -193,6 +181,13 @@ class Composition:
             slot.parameter[...] = slot.parameter + self._mapped_back(i, move)
         if slot.displacement is not None:
             slot.displacement[...] = slot.parameter - before
+
+
+def _given(normals: Normals, stream: int, i: int) -> Rows:
+    def normal(row: int, start: int = 0, stop: int | None = None) -> Any:
+        return normals(row, stream)[i][start:stop]
+
+    return normal
 
 
 def _unscaled(vector: Any, slot: Slot[Any]) -> Any:

@@ -1,18 +1,22 @@
-"""Checks that the noise fits the dtype; rebuilds correlated-noise state."""
+"""Correlated noise step by step, its state made anew, and the check that noise fits the dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Protocol
 
 from dpcore.errors import ArgumentError
 from dpcore.plan.plan import Plan
+from dpcore.spec.canonical import digest
 from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
-from dpcore.spec.ops import Backend
-from dpcore.stages.strategies import Strategy
+from dpcore.spec.layout import Entry, Layout
+from dpcore.spec.ops import Backend, RingCoefficients
+from dpcore.stages.strategies import InBlocks, Strategy
+from dpcore.stages.strategies.streaming import way
 
+# Coordinates of a block's sums that are worked on together: they stay in a processor's cache from row to row.
+_PIECE: Final = 1 << 16
 # Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
 _RANGE: Final = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
 
@@ -30,6 +34,62 @@ def check_noise_range(plan: Plan, dtype: str) -> None:
                 )
 
 
+class Rows(Protocol):
+    """Rows of Z for one tensor."""
+
+    def __call__(self, row: int, start: int = 0, stop: int | None = None) -> Any:
+        """Return coordinates `start` .. `stop` of a row: to the end where that is None."""
+
+
+def correlated(backend: Backend[Any], strategy: Strategy, row: int, state: Sequence[Any], normal: Rows) -> Any:
+    """Return row `row` of C^{-1} Z for one tensor, flat; `state` goes on to the next step.
+
+    Not to be written to: it may lie in the state.
+    """
+    coefficients = strategy.coefficients(row)
+    if isinstance(coefficients, RingCoefficients):
+        return backend.ring(normal(row), state, coefficients)
+    if coefficients is not None:
+        return backend.recurrence(normal(row), state, coefficients)
+    if not state:
+        total: Any = 0.0
+        for earlier, weight in strategy.rows(row):
+            total = total + float(weight) * normal(earlier)
+        return total
+    assert isinstance(strategy, InBlocks)
+    first, additions, size = strategy.first(row), list(strategy.additions(row)), len(state[0])
+    piece = max(size, 1) if backend.name == "triton" else _PIECE
+    for start in range(0, size, piece):
+        stop = min(start + piece, size)
+        sums = [vector[start:stop] for vector in state]
+        for part in sums if row == first else ():
+            part[...] = 0
+        for addition in additions:
+            z = normal(addition.row, start, stop)
+            for place, weight in addition.weights:
+                part = sums[place]
+                part += weight * z
+    return state[row - first]
+
+
+def rows_of(backend: Backend[Any], keys: RunKeys, stream: int, entry: Entry, dtype: str, rng: str) -> Rows:
+    """Return the rows of a stream for one tensor, each under the key of the branch that released it."""
+
+    def normal(row: int, start: int = 0, stop: int | None = None) -> Any:
+        size = (entry.size if stop is None else stop) - start
+        return backend.normal(keys.noise_of(row), row, stream, entry.first + start, size, dtype=dtype, rng=rng)
+
+    return normal
+
+
+def first_needed(strategy: Strategy, steps: int) -> int:
+    """Return the first of the rows 0 .. steps - 1 from which on the state after them can be made."""
+    coefficients = strategy.coefficients(0)
+    if isinstance(coefficients, RingCoefficients) and coefficients.keeps == "input":
+        return max(steps - strategy.order, 0)
+    return strategy.first(steps) if isinstance(strategy, InBlocks) else 0
+
+
 def rebuild(
     states: Sequence[Sequence[Any]],
     stream: int,
@@ -40,17 +100,42 @@ def rebuild(
     rng: str,
     steps: int,
 ) -> None:
-    """Run the recurrence that correlates the noise of `stream` for rows 0 .. steps - 1, in place.
+    """Make the state that correlates the noise of `stream` after rows 0 .. steps - 1 anew, in place.
 
-    `states` holds those of each tensor; empty ones are left alone. The strategy is one that streams by a recurrence.
+    `states` holds those of each tensor; empty ones are left alone. A recurrence and a ring of noise run from row 0, a
+    ring of Z takes its last rows, and the sums of a block are added up again: the same operations, and the same bits.
     """
     for entry, state in zip(layout.entries, states, strict=True):
         for vector in state:
             vector[...] = 0
-        for row in range(steps if state else 0):
-            z = backend.normal(
-                keys.noise_of(row), row, stream, entry.first, entry.size, dtype=dtype_name(state[0]), rng=rng
-            )
-            coefficients = strategy.coefficients(row)
-            assert coefficients is not None
-            backend.recurrence(z, state, coefficients)
+
+        if state:
+            normal = rows_of(backend, keys, stream, entry, dtype_name(state[0]), rng)
+            for row in range(first_needed(strategy, steps), steps):
+                correlated(backend, strategy, row, state, normal)
+
+
+def described(strategy: Strategy | None) -> list[str]:
+    """Return what a saved state says of its noise: the strategy, and which vectors of it are kept."""
+    if strategy is None:
+        return []
+    said = strategy.describe()
+    return [f"{said['kind']} {digest(said)[:16]}", f"{way(strategy)} {strategy.order}"]
+
+
+def is_lost(saved: Sequence[str], arrays: Collection[str], told: Sequence[str], mine: Collection[str]) -> bool:
+    """Return whether the noise's state must be made anew: it is not in a state's `arrays`, or was kept in another way.
+
+    `saved` and `told` are what `described` says of the state's noise and of this run's, which has the arrays `mine`.
+
+    Raises
+    ------
+    ArgumentError
+        If the noise is of another matrix.
+    """
+    if list(saved[:1]) != list(told[:1]):
+        raise ArgumentError(
+            f"state: its noise was correlated by {(*saved, 'no strategy')[0]}, this run's by "
+            f"{(*told, 'no strategy')[0]}; the rows of one matrix cannot follow those of another"
+        )
+    return list(saved) != list(told) or (bool(mine) and not arrays)

@@ -10,13 +10,14 @@ import numpy as np
 
 from dpcore.accounting.branches import Branch, Branches, Rows, count
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.noise_state import described, is_lost
 from dpcore.mechanism.parts import Part
 from dpcore.mechanism.peers import by_the_first
 from dpcore.mechanism.state import MechanismState
 from dpcore.spec.check import dtype_name
 from dpcore.spec.keys import RunKeys
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 
 
 class SavedMechanism(MechanismState):
@@ -43,6 +44,7 @@ class SavedMechanism(MechanismState):
                     "ledger": known,
                     "layout": self.layout.to_list(),
                     "rng": self.rng,
+                    "noise": described(self.plan.method.noise.strategy),
                     "caller_noise": self._caller_noise,
                     "statistics": list(self._statistics),
                     "corrections": list(self._corrections),
@@ -83,8 +85,9 @@ class SavedMechanism(MechanismState):
 
         Rows of noise before the state's step keep their keys; from there on noise is fresh, and so are batches where
         they are drawn anew at every step: what was released after the save never shares noise with what follows.
-        Releases that this object made and now goes back behind stay counted (`abandoned`). What other processes
-        released after the state was saved only a ledger can know; without one the statement says so.
+        Vectors of correlated noise that the state lacks, or kept for another way of streaming, are made anew. Releases
+        that this object made and now goes back behind stay counted (`abandoned`). What other processes released after
+        the state was saved only a ledger can know; without one the statement says so.
 
         Raises
         ------
@@ -105,6 +108,9 @@ class SavedMechanism(MechanismState):
         held = self._parts if self.peers.shards else list
         mine = self.vectors.public(self.layout, self._parts, held), self.vectors.secret(self.layout, self._parts)
         saved = public["arrays"], secret["arrays"]
+        lost = is_lost(public["noise"], secret["arrays"], described(self.plan.method.noise.strategy), mine[1])
+        if lost:
+            mine, saved = (mine[0], {}), (saved[0], {})
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
         if ("clip_norms" in public) != (self._running is not None):
@@ -123,7 +129,7 @@ class SavedMechanism(MechanismState):
         self._corrections = list(public["corrections"])
         self._caller_noise = bool(public["caller_noise"])
         self._numbers = None
-        self._torn = False
+        self._torn = lost  # made anew before it is needed
         self.rng = str(public["rng"])
         self._discard()
 

@@ -13,11 +13,14 @@ from typing import Any
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import (
     CLIP_RULES,
+    KEPT,
     SECOND_MOMENT,
     SQUARES,
     UPDATE_RULES,
+    Correlation,
     FilterCoefficients,
     NoiseRow,
+    RingCoefficients,
     Slot,
     UpdateSettings,
 )
@@ -136,6 +139,23 @@ def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficie
         check_float(f"state[{index}]", vector, dtype_name(x), tuple(x.shape))
 
 
+def check_places(coefficients: RingCoefficients) -> None:
+    """Refuse a place outside of the ring, and what no ring keeps."""
+    count = len(coefficients.weights)
+    if integer(0, place=coefficients.place) >= max(count, 1):
+        raise ArgumentError(f"place={coefficients.place}: must be less than {count}, the number of weights of the ring")
+    choice(KEPT, keeps=coefficients.keeps)
+
+
+def check_ring(x: Any, vectors: Sequence[Any], coefficients: RingCoefficients) -> None:
+    """Refuse vectors that do not fit `x`, or are not as many as the weights."""
+    check_float("x", x)
+    check_places(coefficients)
+    check_count("vectors", vectors, len(coefficients.weights), "one for each weight of the ring")
+    for index, vector in enumerate(vectors):
+        check_float(f"vectors[{index}]", vector, dtype_name(x), tuple(x.shape))
+
+
 def check_update(
     rule: str, parameter: Any, direction: Any, moments: Sequence[Any], step_number: int, square: Any = None
 ) -> None:
@@ -162,7 +182,7 @@ def check_step(
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
-    correlation: FilterCoefficients | None = None,
+    correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
@@ -180,6 +200,8 @@ def check_step(
             raise ArgumentError(f"square_noise: must be None for square={square!r}; only 'separate' adds it")
         if square_noise[:3] == noise[:3]:
             raise ArgumentError("square_noise: must be of another row or stream than noise, or both share their draws")
+    if isinstance(correlation, RingCoefficients):
+        check_places(correlation)
     check_count("settings", settings, len(slots), "one for each slot")
     order = sum(map(order_of, filters))
     for index, slot in enumerate(slots):
@@ -189,7 +211,9 @@ def check_step(
         for coefficients in filters:
             check_recurrence(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
             done += order_of(coefficients)
-        if correlation is not None:
+        if isinstance(correlation, RingCoefficients):
+            check_ring(slot.parameter, slot.noise_state, correlation)
+        elif correlation is not None:
             check_recurrence(slot.parameter, slot.noise_state, correlation)
         if square == "given" and slot.square is None:
             raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")

@@ -1,7 +1,7 @@
 """The port: the mathematics, shapes, guarantees and edge cases of each operation of a backend.
 
 A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
-`normal`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
+`normal`, `recurrence` or `ring`, and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
 
 Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "triton". Operations never write to an
 argument unless its description says "in place", and accept arrays of size zero.
@@ -27,6 +27,8 @@ UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw
 SECOND_MOMENT: Final = {"adam": 1, "adamw": 1, "adagrad": 0}
 # What enters the second moment: see `Backend.step`.
 SQUARES: Final = ("filtered", "released", "separate", "given")
+# What a ring keeps of a step: see `RingCoefficients`.
+KEPT: Final = ("output", "input")
 
 
 class FilterCoefficients(NamedTuple):
@@ -38,6 +40,23 @@ class FilterCoefficients(NamedTuple):
     b: tuple[float, ...]
     a: tuple[float, ...]
     normalizer: float = 1.0
+
+
+class RingCoefficients(NamedTuple):
+    """One step of a sum over a ring of the last m = len(weights) vectors, which are found by their places.
+
+    ``y = (x + sum_j weights[j - 1] v_j) / normalizer`` with v_j the vector kept j steps ago, at ``place - j``; places
+    count modulo m. `keeps` says what this step leaves at `place`, in place of v_m: its "output" y, or its "input" x.
+    """
+
+    weights: tuple[float, ...]
+    place: int
+    normalizer: float = 1.0
+    keeps: str = "output"
+
+
+Correlation = FilterCoefficients | RingCoefficients
+"""One step of what correlates the noise: `Backend.recurrence` or `Backend.ring`."""
 
 
 class NoiseRow(NamedTuple):
@@ -85,7 +104,7 @@ class Slot(Generic[A]):
     filter_state: tuple[A, ...] = ()  #: of the filters, one after the other: `order` vectors each (direct form II)
     moments: tuple[A, ...] = ()  #: state of the update rule, ``UPDATE_RULES[rule]`` vectors
     displacement: A | None = None  #: receives x_{t+1} - x_t where a query needs it
-    noise_state: tuple[A, ...] = ()  #: of the recurrence that correlates the noise: **secret**
+    noise_state: tuple[A, ...] = ()  #: of the recurrence or the ring that correlates the noise: **secret**
     scale: A | None = None  #: read only: what the per-example vectors were multiplied by; the average is divided by it
     square: A | None = None  #: read only: what enters the second moment under "given"
 
@@ -208,6 +227,14 @@ class Backend(PairOperations[A], Protocol[A]):
         share its memory with `x`.
         """
 
+    def ring(self, x: A, vectors: Sequence[A], coefficients: RingCoefficients) -> A:
+        """Return the output of one step of a ring, and write one of its vectors, in place.
+
+        ``y = (x + sum_{j=1..m} weights[j-1] vectors[(place - j) mod m]) / normalizer``, added in the order of j; then
+        ``vectors[place] = y``, or x under ``keeps="input"``; without vectors nothing is kept. There are as many vectors
+        as weights, zeros before the first step. The result may share its memory with `x`.
+        """
+
     def update(
         self,
         rule: str,
@@ -246,7 +273,7 @@ class Backend(PairOperations[A], Protocol[A]):
         settings: Sequence[UpdateSettings],
         step_number: int,
         *,
-        correlation: FilterCoefficients | None = None,
+        correlation: Correlation | None = None,
         square: str = "filtered",
         square_noise: NoiseRow | None = None,
     ) -> None:
@@ -254,7 +281,8 @@ class Backend(PairOperations[A], Protocol[A]):
 
         For each slot, with z its normals (none are drawn where ``noise.scale`` is 0):
 
-        - ``n = recurrence(z, noise_state, correlation)``, or z where `correlation` is None or ``noise.scale`` is 0;
+        - ``n = recurrence(z, noise_state, correlation)`` or ``ring(...)``, by the kind of `correlation`; n = z where it
+          is None; where ``noise.scale`` is 0 the state rests;
         - ``g = (total + noise.scale n) / batch_size`` in float64, rounded to the parameter's dtype (after the noise, so
           that the rounding tells nothing), then divided by the slot's ``scale`` where it has one;
         - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the

@@ -1,7 +1,7 @@
-"""The linear recurrence of filters and strategies in float64, for theory and checks; backends have their own.
+"""The linear recurrence of filters and strategies, and their ring, in float64: for theory and checks.
 
 ``y_t = b_0 x_t + ... + b_nb x_{t-nb} - a_1 y_{t-1} - ... - a_na y_{t-na}``, and the output is y_t over the normalizer
-(`dpcore.spec.ops.Backend.recurrence`).
+(`dpcore.spec.ops.Backend.recurrence`). Backends have their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check import order_of
-from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.ops import Correlation, FilterCoefficients
 
 Floats = NDArray[np.float64]
 
@@ -38,6 +38,17 @@ def advance(x: Floats, state: list[Any], filters: Sequence[FilterCoefficients], 
         x = y / normalizer if divide else y
         done += order
     return x
+
+
+def correlated(z: Floats, state: list[Any], coefficients: Correlation) -> Floats:
+    """Return the noise of one step from its seed noise, by a recurrence or from a ring; `state` changes in place."""
+    if isinstance(coefficients, FilterCoefficients):
+        return advance(z, state, [coefficients])
+    weights, place, normalizer, keeps = coefficients
+    n: Floats = (z + sum(w * state[(place - j) % len(weights)] for j, w in enumerate(weights, 1))) / normalizer
+    if weights:
+        state[place] = n if keeps == "output" else z
+    return n
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from dpcore.spec.agreement import AGREEMENT
-from dpcore.spec.ops import SECOND_MOMENT, FilterCoefficients, UpdateSettings
+from dpcore.spec.ops import KEPT, SECOND_MOMENT, FilterCoefficients, RingCoefficients, UpdateSettings
 
 # Triton's interpreter takes up to a second for an example. The nightly profile still runs hundreds.
 few = settings(max_examples=max(5, settings().max_examples // 2))
@@ -45,8 +45,16 @@ def filters(draw: st.DrawFn, order: int) -> FilterCoefficients:
     return FilterCoefficients(tuple(b), tuple(a), draw(st.sampled_from([1.0, 0.7, 3.0])))
 
 
+@st.composite
+def rings(draw: st.DrawFn, order: int) -> RingCoefficients:
+    """Coefficients for a ring of `order` vectors, at any place of it."""
+    weights = draw(st.lists(numbers, min_size=order, max_size=order))
+    place = draw(st.integers(0, max(order - 1, 0)))
+    return RingCoefficients(tuple(weights), place, draw(st.sampled_from([1.0, 0.7, 3.0])), draw(st.sampled_from(KEPT)))
+
+
 chains = st.lists(st.integers(0, 2).flatmap(filters), max_size=3)
-correlations = st.none() | st.integers(0, 2).flatmap(filters)
+correlations = st.none() | st.integers(0, 2).flatmap(filters) | st.integers(0, 4).flatmap(rings)
 
 rates = st.builds(
     UpdateSettings, learning_rate=st.sampled_from([1e-3, 0.1, 1.0]), weight_decay=st.sampled_from([0.0, 0.01]),
@@ -122,6 +130,20 @@ def recurrence_terms(
             for k in range(1, len(state) + 1)
         ]
         return y / normalizer, after
+
+
+def ring_terms(
+    x: np.ndarray, vectors: Sequence[np.ndarray], coefficients: RingCoefficients
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Terms of the output and of each vector."""
+    weights, place, normalizer, keeps = coefficients
+    after = [np.abs(vector).astype(np.float64) for vector in vectors]
+    x = np.abs(x).astype(np.float64)
+    with np.errstate(all="ignore"):
+        y = (x + sum(abs(weight) * after[place - j] for j, weight in enumerate(weights, 1))) / normalizer
+    if after:
+        after[place] = y if keeps == "output" else x
+    return y, after
 
 
 def update_terms(

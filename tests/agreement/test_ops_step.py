@@ -22,6 +22,8 @@ from strategies import (
     noise_rows,
     rates,
     recurrence_terms,
+    ring_terms,
+    rings,
     rngs,
     seeds,
     small_sizes,
@@ -33,7 +35,17 @@ import dpcore_numpy as reference
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.backends import load_backend
 from dpcore.spec.check import order_of
-from dpcore.spec.ops import SECOND_MOMENT, SQUARES, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import (
+    KEPT,
+    SECOND_MOMENT,
+    SQUARES,
+    UPDATE_RULES,
+    FilterCoefficients,
+    NoiseRow,
+    RingCoefficients,
+    Slot,
+    UpdateSettings,
+)
 from tests.refused import refused
 
 pytest.importorskip("triton")
@@ -78,6 +90,31 @@ def test_recurrences_agree(data: st.DataObject, seed: int, order: int, size: int
     for got, expected, terms in zip(sent_state, state, state_terms, strict=True):
         assert_agree("recurrence", backend.to_numpy(got), expected, terms)
     np.testing.assert_array_equal(backend.to_numpy(sent), x)
+
+
+@few
+@given(st.data(), seeds, st.integers(0, 8), small_sizes, st.booleans())
+def test_rings_agree(data: st.DataObject, seed: int, order: int, size: int, special: bool) -> None:
+    """Several steps around the ring, from any place: every vector agrees, and only one a step is written."""
+    backend, rng, coefficients = load_backend(BACKEND), np.random.default_rng(seed), data.draw(rings(order))
+    vectors = [writable(floats(rng, size, special=special)) for _ in range(order)]
+    sent_vectors = [backend.from_numpy(vector) for vector in vectors]
+    for step in range(2):
+        x, before = floats(rng, size, special=special), [backend.to_numpy(vector) for vector in sent_vectors]
+        coefficients = coefficients._replace(place=(coefficients.place + step) % max(order, 1))
+        sent = backend.from_numpy(x)
+        y_terms, vector_terms = ring_terms(x, before, coefficients)
+        for ours, theirs in zip(vectors, before, strict=True):
+            ours[...] = theirs
+        with np.errstate(all="ignore"):
+            y = reference.ring(x, vectors, coefficients)
+        assert_agree("ring", backend.to_numpy(backend.ring(sent, sent_vectors, coefficients)), y, y_terms)
+        np.testing.assert_array_equal(backend.to_numpy(sent), x)
+        for place, (got, old) in enumerate(zip(sent_vectors, before, strict=True)):
+            if place == coefficients.place:
+                assert_agree("ring", backend.to_numpy(got), vectors[place], vector_terms[place])
+            else:
+                np.testing.assert_array_equal(backend.to_numpy(got), old)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
@@ -187,16 +224,18 @@ def exact_normals(slot: Slot[np.ndarray], noise: NoiseRow | None) -> np.ndarray:
 
 def step_terms(
     slot: Slot[np.ndarray], noise: NoiseRow, batch: float, filters: Sequence[FilterCoefficients], rule: str,
-    settings: UpdateSettings, number: int, correlation: FilterCoefficients | None = None, square: str = "filtered",
+    settings: UpdateSettings, number: int, correlation: Any = None, square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> Slot[Any]:  # fmt: skip
     """Terms of every array that a step changes, composed as the step is."""
 
     def advanced(
-        x: np.ndarray, x_terms: np.ndarray, state: Sequence[np.ndarray], coefficients: FilterCoefficients
+        x: np.ndarray, x_terms: np.ndarray, state: Sequence[np.ndarray], coefficients: Any
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        y_terms, state_terms = recurrence_terms(x_terms, state, coefficients)
-        return reference.recurrence(x, [v.astype(np.float64) for v in state], coefficients), y_terms, state_terms
+        ring = isinstance(coefficients, RingCoefficients)
+        y_terms, state_terms = (ring_terms if ring else recurrence_terms)(x_terms, state, coefficients)
+        operation: Any = reference.ring if ring else reference.recurrence
+        return operation(x, [v.astype(np.float64) for v in state], coefficients), y_terms, state_terms
 
     with np.errstate(all="ignore"):
         n = exact_normals(slot, noise)
@@ -260,7 +299,7 @@ class Kind:
 
     rule: str
     filters: tuple[FilterCoefficients, ...]
-    correlation: FilterCoefficients | None
+    correlation: FilterCoefficients | RingCoefficients | None
     square: str
     square_noise: NoiseRow | None
     longer: bool
@@ -268,7 +307,11 @@ class Kind:
     displaced: bool
 
     def slots(self, rng: np.random.Generator, sizes: list[int], special: bool) -> list[Slot[np.ndarray]]:
-        noise_order = 0 if self.correlation is None else order_of(self.correlation) + self.longer
+        noise_order = 0
+        if isinstance(self.correlation, RingCoefficients):
+            noise_order = len(self.correlation.weights)
+        elif self.correlation is not None:
+            noise_order = order_of(self.correlation) + self.longer
         order = sum(map(order_of, self.filters))
         return slots_of(
             rng, sizes, order, self.rule, self.displaced, special, noise_order, self.scaled, self.square == "given"
@@ -319,6 +362,9 @@ def test_a_step_of_everything_is_its_composition(rng: str) -> None:
     for rule in SECOND_MOMENT:
         kind = Kind(rule, (first_order, fir), first_order, "separate", square_noise, True, True, True)
         check_composition(kind, settings, 1, 2**32 - 1)
+        for place, keeps in enumerate(KEPT):
+            ring = RingCoefficients((0.5, -0.25, 0.75), place, 0.7, keeps)
+            check_composition(replace(kind, correlation=ring), settings, 1, 2**32 - 1)
 
 
 def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) -> None:
@@ -333,7 +379,9 @@ def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) 
         return average if plain.scale is None else average / plain.scale
 
     n = backend.normal(noise.key, row, 1, slot.first, 4100)
-    if kind.correlation is not None:
+    if isinstance(kind.correlation, RingCoefficients):
+        n = backend.ring(n, plain.noise_state, kind.correlation)
+    elif kind.correlation is not None:
         n = backend.recurrence(n, plain.noise_state, kind.correlation)
     g = scaled(((plain.total + 2.0 * n) / 8.0).float())
     y, states = g, list(plain.filter_state)
@@ -377,9 +425,11 @@ def test_nothing_around_the_tensors_is_touched() -> None:
     totals = [backend.to_numpy(slot.total) for slot in sent]
     noise, coefficients = NoiseRow(bytes(32), 0, 0, 1.0), FilterCoefficients((1.0, 0.5), (0.5,))
     settings = [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-8)] * 4
-    backend.step(
-        sent, noise, 2.0, (coefficients, coefficients), "adam", settings, 1, correlation=coefficients, square="given"
-    )
+    ring = RingCoefficients((0.5,), 0)
+    for correlation in (coefficients, ring):
+        backend.step(
+            sent, noise, 2.0, (coefficients, coefficients), "adam", settings, 1, correlation=correlation, square="given"
+        )
     for kind in kinds:
         assert (backend.to_numpy(buffers[kind])[~taken[kind]] == 77).all()
     for slot, total in zip(sent, totals, strict=True):
@@ -431,6 +481,7 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
     before = backend.to_numpy(slot.parameter)
     for options, text in (
         ({"correlation": FilterCoefficients((1.0, 0.5), ())}, "state"),
+        ({"correlation": RingCoefficients((0.5,), 0)}, r"len\(vectors\)=0: must be 1"),
         ({"square": "given"}, "square=None"),
         ({"square": "separate", "square_noise": arguments[1]}, "another row or stream"),
         ({"square": "separate", "square_noise": NoiseRow(bytes(32), 0, 2**32, 1.0)}, "stream"),

@@ -57,15 +57,21 @@ def test_words_for_a_person(capsys: Any, tmp_path: Path):
     assert strategies.load(tmp_path / "c.npz").steps == 32
     shown = say(capsys, ["strategy", "show", str(tmp_path / "c.npz"), "--out", str(tmp_path / "c.png")]).out
     assert "dense, 32 steps" in shown
+    assert "streams with rows drawn again, no vectors; 16.5 rows of noise and 132 bytes a step" in shown
     assert "above the best" in shown
     assert (tmp_path / "c.png").stat().st_size > 10_000
     table = say(capsys, ["strategy", "compare", "--steps", "64", "--out", str(tmp_path / "all.png")]).out
     names = [line.split()[0] for line in table.splitlines()[2:]]
     assert names[0] == "dense"
     assert names[-1] == "identity"
+    assert "a ring of 31 vectors; 1 row of noise and 128 bytes a step" in table
     assert (tmp_path / "all.png").stat().st_size > 10_000
     told = json.loads(say(capsys, ["strategy", "compare", "--steps", "32", "--kinds", "blt", "--json"]).out)
     assert told["errors"]["blt"]["state_vectors"] == 4
+    streaming = {"how": "recurrence", "vectors": 4, "rows_drawn": 1.0, "bytes_moved": 32.0}
+    assert told["errors"]["blt"]["streaming"] == streaming
+    told = json.loads(say(capsys, ["strategy", "show", str(tmp_path / "c.npz"), "--json"]).out)
+    assert told["streaming"]["how"] == "redrawn"
 
 
 def test_a_run_with_a_strategy_of_a_file(capsys: Any, tmp_path: Path):

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from loops import banded_inverse_matrix, banded_matrix, blt_matrix, dense_matrix, mechanism_of  # isort: skip
-from loops import square_root_matrix, tree_matrix  # isort: skip
+from loops import square_root_matrix, toeplitz, tree_matrix  # isort: skip
 from scipy import stats
 
 from dpcore import methods, sampling
 from dpcore.stages.filters import OptimalFIR, ScalarKalman
-from dpcore.stages.strategies import BLT, NamedStrategy
+from dpcore.stages.strategies import BLT, BandedToeplitz, Dense, NamedStrategy, in_blocks
 
 STEPS, D, SIGMA, C, B = 8, 4096, 1.3, 2.0, 7
 COMMON = {"lr": 0.01, "max_grad_norm": C, "noise_multiplier": SIGMA}
@@ -89,6 +89,20 @@ CORRELATED = {
         ("blt", BLT([0.4, 0.1], [0.9, 0.3], STEPS), blt_matrix(STEPS)),
     )
 }
+INVERSE = NamedStrategy("banded-inverse-square-root", 4)
+STREAMED = {
+    f"{name}, {kind}": (make(strategy=strategy, **COMMON), matrix)
+    for name, make in (("memf", methods.memf), ("dp_adam", methods.dp_adam))
+    for kind, strategy, matrix in (
+        ("toeplitz bands", BandedToeplitz((1.0, 0.6, 0.3)), toeplitz((1.0, 0.6, 0.3, *[0.0] * (STEPS - 3)))),
+        ("bands", banded_matrix(STEPS), banded_matrix(STEPS)),
+        ("ring of rows", INVERSE, banded_inverse_matrix(STEPS)),
+        ("redrawn rows", in_blocks(INVERSE, 1), banded_inverse_matrix(STEPS)),
+        ("blocks of 3", in_blocks(NamedStrategy("square-root"), 3), square_root_matrix(STEPS)),
+        ("dense blocks of 5", in_blocks(Dense(dense_matrix(STEPS)), 5), dense_matrix(STEPS)),
+        ("tree in one block", in_blocks(NamedStrategy("tree"), 100), tree_matrix(STEPS)),
+    )
+}
 
 
 def test_the_check_itself() -> None:
@@ -106,6 +120,25 @@ def test_independent_noise_has_standard_deviation_sigma_c_over_b(name: str) -> N
     noise = release(INDEPENDENT[name])[0] / (SIGMA * C / B)
     assert looks_standard_normal(noise)
     assert not looks_standard_normal(0.9 * noise)
+
+
+def one_band_off(matrix: np.ndarray) -> np.ndarray:
+    """The matrix with all below its diagonal moved down by a row: every weight meets the vector of a step earlier."""
+    below = np.tril(matrix, -1)
+    return np.diag(np.diagonal(matrix)) + np.vstack([np.zeros((1, len(matrix))), below[:-1]])
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_every_way_of_streaming_whitens_under_its_strategy_and_not_one_band_off(name: str) -> None:
+    """The covariance of what is released, over several turns of the ring and several blocks."""
+    method, matrix = STREAMED[name]
+    noise = release(method)[0] / (SIGMA * C / B)
+    assert looks_standard_normal(scaled(matrix) @ noise)
+    assert not looks_standard_normal(scaled(one_band_off(matrix)) @ noise)
+    inverse = np.linalg.inv(scaled(matrix))
+    covariance = noise @ noise.T / D
+    spread = np.sqrt(np.outer(*[np.diagonal(inverse @ inverse.T)] * 2))
+    assert np.abs((covariance - inverse @ inverse.T) / spread).max() < 5 * math.sqrt(2 / D)
 
 
 @pytest.mark.parametrize("name", CORRELATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,14 +126,15 @@ def compare_command(
         strategies_picture(out, errors, bound, noise, title=f"{wanted.name}, {steps:,} steps, {epochs} epoch(s)")
     if as_json:
         write_json({"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
-            {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order}
+            {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order,
+                    "streaming": asdict(strategies.streaming_cost(chosen, steps))}
              for name, (chosen, error) in found.items()}})  # fmt: skip
         return
     write_line(f"{wanted.name}, {steps:,} steps, {epochs} epoch(s); no mechanism is below {bound:.5g}")
-    write_line(f"{'strategy':<18}{'error':>10}{'above the best':>16}  state vectors")
+    write_line(f"{'strategy':<18}{'error':>10}{'above the best':>16}  streaming")
     for name, (chosen, error) in sorted(found.items(), key=lambda item: item[1][1]):
-        vectors = chosen.order or ("rows drawn again" if name not in ("identity",) else 0)
-        write_line(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {vectors}")
+        words = strategies.streaming_cost(chosen, steps).words
+        write_line(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {words}")
 
 
 @strategy.command("show", epilog="Example:  dpcore strategy show blt.npz --steps 1024 --out blt.png")
@@ -156,6 +158,7 @@ def show_command(
     wanted = workload_of(workload, length, momentum, decay)
     strategies.check_steps(chosen, length)
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
+    cost = strategies.streaming_cost(chosen, length)
     if out is not None:
         from dpcore.cli.plots.strategy_plots import matrices_picture
 
@@ -163,11 +166,10 @@ def show_command(
     if as_json:
         write_json({"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
             "error": error, "lower_bound": bound, "above": error / bound - 1,
-            "state_vectors": chosen.order})  # fmt: skip
+            "state_vectors": chosen.order, "streaming": asdict(cost)})  # fmt: skip
         return
-    drawn = sum(len(chosen.rows(step)) for step in range(length)) if chosen.coefficients(0) is None else length
     write_line(f"{chosen.describe()['kind']}, {length:,} steps")
-    write_line(f"state {chosen.order} vectors of the model's size; {drawn:,} rows of noise drawn in the run")
+    write_line(f"streams with {cost.words}")
     write_line(
         f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {error / bound - 1:.2%} above the best of all"
     )

@@ -7,12 +7,14 @@ from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming
 from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import Dense, from_matrix
+from dpcore.stages.strategies.in_blocks import InBlocks, in_blocks
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
 from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.cache import folder as cache_folder
 from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
 from dpcore.stages.strategies.sensitivity import sensitivity
+from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
 from dpcore.stages.strategies.toeplitz import (
     BandedInverseToeplitz,
     BandedToeplitz,
@@ -25,8 +27,8 @@ from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
     "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
-    "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "Tree", "TreeOptimal", "Workload",
-    "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of", "from_matrix",
-    "identify", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse", "save", "sensitivity",
-    "strategy",
+    "InBlocks", "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "StreamingCost", "Tree", "TreeOptimal",
+    "Workload", "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of",
+    "from_matrix", "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse",
+    "save", "sensitivity", "strategy", "streaming_cost",
 ]  # fmt: skip

@@ -1,17 +1,16 @@
 """Banded strategies that may change from step to step; the identity has one band.
 
-Streaming. Row t of C N = Z reads C[t,t] N_t + sum_j C[t,t-j] N_{t-j} = Z_t. In transposed direct form II
-(`dpcore.spec.ops`) the unnormalized output is y_t = Z_t - sum_k a_k(t-k) y_{t-k}, where a_k(t-k), the coefficient of
-step t - k, acts inside the output of step t. With y_t = C[t,t] N_t, the two agree when
+Streaming. Row t of C N = Z reads C[t,t] N_t + sum_j C[t,t-j] N_{t-j} = Z_t, so that
 
-    a_k(t) y_t = C[t+k,t] N_t,   that is   a_k(t) = C[t+k,t] / C[t,t],   b = (1,),   normalizer C[t,t]:
+    N_t = (Z_t - sum_{0<j<b} C[t,t-j] N_{t-j}) / C[t,t]:
 
-step t needs column t of C, and b - 1 state vectors carry N_{t-1}, N_{t-2}, ... in all that they will ever add. C^{-1}
-itself is dense; cut to b entries a row it would be another strategy, with another sensitivity.
+step t needs row t of C and a ring of the last b - 1 vectors N (`dpcore.spec.ops.Backend.ring`), of which it reads all
+and writes one. C^{-1} itself is dense; cut to b entries a row it would be another strategy, with another sensitivity.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.ops import FilterCoefficients, RingCoefficients
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Indices, Matrix
 
@@ -61,7 +60,7 @@ class Identity(base.Whole):
 class Banded(base.Whole):
     """A lower-triangular matrix with b bands: C[t, s] = 0 for t - s >= b.
 
-    Streams with b - 1 state vectors of the parameters' size; they are as secret as the noise.
+    Streams from a ring of b - 1 vectors of the parameters' size; they are as secret as the noise.
 
     Parameters
     ----------
@@ -111,10 +110,11 @@ class Banded(base.Whole):
         """T."""
         return int(self.bands.shape[1])
 
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return b = (1,), a_k = C[t+k,t] / C[t,t] and the normalizer C[t,t]; see the module."""
-        column = self.bands[:, base.check_row(step, self.steps)]
-        return FilterCoefficients((1.0,), tuple((column[1:] / column[0]).tolist()), float(column[0]))
+    def coefficients(self, step: int) -> RingCoefficients:
+        """Return the weights -C[t,t-j] and the normalizer C[t,t]; see the module."""
+        t = base.check_row(step, self.steps)
+        weights = [-float(self.bands[j, t - j]) if j <= t else 0.0 for j in range(1, len(self.bands))]
+        return ring_of(weights, t, float(self.bands[0, t]), "output")
 
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return the dense row of C^{-1}: for study, the recurrence streams it."""
@@ -129,7 +129,7 @@ class Banded(base.Whole):
         for k in range(count):
             upper[count - 1 - k, k:] = self.bands[k, : size - k]
         weights = solve_banded((0, count - 1), upper, target)
-        return tuple((int(row), float(weights[row])) for row in np.flatnonzero(weights))
+        return nonzero(weights)
 
     def matrix(self, steps: int) -> Matrix:
         """Return the leading block of C, (steps, steps) float64."""
@@ -172,6 +172,17 @@ class Banded(base.Whole):
     def describe(self) -> dict[str, Any]:
         """Return the kind, the sizes and the digest of the bands."""
         return {"kind": "banded", "bands": len(self.bands), "steps": self.steps, "sha256": self.sha256}
+
+
+def nonzero(weights: Matrix) -> tuple[tuple[int, float], ...]:
+    """Return a row of C^{-1} as (row of Z, weight) pairs, zeros left out."""
+    rows = np.flatnonzero(weights)
+    return tuple(zip(rows.tolist(), weights[rows].tolist(), strict=True))
+
+
+def ring_of(weights: Sequence[float], step: int, normalizer: float, keeps: str) -> RingCoefficients:
+    """Return step `step` of a ring: its place is the step modulo the number of vectors."""
+    return RingCoefficients(tuple(weights), step % max(len(weights), 1), normalizer, keeps)
 
 
 def band_count(matrix: Matrix) -> int:

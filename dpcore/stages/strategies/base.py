@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
-from dpcore.spec.ops import FilterCoefficients
-from dpcore.spec.recurrence import advance
+from dpcore.spec.ops import Correlation
+from dpcore.spec.recurrence import correlated
 
 Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
     @property
     def order(self) -> int:
-        """State vectors of the streaming recurrence, each of the parameters' size; 0 where there is none."""
+        """Vectors that streaming keeps from step to step, each of the parameters' size."""
 
     def of(self, steps: int) -> Strategy:
         """Return the strategy of a run of `steps` steps: itself, unless its settings wait for that number."""
@@ -45,8 +45,8 @@ class Strategy(Protocol):
     def steps(self) -> int | None:
         """Rows it has; None stands for any number."""
 
-    def coefficients(self, step: int) -> FilterCoefficients | None:
-        """Return the recurrence (`dpcore.spec.ops.Backend.recurrence`) that makes N_step from Z_step, or None.
+    def coefficients(self, step: int) -> Correlation | None:
+        """Return `recurrence` or `ring` (`dpcore.spec.ops.Backend`) that makes N_step of Z_step and `order` vectors.
 
         None says that rows of Z are drawn again: see `rows`. Lengths do not change from step to step.
         """
@@ -144,7 +144,7 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
     streamed = [drawn]
     if strategy.coefficients(0) is not None:
         state = [np.zeros(count) for _ in range(max(strategy.order, count))]
-        rows = [advance(z, state, [strategy.coefficients(step)]) for step, z in enumerate(unit)]  # type: ignore[list-item]
+        rows = [correlated(z, state, strategy.coefficients(step)) for step, z in enumerate(unit)]  # type: ignore[arg-type]
         streamed.append(np.stack(rows))
     for noise in streamed:
         error = np.abs(matrix @ noise - unit).max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -42,7 +43,11 @@ class Coefficients(base.Redrawn, Toeplitz):
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return the series of 1/c, (steps,)."""
-        return reciprocal(np.array(self.series[:steps]))
+        return self._inverse[:steps]
+
+    @cached_property
+    def _inverse(self) -> Matrix:
+        return reciprocal(np.array(self.series))
 
 
 def reciprocal(series: Matrix) -> Matrix:

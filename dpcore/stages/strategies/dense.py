@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.stages.strategies import base
-from dpcore.stages.strategies.banded import Banded, band_count
+from dpcore.stages.strategies.banded import Banded, band_count, nonzero
 from dpcore.stages.strategies.base import Indices, Matrix
 
 # Beyond so many state vectors of the parameters' size, drawing rows again is taken instead.
@@ -33,7 +33,7 @@ class Redrawn(base.Redrawn):
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return row `step` of C^{-1}, without its zeros."""
         weights = self._inverse[base.check_row(step, self.steps)]
-        return tuple((int(row), float(weights[row])) for row in np.flatnonzero(weights))
+        return nonzero(weights)
 
     def matrix(self, steps: int) -> Matrix:
         """Return the leading block of C, (steps, steps) float64."""

@@ -15,6 +15,7 @@ from dpcore.stages.strategies.base import Strategy
 from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import Dense, from_matrix
+from dpcore.stages.strategies.in_blocks import InBlocks
 from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
 
 ENDINGS: Final = (".npz", ".npy", ".txt")
@@ -29,6 +30,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
     """Write a strategy that is made of numbers into a file that `load` reads (NumPy's .npz).
 
+    The file holds the matrix, not the way it is streamed (`in_blocks`).
+
     Raises
     ------
     ArgumentError
@@ -36,6 +39,8 @@ def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
     DataError
         Where the file cannot be written.
     """
+    if isinstance(strategy, InBlocks):
+        strategy = strategy.strategy
     fields = _FIELDS.get(type(strategy))
     if fields is None:
         raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: has no numbers to keep; its name stands for it")

@@ -16,9 +16,10 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
-from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.ops import Correlation, FilterCoefficients, RingCoefficients
 from dpcore.spec.recurrence import response
 from dpcore.stages.strategies import base
+from dpcore.stages.strategies.banded import nonzero, ring_of
 from dpcore.stages.strategies.base import Indices, Matrix
 
 
@@ -42,7 +43,7 @@ class Toeplitz(base.Settings):
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return row `step` of C^{-1}, without its zeros."""
         weights = self.inverse_first_column(base.check_row(step, self.steps) + 1)[::-1]
-        return tuple((int(row), float(weights[row])) for row in np.flatnonzero(weights))
+        return nonzero(weights)
 
     def matrix(self, steps: int) -> Matrix:
         """Return the leading block of C, (steps, steps) float64."""
@@ -73,8 +74,8 @@ class Rational(Toeplitz):
         """The greater of the degrees of P and Q."""
         return max(map(len, self.ratio()[:2])) - 1
 
-    def coefficients(self, step: int) -> FilterCoefficients:
-        """Return b = Q, a_k = P_k / P_0 and the normalizer P_0 / norm, the same at every step (see `banded`)."""
+    def coefficients(self, step: int) -> Correlation:
+        """Return b = Q, a_k = P_k / P_0 and the normalizer P_0 / norm, the same at every step."""
         base.check_row(step, self.steps)
         p, q, norm = self.ratio()
         return FilterCoefficients(q, tuple(value / p[0] for value in p[1:]), p[0] / norm)
@@ -92,7 +93,7 @@ class Rational(Toeplitz):
 
 @dataclass(frozen=True)
 class BandedToeplitz(Rational):
-    """C with b bands, constant along each, for any number of steps; streams with b - 1 state vectors.
+    """C with b bands, constant along each, for any number of steps; streams from a ring of b - 1 vectors.
 
     Parameters
     ----------
@@ -112,6 +113,11 @@ class BandedToeplitz(Rational):
     def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
         """Return c and 1."""
         return self.series, (1.0,), 1.0
+
+    def coefficients(self, step: int) -> RingCoefficients:
+        """Return the weights -c_j and the normalizer c_0 (see `banded`)."""
+        t = base.check_row(step, self.steps)
+        return ring_of([-value for value in self.series[1:]], t, self.series[0], "output")
 
 
 @dataclass(frozen=True)
@@ -135,15 +141,16 @@ class SquareRoot(base.Redrawn, Toeplitz):
 
     def inverse_first_column(self, steps: int) -> Matrix:
         """Return g_k times that norm, (steps,)."""
-        return root(0.5, steps) * np.linalg.norm(root(-0.5, self.steps))
+        return root(0.5, self.steps)[:steps] * np.linalg.norm(root(-0.5, self.steps))
 
 
 @dataclass(frozen=True)
 class BandedInverseToeplitz(Rational):
     """C^{-1} with b bands, constant along each: N_t = sum_j p_j Z_{t-j}. C itself is dense.
 
-    Streams with b - 1 state vectors, or by drawing b rows again at each step (`rows`) and storing nothing. C is not
-    banded, so nothing that is proved for banded C (amplification under cyclic Poisson sampling) holds here.
+    Streams from a ring of the last b - 1 rows of Z; or ``in_blocks(strategy, 1)`` draws b rows anew at each step and
+    keeps nothing. C is not banded, so nothing that is proved for banded C (amplification under cyclic Poisson sampling)
+    holds here.
 
     Parameters
     ----------
@@ -173,6 +180,11 @@ class BandedInverseToeplitz(Rational):
     def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
         """Return 1 and p."""
         return (1.0,), self.series, 1.0
+
+    def coefficients(self, step: int) -> RingCoefficients:
+        """Return the weights p_j / p_0 and the normalizer 1 / p_0 of a ring of Z."""
+        t, first = base.check_row(step, self.steps), self.series[0]
+        return ring_of([value / first for value in self.series[1:]], t, 1 / first, "input")
 
 
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.noise_state import described, is_lost
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.spec.stream import check_key
 from dpcore.torch.engine import Engine
@@ -40,7 +41,8 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
             if name not in state[part]:
                 raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
     _check_public(engine, state["public"], present["public"])
-    _check_secret(state["secret"], present["secret"], state["public"]["step"])
+    own = described(engine.mechanism.plan.method.noise.strategy)
+    _check_secret(state["secret"], present["secret"], state["public"], own)
 
 
 def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -100,12 +102,18 @@ def _check_recorded(recorded: Any, dimension: int) -> None:
         raise ArgumentError("state_dict['dpcore']: its recorded gradients do not fit each other or this run")
 
 
-def _check_secret(secret: Mapping[str, Any], mine: Mapping[str, Any], step: int) -> None:
+def _check_secret(
+    secret: Mapping[str, Any], mine: Mapping[str, Any], public: Mapping[str, Any], noise: list[str]
+) -> None:
     """Refuse a damaged secret part, quoting none of it."""
     for name in KEYS:
         as_key(secret[name], name)
-    where = "state_dict['dpcore']['secret']"
-    if _forms(secret["arrays"]) != _forms(mine["arrays"]):
+    if not isinstance(public["noise"], (list, tuple)):
+        raise ArgumentError("state_dict['dpcore']: its noise must be what a state says of a strategy")
+    where, step = "state_dict['dpcore']['secret']", public["step"]
+    forms = _forms(secret["arrays"])
+    lost = forms is not None and is_lost(public["noise"], forms, noise, mine["arrays"])
+    if not lost and forms != _forms(mine["arrays"]):
         raise ArgumentError(f"{where}: its arrays must be those of this run's model and strategy")
     earlier = secret["earlier_keys"]
     pairs = isinstance(earlier, Sequence) and all(isinstance(i, Sequence) and len(i) == 2 for i in earlier)

@@ -13,7 +13,15 @@ import pytest
 import dpcore_numpy as backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import order_of
-from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, FilterCoefficients, NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import (
+    SECOND_MOMENT,
+    UPDATE_RULES,
+    FilterCoefficients,
+    NoiseRow,
+    RingCoefficients,
+    Slot,
+    UpdateSettings,
+)
 from tests.refused import refused
 
 KEY = bytes(range(32))
@@ -42,7 +50,8 @@ def make_slots(
 
 def compose(
     slots: list[Slot], noise: NoiseRow, filters: Sequence[FilterCoefficients], rule: str, number: int,
-    correlation: FilterCoefficients | None = None, square: str = "filtered", square_noise: NoiseRow | None = None,
+    correlation: FilterCoefficients | RingCoefficients | None = None, square: str = "filtered",
+    square_noise: NoiseRow | None = None,
 ) -> None:  # fmt: skip
     """`Backend.step` as its docstring has it, on whole arrays."""
 
@@ -52,7 +61,9 @@ def compose(
 
     for slot in slots:
         n = normals(slot, noise)
-        if correlation is not None:
+        if isinstance(correlation, RingCoefficients):
+            n = backend.ring(n, slot.noise_state, correlation)
+        elif correlation is not None:
             n = backend.recurrence(n, slot.noise_state, correlation)
         divided = 1 if slot.scale is None else slot.scale
         g = ((slot.total + noise.scale * n.astype(np.float64)) / 32).astype(n.dtype) / divided
@@ -73,6 +84,7 @@ def compose(
 
 
 SIZES = [1, 0, 4095, 4097, 64 * 4096 + 5, 2 * 64 * 4096]
+RING = RingCoefficients((0.5, -0.25, 0.125), 1, 0.75)
 FIR = FilterCoefficients((0.5, 0.25, 0.125), ())
 SEPARATE = NoiseRow(bytes(range(1, 33)), 6, 3, 0.5, "philox")
 PLAIN = [(rule, (FIRST_ORDER,), {}) for rule in UPDATE_RULES]
@@ -83,6 +95,8 @@ EXTENDED = [
     ("adam", (), {"square": "separate"}),
     ("adagrad", (FIRST_ORDER,), {"square": "separate", "square_noise": SEPARATE}),
     ("adam", (FIR, FIR), {"square": "separate", "square_noise": SEPARATE, "correlation": FIRST_ORDER}),
+    ("sgd", (), {"correlation": RING}), ("adam", (FIRST_ORDER,), {"correlation": RING._replace(keeps="input")}),
+    ("momentum", (), {"correlation": RingCoefficients((), 0, 0.5)}),
 ]  # fmt: skip
 
 
@@ -90,7 +104,8 @@ EXTENDED = [
 @pytest.mark.parametrize(("rule", "filters", "options"), [*PLAIN, *EXTENDED])
 def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options: dict):
     noise = NoiseRow(KEY, 6, 0, 2.5)
-    noise_order = order_of(options["correlation"]) if "correlation" in options else 0
+    chosen = options.get("correlation", RingCoefficients((), 0))
+    noise_order = len(chosen.weights) if isinstance(chosen, RingCoefficients) else order_of(chosen)
     order = sum(map(order_of, filters))
     scaled = bool(options)
     expected = make_slots(SIZES, dtype, rule, order, True, noise_order, scaled)
@@ -115,8 +130,9 @@ def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options:
 def test_the_noise_state_rests_where_no_noise_is_drawn() -> None:
     (slot,) = make_slots([10], "float32", "sgd", 0, displacement=False, noise_order=1)
     before = slot.noise_state[0].copy()
-    backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 1, (), "sgd", [SETTINGS], 1, correlation=FIRST_ORDER)
-    np.testing.assert_array_equal(slot.noise_state[0], before)
+    for correlation in (FIRST_ORDER, RingCoefficients((0.5,), 0)):
+        backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 1, (), "sgd", [SETTINGS], 1, correlation=correlation)
+        np.testing.assert_array_equal(slot.noise_state[0], before)
 
 
 def test_no_noise_is_drawn_at_scale_zero() -> None:
@@ -140,7 +156,11 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"), ({"settings": []}, "len(settings)=0"),
     ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
     ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
-    ({"correlation": FIRST_ORDER}, "len(state)=0"), ({"square": "squared"}, "square='squared'"),
+    ({"correlation": FIRST_ORDER}, "len(state)=0"), ({"correlation": RING}, "len(vectors)=0: must be 3"),
+    ({"correlation": RingCoefficients((), 1)}, "place=1: must be less than 0, the number of weights of the ring"),
+    ({"correlation": RING._replace(place=3)}, "place=3: must be less than 3"),
+    ({"correlation": RING._replace(place=-1)}, "place=-1"), ({"correlation": RING._replace(keeps="x")}, "keeps='x'"),
+    ({"square": "squared"}, "square='squared'"),
     ({"square": "released"}, "square='released': must be 'filtered' for rule='sgd'"),
     ({"square_noise": NoiseRow(KEY, 1, 0, 1.0)}, "square_noise: must be None for square='filtered'"),
 ])  # fmt: skip

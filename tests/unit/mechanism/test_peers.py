@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,20 +114,19 @@ def run(method: Any, sampler: Any, shapes: Sequence[tuple[int, ...]], dtype: str
     return *released, mechanism.state_dict(), drawn, mechanism
 
 
-def together(world: int, *arguments: Any) -> list[Any]:
+def in_threads(world: int, work: Callable[[Alone], Any]) -> list[Any]:
     """Return what each of `world` threads found."""
     shared = {"barrier": threading.Barrier(world), "values": [None] * world}
     found: list[Any] = [None] * world
 
-    def work(rank: int) -> None:
+    def one(rank: int) -> None:
         try:
-            method, sampler, shapes, dtype, *state = arguments
-            found[rank] = run(method, sampler, shapes, dtype, InThreads(rank, world, shared), *state)
+            found[rank] = work(InThreads(rank, world, shared))
         except Exception as cause:  # noqa: BLE001
             found[rank] = cause
             shared["barrier"].abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,6 +135,12 @@ def together(world: int, *arguments: Any) -> list[Any]:
     for failure in sorted(failures, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
         raise failure
     return found
+
+
+def together(world: int, *arguments: Any) -> list[Any]:
+    """Return what each of `world` threads found in a run."""
+    method, sampler, shapes, dtype, *state = arguments
+    return in_threads(world, lambda peers: run(method, sampler, shapes, dtype, peers, *state))
 
 
 def assert_same(alone: Any, found: list[Any], exact: bool) -> None:

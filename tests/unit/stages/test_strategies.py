@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dpcore.errors import ArgumentError
+from dpcore.mechanism.noise_state import correlated
 from dpcore.spec.backends import load_backend
+from dpcore.spec.check import order_of
+from dpcore.spec.ops import FilterCoefficients, RingCoefficients
 from dpcore.stages import strategies
 from dpcore.stages.noise import CorrelatedGaussian
+from dpcore.stages.strategies.streaming import way
 
 from dpcore.stages.strategies import (  # isort: skip
-    BLT, Banded, BandedInverseToeplitz, BandedToeplitz, Dense, Identity, SquareRoot, Strategy, Tree, TreeOptimal,
-    banded_inverse_square_root, check_steps, from_matrix, identify, nodes_touched, strategy
+    BLT, Banded, BandedInverseToeplitz, BandedToeplitz, Coefficients, Dense, Identity, SquareRoot, Strategy, Tree,
+    TreeOptimal, banded_inverse_square_root, check_steps, from_matrix, identify, in_blocks, nodes_touched, strategy
 )  # fmt: skip
 
 T = 21
@@ -42,22 +46,22 @@ KINDS: list[Strategy] = [
     Banded.from_matrix(random_lower(T, 1, 3)), Banded(np.ones((1, T))), BandedToeplitz((2.0, 1.0, -0.5)),
     BandedToeplitz((3.0,)), SquareRoot(T), BandedInverseToeplitz((1.0, -0.4, 0.3), T), banded_inverse_square_root(4, T),
     banded_inverse_square_root(1, T), Tree(T), TreeOptimal(T), BLT((0.4, 0.15), (0.9, 0.5), T),
+    Coefficients((1.0, 0.5, *[0.1] * (T - 2))), in_blocks(Dense(random_lower(T, T, 4)), 4),
+    in_blocks(banded_inverse_square_root(3, T), 1), in_blocks(Tree(T), 8), in_blocks(SquareRoot(T), 2 * T),
 ]  # fmt: skip
 NAMES = [f"{number}-{kind.describe()['kind']}" for number, kind in enumerate(KINDS)]
 
 
 def stream(chosen: Strategy, seeds: Floats, *, by_rows: bool = False) -> Floats:
     """Return the noise of each step as a run makes it, (steps, d)."""
+    if by_rows:
+        return np.array([sum(weight * seeds[row] for row, weight in chosen.rows(t)) for t in range(len(seeds))])
     backend = load_backend("numpy")
     state = [np.zeros(seeds.shape[1]) for _ in range(chosen.order)]
-    noise = []
-    for step, seed in enumerate(seeds):
-        coefficients = chosen.coefficients(step)
-        if coefficients is None or by_rows:
-            noise.append(sum(weight * seeds[row] for row, weight in chosen.rows(step)))
-        else:
-            assert max(len(coefficients.a), len(coefficients.b) - 1) == chosen.order
-            noise.append(np.array(backend.recurrence(seed.copy(), state, coefficients)))
+    noise = [
+        correlated(backend, chosen, t, state, lambda row, start=0, stop=None: seeds[row, start:stop].copy()) + 0
+        for t in range(len(seeds))
+    ]
     return np.array(noise)
 
 
@@ -98,9 +102,14 @@ class TestContract:
             assert len(set(rows)) == len(rows)
             assert all(type(weight) is float and weight for _, weight in chosen.rows(step))
         found = [chosen.coefficients(step) for step in range(T)]
-        assert len({None if c is None else (len(c.b), len(c.a)) for c in found}) == 1
-        if found[0] is None:
-            assert chosen.order == 0
+        assert len({None if c is None else len(c[0]) for c in found}) == 1
+        if isinstance(found[0], FilterCoefficients):
+            assert order_of(found[0]) == chosen.order
+        elif isinstance(found[0], RingCoefficients):
+            assert len(found[0].weights) == chosen.order
+            assert [c.place for c in found] == [t % max(chosen.order, 1) for t in range(T)]
+        else:
+            assert (chosen.order == 0) == (way(chosen) == "redrawn")
 
     def test_describes_itself_compares_and_hashes(self, chosen: Strategy) -> None:
         assert json.loads(json.dumps(chosen.describe())) == chosen.describe()
@@ -235,7 +244,7 @@ def test_noise_in_float32_is_the_seed_noise_up_to_rounding_after_many_steps(kind
     seeds = np.random.default_rng(3).standard_normal((steps, 4)).astype(np.float32)
     backend = load_backend("numpy")
     state = [np.zeros(4, np.float32) for _ in range(chosen.order)]
-    noise = [np.array(backend.recurrence(z.copy(), state, chosen.coefficients(t))) for t, z in enumerate(seeds)]
+    noise = [np.array(backend.ring(z.copy(), state, chosen.coefficients(t))) for t, z in enumerate(seeds)]
     assert noise[-1].dtype == np.float32
     assert np.abs(chosen.matrix(steps) @ np.array(noise, np.float64) - seeds).max() < 1e-5
 

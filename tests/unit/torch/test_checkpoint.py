@@ -152,6 +152,9 @@ DAMAGE = {
     "no secret arrays": ("dpcore.secret.arrays", None, "lacks 'arrays'"),
     "a secret array": ("dpcore.secret.arrays/0.weight/noise/0", None, "arrays must be those of this run"),
     "a secret array's shape": ("dpcore.secret.arrays/2.bias/noise/0", torch.zeros(4), "arrays must be those"),
+    "noise of another matrix": ("dpcore.public.noise", ["tree 0", "redrawn 0"], "correlated by tree 0, this run's by"),
+    "noise of no matrix": ("dpcore.public.noise", [], "correlated by no strategy, this run's by banded-inverse"),
+    "noise": ("dpcore.public.noise", 3, "its noise must be"),
     "secret numbers": ("dpcore.secret.arrays", 4.0, "arrays must be those of this run"),
     "origin": ("dpcore.secret.origin", 3, "origin, forks or cursor"),
     "forks": ("dpcore.secret.forks", -1, "origin, forks or cursor"),
@@ -189,6 +192,32 @@ def test_a_damaged_state_changes_nothing(name: str) -> None:
         other.optimizer.load_state_dict(state)
     assert not any(key in str(caught.value) for key in ("ab" * 8, KEY.hex()[:16]))
     assert as_text(other) == before
+
+
+def test_a_state_without_its_correlated_noise_gets_it_anew() -> None:
+    """From the rows that the keys draw; also where it was kept for another way of streaming."""
+
+    def fresh(strategy: Any) -> dpcore.torch.PrivateRun:
+        method = dpcore.methods.memf(lr=0.3, noise_multiplier=1.0, batch_size=8, strategy=strategy)
+        return start(model(), method, sampling="fixed_order")
+
+    ring = NamedStrategy("banded-inverse-square-root", 3)
+    blocks = dpcore.strategies.in_blocks(ring, 4)
+    states = {}
+    for name, strategy in (("ring", ring), ("blocks", blocks)):
+        run = fresh(strategy)
+        finish(run, stop=2)
+        states[name] = saved(run)["optimizer"]
+    kept = states["ring"]["dpcore"]["secret"]["arrays"]
+    assert len(kept) == 2 * 4
+    lost = copy.deepcopy(states["ring"])
+    lost["dpcore"]["secret"]["arrays"].clear()
+    for state in (lost, states["blocks"]):
+        other = fresh(ring)
+        other.optimizer.load_state_dict(copy.deepcopy(state))
+        anew = saved(other)["optimizer"]["dpcore"]["secret"]["arrays"]
+        assert anew.keys() == kept.keys()
+        assert all(torch.equal(anew[name], kept[name]) for name in kept)
 
 
 def test_the_saved_noise_multiplier_is_taken_over_where_it_differs_by_rounding() -> None:
