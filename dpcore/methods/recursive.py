@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Unpack
 
 from dpcore.methods.common import Common, Shared, assemble, learning_rate
 from dpcore.stages.filters import Accumulation
 from dpcore.stages.method import Method
 from dpcore.stages.queries import AcceleratedDifference, RecursiveDifference
-from dpcore.stages.strategies import NamedStrategy
-from dpcore.stages.updates import Accelerated
+from dpcore.stages.strategies import Recommended
+from dpcore.stages.updates import Accelerated, Momentum, Nesterov
 
-# Near the square root in error, and better after many epochs (docs/strategies.md). It streams with 15 state vectors;
-# the square root draws every earlier row of noise again at every step.
-DEFAULT_STRATEGY: Final = NamedStrategy("banded-inverse-square-root", 16)
+_MOMENTUM: Final = 0.9
 
 
 def memf(**common: Unpack[Common]) -> Method:
@@ -25,13 +23,14 @@ def memf(**common: Unpack[Common]) -> Method:
     ----------
     **common
         See `dpcore.methods.Common`; by default base "momentum" (0.9), as for `srg_memf` (the paper's experiments take
-        it for both), and the banded inverse square root with 16 bands. The identity with base "sgd" is DP-SGD.
+        it for both), and the strategy that is best for it among those that keep at most 4 vectors
+        (`dpcore.strategies.Recommended`). The identity with base "sgd" is DP-SGD.
 
     References
     ----------
     DP-SRG, algorithm 2; Kairouz et al. 2021; Choquette-Choo et al. 2023.
     """
-    common.setdefault("strategy", DEFAULT_STRATEGY)
+    common.setdefault("strategy", Recommended(momentum=_momentum(common)))
     return assemble("memf", common, base="momentum")
 
 
@@ -53,7 +52,8 @@ def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpac
     ----------
     DP-SRG, algorithm 3. Its line 7 adds the noise a second time; here it is added once, to the difference.
     """
-    common.setdefault("strategy", DEFAULT_STRATEGY)
+    told = float(decay) if isinstance(decay, int | float) else tuple(decay)
+    common.setdefault("strategy", Recommended(momentum=_momentum(common), decay=told))
     return assemble(
         "srg_memf", common, query=RecursiveDifference(decay), filter=Accumulation(decay), base="momentum"
     )  # fmt: skip
@@ -86,3 +86,11 @@ def accelerated_srgd(*, variant: str = "accelerated", **common: Unpack[Shared]) 
     return assemble(
         "accelerated_srgd", common, query=AcceleratedDifference(), filter=Accumulation(1.0), update=update
     )  # fmt: skip
+
+
+def _momentum(common: Mapping[str, Any]) -> float:
+    """Return the momentum for which a strategy is chosen; of an adaptive update 0, whose steps are not linear."""
+    base = common.get("base", "momentum")
+    if isinstance(base, str):
+        return float(common.get("momentum", _MOMENTUM)) if base in ("momentum", "nesterov") else 0.0
+    return base.momentum if isinstance(base, Momentum | Nesterov) else 0.0

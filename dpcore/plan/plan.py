@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
@@ -17,7 +18,7 @@ from dpcore.spec.validate import integer
 from dpcore.stages.filters.base import check_coefficients
 from dpcore.stages.method import Method
 from dpcore.stages.queries.base import check_points
-from dpcore.stages.strategies import check_steps, check_streaming, identify
+from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
 from dpcore.stages.strategies.bands import bands, largest_column_norm
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
@@ -69,7 +70,8 @@ class Plan(StepScales):
             )
 
         strategy = self.method.noise.strategy
-        if strategy is not None and (whole := strategy.of(self.steps)) is not strategy:
+        whole: Any = for_run(strategy, self.steps, self.sampler.steps_per_epoch, self.sampler.amplified_bands)
+        if whole is not strategy:
             noise = replace(self.method.noise, strategy=whole)  # type: ignore[type-var]
             object.__setattr__(self, "method", replace(self.method, noise=noise))
         self._check_sampling()

@@ -42,6 +42,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting.pld.law import Law, blocks, cut, moved
 from dpcore.accounting.pld.lognormal import masses
 from dpcore.accounting.pld.lognormal_sum import TiltedSum, ranges, transformed
 from dpcore.spec import special
@@ -138,36 +139,6 @@ class Allocation:
         return _law(self.batches, self.noise_multiplier, direction == "remove", self.bound, *settings)
 
 
-@dataclass(frozen=True)
-class Law:
-    """Losses (n,), ascending, with their P-masses and Q-masses, and the P-mass at infinity."""
-
-    losses: Array
-    p: Array
-    q: Array
-    infinite: float
-
-    def masses(self, edges: Array) -> tuple[Array, Array]:
-        """Return the P-mass and the Q-mass (1, n) of each interval of losses, which holds its lower edge."""
-        ends = np.searchsorted(self.losses, edges[0])
-        filled = np.flatnonzero(ends[1:] > ends[:-1])
-        found = np.zeros((2, 1, edges.shape[1] - 1))
-        for mass, sums in zip((self.p, self.q), found, strict=True):
-            if len(filled):  # sums of positive numbers: no digits are lost in the tails
-                begins = np.append(ends[filled], ends[filled[-1] + 1])
-                sums[0, filled] = np.add.reduceat(np.append(mass, 0.0), begins)[:-1]
-        if edges[0, -1] == np.inf:
-            found[0, 0, -1] += self.infinite
-        return found[0], found[1]
-
-    def reach(self, below: float, above: float) -> tuple[Array, Array]:
-        """Return losses (1, 1) with no more than about these P-masses beyond them."""
-        rising, falling = np.cumsum(self.p), np.cumsum(self.p[::-1])
-        first = min(int(np.searchsorted(rising, below)), len(rising) - 2)
-        last = len(falling) - 1 - min(int(np.searchsorted(falling, above)), len(falling) - 2)
-        return self.losses[None, first : first + 1], self.losses[None, max(last, first + 1)][None, None]
-
-
 @lru_cache(maxsize=24)
 def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: float, loss: float, size: int) -> Law:
     quantile = -float(special.ndtri_exp(log_rare - math.log(2.0 if remove else 2.0 * t)))
@@ -198,10 +169,10 @@ def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: flo
         if bound == "upper":
             in_p, in_q = masses(s, np.array([cap, np.inf]))
             lost += float(in_p[0] + (t - 1) * in_q[0])
-        return _cut(np.log(ratio[some]), p[some], q[some], lost, rare)
+        return cut(np.log(ratio[some]), p[some], q[some], lost, rare)
     if bound == "upper":
         lost += float(q[~some].sum())
-    return _cut(-np.log(ratio[some]), q[some], p[some], lost, rare)
+    return cut(-np.log(ratio[some]), q[some], p[some], lost, rare)
 
 
 def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float) -> Array:
@@ -218,47 +189,15 @@ def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float)
         with np.errstate(over="ignore"):
             here = one.plain(np.full(size, margin))
         # By blocks: a block is of one tilt, the one that is best at its last point.
-        last = _blocks(here if remove else here[::-1], block)[:, -1:]
+        last = blocks(here if remove else here[::-1], block)[:, -1:]
         here = (last + np.zeros(block)).reshape(-1)[-size:]
         here = here if remove else here[::-1]
         better = here < best
         if bound == "rough":
             sums = np.where(one.sums > 8.0 * one.error, one.sums, 0.0)
         else:
-            sums = _moved(one.sums if remove else one.sums[::-1], block, margin if bound == "upper" else -margin)
+            sums = moved(one.sums if remove else one.sums[::-1], block, margin if bound == "upper" else -margin)
             sums = sums if remove else sums[::-1]
         best, masses_q = np.where(better, here, best), np.where(better, one.plain(sums), masses_q)
     masses_q[found[0].values < least * (1.0 - 1e-9) - found[0].g] = 0.0
     return masses_q
-
-
-def _blocks(values: Array, block: int) -> Array:
-    """Return the values in rows of `block`; the first one begins with zeros where they do not fill all rows."""
-    return np.concatenate([np.zeros(-len(values) % block), values]).reshape(-1, block)
-
-
-def _moved(sums: Array, block: int, margin: float) -> Array:
-    """Return masses with `margin` more in the last point of each block; or so much less, from the last points on.
-
-    An error of L2 norm e moves the mass above any point of a block by at most sqrt(block) e, and within the blocks
-    above as much: the curve, a sum with weights that grow, is then covered.
-    """
-    found = _blocks(np.maximum(sums, 0.0), block)
-    if margin >= 0.0:
-        found[:, -1] += margin
-    else:
-        from_last = np.cumsum(found[:, ::-1], axis=1)
-        kept = np.maximum(from_last + margin, 0.0)
-        found = np.diff(kept, axis=1, prepend=0.0)[:, ::-1]
-    result: Array = found.reshape(-1)[-len(sums) :]
-    return result
-
-
-def _cut(losses: Array, p: Array, q: Array, lost: float, rare: float) -> Law:
-    """Return the law with the largest losses, of P-mass `rare` at most, moved to infinity.
-
-    There the error of the transform is more than the mass, and the composition's tilt would make it everything.
-    """
-    sums = np.cumsum(p[::-1])
-    last = len(p) - int(np.searchsorted(sums, rare, side="right"))
-    return Law(losses[:last], p[:last], q[:last], lost + (float(sums[len(p) - last - 1]) if last < len(p) else 0.0))

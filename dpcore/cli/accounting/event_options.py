@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
 from dpcore.accounting import Adjacency, CyclicPoissonSampledGaussian, Event, Gaussian, PoissonSampledGaussian
 from dpcore.cli.options import ACCOUNTED, option
-from dpcore.cli.values import count, one_of, real
+from dpcore.cli.values import count, name_or_file, one_of, real
 from dpcore.errors import ArgumentError
+from dpcore.methods import memf
+from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
+from dpcore.stages.strategies import NAMES, NamedStrategy, load
+from dpcore.stages.strategies.saved import ENDINGS
 
 _Real: TypeAlias = float | None
 _Count: TypeAlias = int | None
@@ -36,6 +42,8 @@ class EventOptions:
     max_batch_size: Annotated[_Count, option(count, "N",
         "Of truncated-poisson; by default passed once in a million steps.")] = None
     groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None
+    strategy: Annotated[str | None, option(name_or_file(NAMES, ENDINGS), "NAME",
+        f"Correlates the noise: {', '.join(NAMES)}, or a file ({', '.join(ENDINGS)}).")] = None
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -80,6 +88,13 @@ class EventOptions:
         if self.steps is None and self.epochs is None:
             raise ArgumentError("steps, epochs: give one of --steps and --epochs")
         sampler = self.sampler()
+        if self.strategy is not None:
+            if sampler is None:
+                raise ArgumentError(f"strategy={self.strategy!r}: needs --dataset-size and --batch-size")
+            named: Any = sampler  # frozen: it can be looked up
+            unit: Any = _correlated(self.strategy, named, self._steps(sampler.steps_per_epoch))
+            event: Event = replace(unit, noise_multiplier=self.noise_multiplier)
+            return event
         if sampler is not None:
             return sampler.event(self.noise_multiplier, self._steps(sampler.steps_per_epoch))
         return self._without_sizes(self.noise_multiplier)
@@ -87,6 +102,10 @@ class EventOptions:
     @property
     def words(self) -> str:
         """The same for a person."""
+        return self._sampled if self.strategy is None else f"{self._sampled}, noise correlated by {self.strategy}"
+
+    @property
+    def _sampled(self) -> str:
         sampler = self.sampler()
         epoch = None if sampler is None else sampler.steps_per_epoch
         if self.sampling in _A_NAME and epoch is None:
@@ -164,6 +183,13 @@ class EventOptions:
 
     def _epoch_of_rate(self) -> int:
         return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
+
+
+@lru_cache(maxsize=4)
+def _correlated(strategy: str, sampler: Any, steps: int) -> Event:
+    """Return the event of a run with correlated noise, at noise multiplier 1."""
+    chosen = load(strategy) if Path(strategy).suffix.lower() in ENDINGS else NamedStrategy(strategy)
+    return Plan(memf(lr=1.0, strategy=chosen, noise_multiplier=1.0), sampler, steps).event
 
 
 _A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}

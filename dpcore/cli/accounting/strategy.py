@@ -76,7 +76,7 @@ def optimize_command(
         strategies.save(out, found.strategy)
     if as_json:
         write_json({"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
-            **_figures(found), "finished": found.finished, "strategy": plain(_described(found.strategy))})  # fmt: skip
+            **_figures(found), "finished": found.finished, "strategy": plain(described(found.strategy))})  # fmt: skip
         return
     what = "largest" if largest else "root mean squared"
     write_line(f"{what} error of {wanted.name} over {steps:,} steps at mu = 1: {found.error:.6g} clip norms")
@@ -164,7 +164,7 @@ def show_command(
 
         matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {length:,} steps")
     if as_json:
-        write_json({"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
+        write_json({"strategy": plain(described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
             "error": error, "lower_bound": bound, "above": error / bound - 1,
             "state_vectors": chosen.order, "streaming": asdict(cost)})  # fmt: skip
         return
@@ -198,7 +198,7 @@ def _figures(found: Optimum) -> dict[str, Any]:
     return {"error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds}
 
 
-def _described(chosen: Strategy) -> dict[str, Any]:
+def described(chosen: Strategy) -> dict[str, Any]:
     """Return what a strategy says of itself, without long lists."""
     return {k: v for k, v in chosen.describe().items() if not isinstance(v, list) or len(v) <= 64}
 

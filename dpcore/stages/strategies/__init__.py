@@ -9,6 +9,7 @@ from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import Dense, from_matrix
 from dpcore.stages.strategies.in_blocks import InBlocks, in_blocks
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
+from dpcore.stages.strategies.recommended import Recommendation, Recommended, candidates, for_run, recommend
 from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.cache import folder as cache_folder
 from dpcore.stages.strategies.search.error import error_of
@@ -27,8 +28,9 @@ from dpcore.stages.strategies.workloads import max_error, rmse
 
 __all__ = [
     "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
-    "InBlocks", "NamedStrategy", "Optimum", "SquareRoot", "Strategy", "StreamingCost", "Tree", "TreeOptimal",
-    "Workload", "banded_inverse_square_root", "cache_folder", "check_steps", "check_streaming", "error_of",
-    "from_matrix", "identify", "in_blocks", "load", "lower_bound", "max_error", "nodes_touched", "optimal", "rmse",
-    "save", "sensitivity", "strategy", "streaming_cost",
+    "InBlocks", "NamedStrategy", "Optimum", "Recommendation", "Recommended", "SquareRoot", "Strategy",
+    "StreamingCost", "Tree", "TreeOptimal", "Workload", "banded_inverse_square_root", "cache_folder", "candidates",
+    "check_steps", "check_streaming", "error_of", "for_run", "from_matrix", "identify", "in_blocks", "load",
+    "lower_bound", "max_error", "nodes_touched", "optimal", "recommend", "rmse", "save", "sensitivity", "strategy",
+    "streaming_cost",
 ]  # fmt: skip

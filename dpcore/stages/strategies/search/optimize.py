@@ -71,6 +71,7 @@ def optimal(
     largest: bool = False,
     tolerance: float | None = None,
     keep: bool = True,
+    certified: bool = True,
     told: Told | None = None,
 ) -> Optimum:
     """Return the strategy of a kind with the least error on a workload, and the least error of any mechanism.
@@ -94,6 +95,8 @@ def optimal(
         epochs.
     keep : bool
         Look the problem up among the solved ones on disk, and keep it there (`dpcore.strategies.cache_folder`).
+    certified : bool
+        Whether to look for the bound, too, which may take longer than all else.
     told : callable, optional
         Told of every bracket of a dense search.
 
@@ -122,7 +125,7 @@ def optimal(
             f"steps={steps}: must be at most {MOST_DENSE} for kind={kind!r}; take 'banded-toeplitz' or 'blt'"
         )
     problem = {"kind": kind, "workload": workload.describe()["sha256"], "epochs": epochs, "largest": largest,
-               "tolerance": tolerance, **settings}  # fmt: skip
+               "tolerance": tolerance, "certified": certified, **settings}  # fmt: skip
     found = cache.load(problem) if keep else None
     if found is None:
         begun = time.monotonic()
@@ -130,7 +133,7 @@ def optimal(
             found = _dense(workload, epochs, period, largest, tolerance, told)
         else:
             found = {**solved(kind, workload, epochs, period, settings), "finished": True}
-            found["bound"] = squared_bound(workload, epochs, keep=keep)
+            found["bound"] = squared_bound(workload, epochs, keep=keep) if certified else 0.0
         found["seconds"] = time.monotonic() - begun
         if keep and found["finished"]:
             cache.save(problem, found)
