@@ -499,6 +499,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/sampling/test_shuffled.py"),
     ],
     "dpcore/stages/strategies/sensitivity.py": [
+        ("let participations be one step nearer", "taken = np.append(squares + best[separation:], np.zeros(separation))",
+         "taken = np.append(squares + best[separation - 1 : -1], np.zeros(separation))", "unit/stages/test_strategies_sensitivity.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",
          "unit/plan/test_plan.py unit/stages/test_strategies_sensitivity.py"),
         ("let negative products of columns cancel in the sensitivity", "return float(np.abs(block.T @ block).sum())",

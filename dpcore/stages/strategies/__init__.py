@@ -14,7 +14,7 @@ from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.cache import folder as cache_folder
 from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
-from dpcore.stages.strategies.sensitivity import sensitivity
+from dpcore.stages.strategies.sensitivity import sensitivity, separated_sensitivity
 from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
 from dpcore.stages.strategies.toeplitz import (
     BandedInverseToeplitz,
@@ -31,6 +31,7 @@ __all__ = [
     "InBlocks", "NamedStrategy", "Optimum", "Recommendation", "Recommended", "SquareRoot", "Strategy",
     "StreamingCost", "Tree", "TreeOptimal", "Workload", "banded_inverse_square_root", "cache_folder", "candidates",
     "check_steps", "check_streaming", "error_of", "for_run", "from_matrix", "identify", "in_blocks", "load",
-    "lower_bound", "max_error", "nodes_touched", "optimal", "recommend", "rmse", "save", "sensitivity", "strategy",
+    "lower_bound", "max_error", "nodes_touched", "optimal", "recommend", "rmse", "save", "sensitivity",
+    "separated_sensitivity", "strategy",
     "streaming_cost",
 ]  # fmt: skip
