@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Unpack
 
+import numpy as np
+
 from dpcore.methods.common import Common, Shared, assemble, learning_rate
 from dpcore.stages.filters import Accumulation
 from dpcore.stages.method import Method
@@ -52,10 +54,13 @@ def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpac
     ----------
     DP-SRG, algorithm 3. Its line 7 adds the noise a second time; here it is added once, to the difference.
     """
-    told = float(decay) if isinstance(decay, int | float) else tuple(decay)
-    common.setdefault("strategy", Recommended(momentum=_momentum(common), decay=told))
+    query = RecursiveDifference(decay)
+    told: Any = np.asarray(decay, dtype=np.float64).tolist()
+    common.setdefault(
+        "strategy", Recommended(momentum=_momentum(common), decay=tuple(told) if isinstance(told, list) else told)
+    )
     return assemble(
-        "srg_memf", common, query=RecursiveDifference(decay), filter=Accumulation(decay), base="momentum"
+        "srg_memf", common, query=query, filter=Accumulation(decay), base="momentum"
     )  # fmt: skip
 
 

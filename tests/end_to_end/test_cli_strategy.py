@@ -104,3 +104,49 @@ def test_nonsense(arguments: list[str], words: str, capsys: Any):
 def test_a_missing_file_of_a_strategy(capsys: Any):
     told = say(capsys, ["train", "--method", "memf", "--epsilon", "3", "--strategy", "nothing.npz"], 2).err
     assert "strategy nothing.npz: cannot be read (No such file or directory)" in " ".join(told.split())
+
+
+def test_recommend_names_what_fits_and_train_and_epsilon_take_its_file(tmp_path: Path, capsys: Any):
+    file = str(tmp_path / "chosen.npz")
+    given = ["strategy", "recommend", "--steps", "60", "--epochs", "6", "--workload", "momentum"]
+    assert main([*given, "--out", file, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = strategies.candidates(strategies.workloads.momentum(60, 0.9), epochs=6)
+    assert told["recommended"] == found[0].kind
+    assert [one["error"] for one in told["candidates"]] == pytest.approx([one.error for one in found])
+    assert strategies.load(file) == found[0].strategy
+    assert main(given) == 0
+    said = capsys.readouterr().out
+    assert f"take {found[0].kind}" in said
+    assert "independent noise has" in said
+
+    plan = ["--sampling", "fixed-order", "--dataset-size", "100", "--batch-size", "10", "--epochs", "6"]
+    noisy = ["epsilon", *plan, "--noise-multiplier", "4", "--delta", "1e-5"]
+    assert main([*noisy, "--strategy", file, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    patterns = [np.arange(first, 60, 10) for first in range(10)]
+    moved = strategies.sensitivity(found[0].strategy, patterns, 60)
+    from dpcore import accounting
+
+    event = accounting.MatrixGaussian(4.0, moved, 60, "C")
+    assert told["epsilon"] == pytest.approx(accounting.epsilon(event, 1e-5, "gaussian"), rel=1e-9)
+    assert main(["calibrate", *plan, "--strategy", file, "--epsilon", "3", "--delta", "1e-5", "--json"]) == 0
+    calibrated = json.loads(capsys.readouterr().out)["noise_multiplier"]
+    assert accounting.epsilon(accounting.MatrixGaussian(calibrated, moved, 60, "C"), 1e-5) == pytest.approx(3, rel=1e-3)
+    assert main([*noisy, "--strategy", "tree"]) == 0
+    assert "noise correlated by tree" in capsys.readouterr().out
+
+
+NOISY = "--dataset-size 10 --batch-size 5 --epochs 1 --noise-multiplier 1 --delta 1e-5"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("strategy recommend --steps 10 --epochs 11", "epochs=11"),
+    ("strategy recommend --steps 10 --out x.npy", "must end in .npz"),
+    (f"epsilon --strategy nowhere.npz --sampling fixed-order {NOISY}", "cannot be read"),
+    ("epsilon --strategy tree --sampling fixed-order --epochs 1 --noise-multiplier 1 --delta 1e-5", "--dataset-size"),
+    (f"epsilon --strategy tree {NOISY}", "fixed-order"),
+])  # fmt: skip
+def test_nonsense_of_recommend_and_epsilon(arguments: str, words: str, capsys: Any):
+    assert main(arguments.split()) != 0
+    assert words in capsys.readouterr().err

@@ -57,7 +57,8 @@ def candidates(
     Parameters
     ----------
     workload : Workload or int
-        A number of steps stands for prefix sums.
+        A number of steps stands for prefix sums. For one that changes from step to step the best strategies of prefix
+        sums are compared.
     epochs : int
         As in `dpcore.strategies.optimal`.
     vectors : int
@@ -91,8 +92,10 @@ def candidates(
         if rows > 1:
             asked.append(("banded-inverse", {"bands": min(rows, steps)}))
     found = [_one("identity", Identity(), wanted, epochs)]
+    # Kinds that stream are searched for workloads that do not change: one that does is judged, not searched for.
+    searched = workloads.ones(steps) if wanted.series() is None else wanted
     for kind, settings in asked:
-        strategy = _rounded(optimal(kind, wanted, epochs=epochs, certified=False, **settings).strategy)
+        strategy = _rounded(optimal(kind, searched, epochs=epochs, certified=False, **settings).strategy)
         if kind == "banded-inverse" and strategy.order > vectors:
             strategy = in_blocks(strategy, 1)
         if np.sqrt(strategy.inverse_row_norms(steps).max()) <= LARGEST_GROWTH:
