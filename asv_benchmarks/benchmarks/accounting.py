@@ -161,3 +161,29 @@ class Guarantees:
     def track_fixed_size_rdp(self) -> float:
         event = accounting.FixedSizeSampledGaussian(60_000, 256, noise_multiplier=0.6, steps=2_340)
         return accounting.epsilon(event, 1e-5, "rdp")
+
+
+class RandomAllocation:
+    """Certified epsilon of epochs of random allocation: what it takes, and how far its ends are apart."""
+
+    params = ((0.6, 1.0, 2.0), (64, 235, 2000), (1, 10))
+    param_names = ("noise multiplier", "batches", "epochs")
+
+    def setup(self, noise_multiplier: float, batches: int, epochs: int) -> None:
+        accounting.epsilon_interval(accounting.RandomAllocationGaussian(8, 1.5, 1), 1e-6)  # imports
+
+    def _interval(self, noise_multiplier: float, batches: int, epochs: int) -> Any:
+        from dpcore.accounting.pld import allocation, lognormal_sum
+
+        _forget()
+        for module in (allocation, lognormal_sum):
+            for part in vars(module).values():
+                if hasattr(part, "cache_clear"):
+                    part.cache_clear()
+        return accounting.epsilon_interval(accounting.RandomAllocationGaussian(batches, noise_multiplier, epochs), 1e-6)
+
+    def time_interval(self, noise_multiplier: float, batches: int, epochs: int) -> None:
+        self._interval(noise_multiplier, batches, epochs)
+
+    def track_width(self, noise_multiplier: float, batches: int, epochs: int) -> float:
+        return float(self._interval(noise_multiplier, batches, epochs).gap)
