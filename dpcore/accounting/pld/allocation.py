@@ -52,7 +52,7 @@ Array = npt.NDArray[np.float64]
 _RANGE = 34.0  # of the tilt's exponent: beyond, a tail that falls slower than the tilt would be everything
 _TILTS = (25.0, 8.0, 3.0, 1.0, 0.3, 0.0)  # each is best somewhere
 _POINTS = 400  # of the window, for each point per doubling in a grid of losses
-_MOST_POINTS = 1 << 20
+_MOST_POINTS = 1 << 18
 FAR, _FARTHER = 20.0, 200.0  # times the mean, and the sum of interest: "add" does not tell larger ones apart
 
 
@@ -139,7 +139,7 @@ class Allocation:
         return _law(self.batches, self.noise_multiplier, direction == "remove", self.bound, *settings)
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=8)
 def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: float, loss: float, size: int) -> Law:
     quantile = -float(special.ndtri_exp(log_rare - math.log(2.0 if remove else 2.0 * t)))
     cap = math.exp(min(600.0, (quantile + (1.0 / s if remove else 0.0)) / s - 0.5 / s**2))

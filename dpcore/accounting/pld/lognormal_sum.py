@@ -107,7 +107,7 @@ def _step(t: int, s: float, low: float, high: float, size: int, lower: bool, add
     return g
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=12)
 def _log_masses(
     s: float, g: float, low: float, high: float, lower: bool, add: bool, last: bool
 ) -> tuple[Array, Array, Array]:
