@@ -15,8 +15,8 @@ needs none of its own: dP = L dQ.
 
 - **Ends.** X above a cap: lost to infinity under P ("remove", upper), moved down to it ("add", upper: the loss grows),
   or left out (lower).
-- **Ranges.** Sums are told apart by the interval in which their largest X lies, and each kind has a grid of its own: one
-  that reaches to the rare, large X is too coarse for all others. X is split or merged within its interval, so each
+- **Ranges.** Sums are told apart by the interval in which their largest X lies, and each kind has a grid of its own:
+  one that reaches to the rare, large X is too coarse for all others. X is split or merged within its interval, so each
   kind's law is larger or smaller in the convex order, and so is the mixture.
 - **Tilt.** Q-masses are multiplied by e^(r S), so that those that matter are the large ones, as in `compose`. Several
   tilts bound the same masses; every part of the grid takes the one that knows them best.
@@ -26,8 +26,8 @@ needs none of its own: dP = L dQ.
   much away. Without the tilt the mass above is at most B e^(-r W), for v >= -r; under P, at most S / (t L) <=
   e^((S - W)/W) times L at W, for v >= 1/W.
 - **Rounding.** With e the L2 error of the transform, as in `compose`, at most sqrt(m) e is moved past any of m points
-  in a row: so much is added at the far end of each block, or taken away from there (`law.moved`). That of the masses of X is a relative error of the tail beyond, as in `discretize`: scaling X by e^eta
-  covers it, and with X all losses.
+  in a row: so much is added at the far end of each block, or taken away from there (`law.moved`). That of the masses
+  of X is a relative error of the tail beyond, as in `discretize`: scaling X by e^eta covers it, and with X all losses.
 
 References
 ----------
