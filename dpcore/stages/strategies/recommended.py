@@ -86,7 +86,7 @@ def candidates(
     if bands is None and steps > 1:
         if vectors:
             few, more = min(2, vectors), min(4, vectors)
-            buffers = {few, more} if steps > _MANY else {few}
+            buffers = {1, few, more} if steps > _MANY else {1, few}
             asked += [("blt", {"buffers": count}) for count in sorted(buffers)]
             asked.append(("banded-inverse", {"bands": min(vectors + 1, steps)}))
         if rows > 1:
