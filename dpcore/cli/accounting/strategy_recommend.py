@@ -46,10 +46,10 @@ def recommend_command(
         return
     write_line(f"{wanted.name}, {steps:,} steps, {epochs} epoch(s), at most {vectors} vectors kept")
     write_line(f"take {first.kind}: {first.strategy!r}" if len(repr(first.strategy)) < 200 else f"take {first.kind}")
-    why = "the least error of those that fit"
+    why = "its error is the least of those that fit"
     if first.error > best:
-        why = f"{first.error / best - 1:.2%} above the least error, and it keeps less"
-    write_line(f"because it has {why}; independent noise has {_error(found, 'identity') / first.error:.3g} times it")
+        why = f"its error is {first.error / best - 1:.2%} above the least of those that fit, and it keeps less"
+    write_line(f"because {why}; independent noise has {_error(found, 'identity') / first.error:.3g} times its error")
     for one in found:
         write_line(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}")
     if out is not None:
