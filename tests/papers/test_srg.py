@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,7 +43,9 @@ def test_the_papers_decay_and_momentum_are_the_defaults() -> None:
     method, plain = methods.srg_memf(lr=0.1), methods.memf(lr=0.1)
     assert method.query.decay == method.filter.decay == math.exp(-2.5)
     assert method.update == plain.update == dpcore.updates.Momentum(0.1, 0.9)
-    assert method.noise == plain.noise
+    chosen, without = method.noise.strategy, plain.noise.strategy
+    assert chosen == replace(without, decay=math.exp(-2.5))
+    assert without == dpcore.strategies.Recommended(momentum=0.9)
 
 
 def test_srg_without_decay_is_memf() -> None:

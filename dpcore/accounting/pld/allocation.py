@@ -55,7 +55,7 @@ Array = npt.NDArray[np.float64]
 
 _RANGE = 34.0  # of the tilt's exponent: beyond, a tail that falls slower than the tilt would be everything
 _TILTS = (25.0, 8.0, 3.0, 1.0, 0.3, 0.0)  # each is best somewhere
-_POINTS = 400  # of the window, for each point per doubling in a grid of losses
+_POINTS = 160  # of the window, for each point per doubling in a grid of losses
 _MOST_POINTS = 1 << 18
 FAR, _FARTHER = 20.0, 200.0  # times the mean, and the sum of interest: "add" does not tell larger ones apart
 
@@ -87,7 +87,7 @@ class Allocation:
     log_rare: float
     theta: float = 0.0
     loss: float = 0.0
-    size: int = 1 << 14
+    size: int = 1 << 13
     bound: str = "upper"
 
     subset: ClassVar[bool] = False
@@ -152,7 +152,7 @@ def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: flo
     lost, rare = 0.0, 0.0 if bound == "lower" else math.exp(log_rare)
     ratios, masses_q = [], []
     for low, high in ranges(t, s, cap):
-        usual = [share * theta / middle for share in _TILTS]
+        usual = [share * theta / middle for share in (_TILTS if bound != "rough" else _TILTS[-3:])]
         rates = {min(rate, _RANGE / high) if remove else -rate for rate in usual}
         settings = {"lower": bound == "lower", "add": not remove, "last": high == cap}
         found = [transformed(t, s, low, high, rate, size, **settings) for rate in rates]
