@@ -92,6 +92,10 @@ class WithoutReplacementStep:
         return ((1.0, self.sample_rate, self.noise_multiplier),)
 
 
+LEAST_ALLOCATED = 0.25
+"""Noise multiplier below which random allocation is accounted as if everyone took part in every epoch in the open."""
+
+
 @dataclass(frozen=True)
 class AllocationStep:
     """An epoch of which an example enters one of `batches` sums, each with the same probability; 2 batches or more."""

@@ -48,13 +48,15 @@ import numpy.typing as npt
 
 from dpcore.accounting.pld.law import Law, blocks, cut, moved
 from dpcore.accounting.pld.lognormal import masses
-from dpcore.accounting.pld.lognormal_sum import TiltedSum, ranges, transformed
+from dpcore.accounting.pld.lognormal_sum import TiltedSum, ranges, step, transformed
+from dpcore.errors import PrivacyError
 from dpcore.spec import special
 
 Array = npt.NDArray[np.float64]
 
 _RANGE = 34.0  # of the tilt's exponent: beyond, a tail that falls slower than the tilt would be everything
 _TILTS = (25.0, 8.0, 3.0, 1.0, 0.3, 0.0)  # each is best somewhere
+_STEEPEST = 0.5  # tilt from a point of the grid to the next; without a tilt there is always a law
 _POINTS = 160  # of the window, for each point per doubling in a grid of losses
 _MOST_POINTS = 1 << 18
 FAR, _FARTHER = 20.0, 200.0  # times the mean, and the sum of interest: "add" does not tell larger ones apart
@@ -152,9 +154,10 @@ def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: flo
     lost, rare = 0.0, 0.0 if bound == "lower" else math.exp(log_rare)
     ratios, masses_q = [], []
     for low, high in ranges(t, s, cap):
-        usual = [share * theta / middle for share in (_TILTS if bound != "rough" else _TILTS[-3:])]
-        rates = {min(rate, _RANGE / high) if remove else -rate for rate in usual}
         settings = {"lower": bound == "lower", "add": not remove, "last": high == cap}
+        most = _STEEPEST / step(t, s, low, high, size, **settings)
+        usual = [share * theta / middle for share in (_TILTS if bound != "rough" else _TILTS[-3:])]
+        rates = {min(rate, _RANGE / high) if remove else -rate for rate in usual if rate <= most}
         found = [transformed(t, s, low, high, rate, size, **settings) for rate in rates]
         q = _bounded(found, bound, remove, low)
         beyond = min(one.beyond for one in found)
@@ -173,10 +176,17 @@ def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: flo
         if bound == "upper":
             in_p, in_q = masses(s, np.array([cap, np.inf]))
             lost += float(in_p[0] + (t - 1) * in_q[0])
-        return cut(np.log(ratio[some]), p[some], q[some], lost, rare)
+        return _checked(cut(np.log(ratio[some]), p[some], q[some], lost, rare), bound)
     if bound == "upper":
         lost += float(q[~some].sum())
-    return cut(-np.log(ratio[some]), q[some], p[some], lost, rare)
+    return _checked(cut(-np.log(ratio[some]), q[some], p[some], lost, rare), bound)
+
+
+def _checked(law: Law, bound: str) -> Law:
+    """Return the law; refuse an upper bound that has lost mass, and one that is nothing at all."""
+    if len(law.p) < 2 or (bound == "upper" and not float(law.p.sum()) + law.infinite >= 1.0 - 1e-9):
+        raise PrivacyError("random allocation: float64 does not hold its privacy loss; take the 'rdp' accountant")
+    return law
 
 
 def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float) -> Array:
@@ -184,12 +194,13 @@ def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float)
 
     Below `least` there are none.
     """
-    step = max(abs(one.rate) for one in found) * found[0].g
-    block = int(min(1024.0, max(1.0, 0.5 / max(step, 1e-9))))
+    steepest = max(abs(one.rate) for one in found) * found[0].g
+    block = int(min(1024.0, max(1.0, 0.5 / max(steepest, 1e-9))))
+    some = found[0].values >= least * (1.0 - 1e-9) - found[0].g
     size = len(found[0].sums)
     best, masses_q = np.full(size, np.inf), np.zeros(size)
     for one in found:
-        margin = math.exp(step * block) * (math.sqrt(block) * one.error + (one.left if bound == "lower" else 0.0))
+        margin = math.exp(steepest * block) * (math.sqrt(block) * one.error + (one.left if bound == "lower" else 0.0))
         with np.errstate(over="ignore"):
             here = one.plain(np.full(size, margin))
         # By blocks: a block is of one tilt, the one that is best at its last point.
@@ -197,11 +208,17 @@ def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float)
         here = (last + np.zeros(block)).reshape(-1)[-size:]
         here = here if remove else here[::-1]
         better = here < best
+        sums = np.where(some, one.sums, 0.0)
         if bound == "rough":
-            sums = np.where(one.sums > 8.0 * one.error, one.sums, 0.0)
+            sums = np.where(sums > 8.0 * one.error, sums, 0.0)
         else:
-            sums = moved(one.sums if remove else one.sums[::-1], block, margin if bound == "upper" else -margin)
+            sums = moved(sums if remove else sums[::-1], block, margin if bound == "upper" else -margin)
             sums = sums if remove else sums[::-1]
+        # The exponents of the tilt are rounded before they cancel.
+        slip = 2.0**-50 * (abs(one.log_total) + np.abs(one.rate * one.values))
+        sums = sums * (1.0 + slip if bound == "upper" else np.maximum(1.0 - slip, 0.0))
         best, masses_q = np.where(better, here, best), np.where(better, one.plain(sums), masses_q)
-    masses_q[found[0].values < least * (1.0 - 1e-9) - found[0].g] = 0.0
+    if not np.isfinite(best).all():
+        raise PrivacyError("random allocation: float64 does not hold its privacy loss; take the 'rdp' accountant")
+    masses_q[found[0].values < least * (1.0 - 1e-9) - (1.0 + block) * found[0].g] = 0.0  # whole blocks without any
     return masses_q

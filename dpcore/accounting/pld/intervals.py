@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
-from dpcore.accounting.phases import Phases, phases
+from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, phases
 from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.problem import problem
@@ -62,7 +62,8 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     below about 1e-6 epsilon; rare events with a small epsilon (sample_rate=1.2e-5, noise_multiplier=0.83, steps=20,200,
     delta=2e-11: a gap of 7e-4 at epsilon 0.039); 10^8 steps and more (a gap of 1.5e-2 epsilon was met at 2.6e8); delta
     of 1e-170 and less; noise multipliers below 0.05 (at 0.01 the gap is some 2e-3 epsilon, at 0.001 the lower end is
-    0, below 1e-6 the upper end is that without sampling).
+    0, below 1e-6, and of random allocation below 0.25, the upper end is that without
+    sampling).
 
     References
     ----------
@@ -91,7 +92,7 @@ def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
     # Sampling only helps: a bound as if everyone took part in every step.
     mu = math.hypot(found.mu, math.sqrt(sum(count for _, count in found.steps)) / _least_noise(found))
     whole = gaussian_epsilon(mu, delta * (1.0 - _gaussian_slack(mu)))
-    if _least_noise(found) < _LEAST_NOISE:
+    if _too_quiet(found):
         return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
     sides = certify.start(problem(found, target), lambda moments: tilt.saddle(moments, target))
@@ -134,7 +135,7 @@ def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
             return Interval(0.0, 0.0)
         slack, value = _gaussian_slack(found.mu), math.exp(log_delta(found.mu, epsilon))
         return Interval(value * (1.0 - slack), min(1.0, value * (1.0 + slack) + 1e-300))
-    if _least_noise(found) < _LEAST_NOISE:
+    if _too_quiet(found):
         return Interval(0.0, min(1.0, _variation(found)))
     sides = delta_sides(found, epsilon)
     interval = certify.refine(
@@ -147,6 +148,12 @@ def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
 def _least_noise(found: Phases) -> float:
     """Return the smallest noise multiplier of a sampled step."""
     return min(sigma for step, _ in found.steps for *_, sigma in step.components)
+
+
+def _too_quiet(found: Phases) -> bool:
+    """Whether some losses are too large for a grid."""
+    allocated = [step.noise_multiplier for step, _ in found.steps if isinstance(step, AllocationStep)]
+    return _least_noise(found) < _LEAST_NOISE or min(allocated, default=math.inf) < LEAST_ALLOCATED
 
 
 def _variation(found: Phases) -> float:

@@ -20,7 +20,7 @@ _UNIT = 2.0**-53
 _LOG_LEAST = -30.0  # of the tilted mass above the window
 _TRIES = 24
 _RARE = 0.02  # how often the largest of all X lies above the first range
-_RATIO = 16.0  # of the ends of ranges
+_RATIO, _MOST_RANGES = 16.0, 8  # of the ends of ranges, or more where there would be more than so many
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ def ranges(t: int, s: float, cap: float) -> list[tuple[float, float]]:
 
     A grid that reaches to the rare, large X would be too coarse for the many others.
     """
-    z = -float(special.ndtri(min(0.5, _RARE / t)))
-    ends = [0.0, min(cap, math.exp(min(600.0, z / s - 0.5 / s**2)))]
-    while ends[-1] < cap:
-        ends.append(cap if cap < 3.0 * _RATIO * ends[-1] else _RATIO * ends[-1])
+    z, last = -float(special.ndtri(min(0.5, _RARE / t))), math.log(cap)
+    first = max(z / s - 0.5 / s**2, last - _MOST_RANGES * math.log(_RATIO))
+    if first >= last:
+        return [(0.0, cap)]
+    count = max(1, math.floor((last - first) / math.log(_RATIO)))
+    ends = [0.0, *np.exp(np.linspace(first, last, count + 1)[:-1]).tolist(), cap]
     return list(itertools.pairwise(ends))
 
 
@@ -72,7 +74,7 @@ def transformed(
     `add` grows: X above the `last` range is left out, or for an upper bound of "add" moved down to its end. The tilt is
     at most `rate`.
     """
-    g, wanted = _step(t, s, low, high, size, lower, add, last), rate
+    g, wanted = step(t, s, low, high, size, lower, add, last), rate
     values, few, more = _log_masses(s, g, low, high, lower, add, last)
     plain, end = np.logaddexp(few, more), t * float(values[0]) + size * g
     for attempt in range(_TRIES):
@@ -94,7 +96,7 @@ def transformed(
 
 
 @lru_cache(maxsize=64)
-def _step(t: int, s: float, low: float, high: float, size: int, lower: bool, add: bool, last: bool) -> float:
+def step(t: int, s: float, low: float, high: float, size: int, lower: bool, add: bool, last: bool) -> float:
     """Return the step of a grid with a window that holds the sum but once in very many times."""
     second = math.exp(min(600.0, s**-2)) * float(special.ndtr(s * math.log(high) - 1.5 / s))
     window = 1.5 * high + t + 10.0 * math.sqrt(t * second)
@@ -112,7 +114,7 @@ def _log_masses(
     s: float, g: float, low: float, high: float, lower: bool, add: bool, last: bool
 ) -> tuple[Array, Array, Array]:
     """Return points, and the log masses at them of X up to `low` and of X in [low, high]."""
-    points = max(1, math.ceil(high / g))
+    points = math.ceil(high / g) + 1  # one more: the quotient may be rounded down
     if lower:
         at, edges = bins(s, g, points)
         parts = [merged(s, at, edges, *part, rising=add) for part in ((0.0, low), (low, high))]

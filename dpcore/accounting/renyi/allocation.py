@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting.phases import LEAST_ALLOCATED
 from dpcore.accounting.pld.allocation import FAR
 from dpcore.accounting.pld.lognormal_sum import ranges, transformed
 from dpcore.spec import special
@@ -38,6 +39,8 @@ _SIZE = 1 << 15
 def log_moments_allocation(batches: int, sigma: float, orders: Array) -> Array:
     """Return upper bounds on (order - 1) times the divergence of an epoch, of both directions, at orders above 1."""
     whole = orders * (orders - 1.0) / (2.0 * sigma**2)
+    if sigma < LEAST_ALLOCATED:
+        return whole
     known = np.concatenate([[0.0], np.maximum(_remove(batches, sigma), _add(batches, sigma))])
     inside = orders <= _MOST
     whole[inside] = np.minimum(whole[inside], np.interp(orders[inside], np.arange(1.0, _MOST + 1), known))

@@ -7,6 +7,7 @@ The workload of plain SGD, all ones, is the series 1/(1-x). Its square root is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -108,7 +109,7 @@ class BandedToeplitz(Rational):
 
     def __post_init__(self) -> None:
         values = checked_series(series=self.series)
-        object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
+        object.__setattr__(self, "series", tuple(base.scaled(values, _norm(values)).tolist()))
 
     def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
         """Return c and 1."""
@@ -169,7 +170,7 @@ class BandedInverseToeplitz(Rational):
         super().__post_init__()
         values = checked_series(series=self.series)
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.linalg.norm(response((1.0,), tuple(values.tolist()), self.steps)))
+            norm = _norm(response((1.0,), tuple(values.tolist()), self.steps))
         if not np.isfinite(norm):
             raise ArgumentError(
                 f"series={values.tolist()}: its reciprocal, the strategy, overflows within {self.steps} rows; "
@@ -198,6 +199,14 @@ def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
     if bands > steps:
         raise ArgumentError(f"bands={bands}: must be at most {steps}, the number of steps")
     return BandedInverseToeplitz(tuple(root(0.5, bands).tolist()), steps)
+
+
+def _norm(values: Matrix) -> float:
+    """Return the L2 norm, with the same bits on every machine: what a strategy is called by depends on it."""
+    try:
+        return math.sqrt(math.fsum(value * value for value in values.tolist()))
+    except OverflowError:
+        return math.inf
 
 
 def checked_series(**values: Sequence[float]) -> Matrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -22,10 +23,11 @@ from dpcore.accounting import (
     epsilon_interval,
 )  # fmt: skip
 from dpcore.accounting.pld import lognormal
-from dpcore.accounting.pld.allocation import Allocation
+from dpcore.accounting.pld.allocation import Allocation, _checked
+from dpcore.accounting.pld.law import Law
 from dpcore.accounting.pld.lognormal_sum import ranges, transformed
 from dpcore.accounting.renyi.allocation import log_moments_allocation
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, PrivacyError
 from tests.refused import refused
 
 
@@ -185,6 +187,31 @@ def test_it_costs_less_than_poisson_sampling_and_much_less_than_an_order_that_is
 def test_many_batches_are_certified_too(sigma: float, batches: int, epochs: int) -> None:
     found = epsilon_interval(RandomAllocationGaussian(batches, sigma, epochs), 1e-7)
     assert 0 < found.lower < found.upper <= found.lower + 2e-3 * found.upper
+
+
+def test_little_noise_is_accounted_without_amplification_and_ends() -> None:
+    for sigma in (0.01, 0.1, 0.24):
+        event, known = RandomAllocationGaussian(100, sigma, 3), accounting.epsilon(Gaussian(sigma, 3), 1e-5)
+        found = epsilon_interval(event, 1e-5)
+        assert found.upper == pytest.approx(known, rel=1e-6)
+        assert accounting.epsilon(event, 1e-5, "rdp") == pytest.approx(
+            accounting.epsilon(Gaussian(sigma, 3), 1e-5, "rdp"), rel=1e-12
+        )
+    assert epsilon_interval(RandomAllocationGaussian(100, 0.25, 1), 1e-5).lower > 0.0
+    for sigma in (0.01, 0.25, 5.0):
+        parts = ranges(100, sigma, 2000.0)
+        assert len(parts) <= 9
+        assert parts[0][0] == 0.0
+        assert parts[-1][1] == 2000.0
+        assert all(earlier[1] == later[0] for earlier, later in itertools.pairwise(parts))
+
+
+def test_an_upper_bound_that_lost_mass_is_refused() -> None:
+    some = np.array([0.1, 0.2, 0.3])
+    whole = Law(some, np.array([0.2, 0.3, 0.5]), some, 0.0)
+    assert _checked(whole, "upper") is whole
+    refused(PrivacyError, "float64", _checked, replace(whole, p=np.array([0.2, 0.3, 0.4])), "upper")
+    refused(PrivacyError, "float64", _checked, replace(whole, p=whole.p[:1]), "lower")
 
 
 def test_moments_are_those_of_quadrature() -> None:
