@@ -25,6 +25,7 @@ from dpcore.errors import BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.sampling import PoissonSampler
 from tests.end_to_end.test_kill import SAVE_EVERY, STEPS, Recorder, build, check, fresh, load, save, size
+from tests.end_to_end.test_processes import leave
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
 
@@ -37,6 +38,7 @@ def child(rank: int, world: int, port: int, task: Callable[[int, Path], None], f
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=15))
     task(rank, folder)
     dist.destroy_process_group()
+    leave()
 
 
 def started(world: int, task: Callable[[int, Path], None], folder: Path) -> list[Any]:
