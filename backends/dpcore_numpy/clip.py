@@ -13,20 +13,21 @@ from dpcore.spec.ops import AUTOMATIC_STABILITY
 from dpcore_numpy.denormals import check_denormals
 
 Floats = NDArray[Any]
+Scales = Sequence[Floats | None] | None
 
 _COLUMNS = 16384
 # Entries of a piece of a block that is widened to float64 at once: it stays in the processor's cache.
 _PIECE = 1 << 17
 
 
-def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> NDArray[np.float64]:
+def row_norms(rows: Sequence[Floats], scale: Scales = None) -> NDArray[np.float64]:
     """See `dpcore.spec.ops.Backend.row_norms`."""
     check_rows(rows, scale)
     check_denormals()
     examples = rows[0].shape[0]
     # Squares of float32 numbers fit float64; squares of float64 numbers are taken relative to the largest entry.
     largest = np.ones(examples)
-    if any(block.dtype == np.float64 for block in (*rows, *(scale or ()))):
+    if any(block.dtype == np.float64 for block in (*rows, *(scale or ())) if block is not None):
         largest = np.zeros(examples)
         for part, values in _pieces(rows, scale):
             largest[part] = np.maximum(largest[part], np.abs(values).max(axis=1, initial=0.0))
@@ -41,18 +42,28 @@ def row_norms(rows: Sequence[Floats], scale: Sequence[Floats] | None = None) -> 
     return norms
 
 
-def _pieces(rows: Sequence[Floats], scale: Sequence[Floats] | None) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+def _pieces(rows: Sequence[Floats], scale: Scales) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Yield the (scaled) vectors in float64: some columns of some of them at a time."""
-    for index, block in enumerate(rows):
+    for block, vector in zip(rows, scale or [None] * len(rows), strict=True):
         for start in range(0, block.shape[1], _COLUMNS):
             columns = slice(start, start + _COLUMNS)
             height = max(1, _PIECE // max(1, min(_COLUMNS, block.shape[1] - start)))
             for first in range(0, block.shape[0], height):
                 part = slice(first, first + height)
                 values = block[part, columns].astype(np.float64)
-                if scale is not None:
-                    values *= scale[index][columns]
+                if vector is not None:
+                    values *= vector[columns]
                 yield part, values
+
+
+def group_norms(rows: Sequence[Floats], groups: Sequence[int], scale: Scales = None) -> tuple[NDArray[np.float64], ...]:
+    """See `dpcore.spec.ops.Backend.group_norms`."""
+    check_rows(rows, scale, groups)
+    members = [[i for i, own in enumerate(groups) if own == group] for group in range(max(groups) + 1)]
+    return tuple(
+        row_norms([rows[i] for i in chosen], None if scale is None else [scale[i] for i in chosen])
+        for chosen in members
+    )
 
 
 def clip_factors(
@@ -94,10 +105,12 @@ def _certified_factor(norms: Floats, rule: str, bound: float, size: int, dtype: 
     return certified
 
 
-def weighted_sum(rows: Sequence[Floats], weights: Sequence[Floats], out: Sequence[Floats]) -> None:
+def weighted_sum(
+    rows: Sequence[Floats], weights: Sequence[Floats], out: Sequence[Floats], scale: Scales = None
+) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
-    check_weighted_sum(rows, weights, out)
-    for block, weight, total in zip(rows, weights, out, strict=True):
+    check_weighted_sum(rows, weights, out, scale)
+    for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
         used, wide = weight != 0, weight.astype(np.float64)
         for first in range(0, block.shape[1], _COLUMNS):
             columns = slice(first, first + _COLUMNS)
@@ -107,4 +120,7 @@ def weighted_sum(rows: Sequence[Floats], weights: Sequence[Floats], out: Sequenc
                 piece, factors = block[rows_, columns], wide[rows_]
                 if not used[rows_].all():
                     piece, factors = piece[used[rows_]], factors[used[rows_]]
-                total[columns] += factors @ piece.astype(np.float64)
+                values = piece.astype(np.float64)
+                if vector is not None:
+                    values *= vector[columns]
+                total[columns] += factors @ values

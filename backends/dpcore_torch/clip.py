@@ -17,43 +17,62 @@ _SHORT, _RUN = 2048, 64
 _PIECE = 1 << 17
 
 
+Scales = Sequence[torch.Tensor | None] | None
+
+
 @bounded()
-def row_norms(rows: Sequence[torch.Tensor], scale: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
+def row_norms(rows: Sequence[torch.Tensor], scale: Scales = None) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.row_norms`.
 
     Notes
     -----
     Short rows are measured in float64. In others squares are added in float32 over runs of 64, and rooted: off by half
-    of gamma_66, 2.0e-6, and a rounding, 6e-8. Squares that underflow lose 2^-126 each: where the norm is above 2^-40
-    and d below 2^26 less than 2^-20 of all, half of which, 4.8e-7, is lost in the root. By 2^-18 = 3.8e-6 the result is
-    raised. Other norms are taken in float64. What is done for an example follows from its own row: otherwise one
-    example could raise the norms of all others, and so move the sum by as many times 2^-18.
+    of gamma_66, 2.0e-6, and a rounding, 6e-8; products with a scale round by as much. Squares that underflow lose
+    2^-126 each: where the norm is above 2^-40 and d below 2^26 less than 2^-20 of all, half of which, 4.8e-7, is lost
+    in the root. By 2^-18 = 3.8e-6 the result is raised. Other norms are taken in float64. What is done for an example
+    follows from its own row: otherwise one example could raise the norms of all others, and so move the sum by as many
+    times 2^-18.
     """
     check_rows(rows, scale)
     size = sum(block.shape[1] for block in rows)
-    if scale is not None or any(block.dtype == torch.float64 for block in rows) or size >= 1 << 26:
+    scales = list(scale or [None] * len(rows))
+    if any(each is not None and each.dtype == torch.float64 for each in (*rows, *scales)) or size >= 1 << 26:
         return torch.from_numpy(reference.row_norms(view(rows), view(scale)))
     squares = torch.zeros(len(rows[0]), dtype=torch.float64, device="cpu")
-    for block in rows:
+    for block, vector in zip(rows, scales, strict=True):
         measure = _squares if block.shape[1] <= _SHORT else _squares_by_runs
-        squares += measure(block.detach())
+        squares += measure(block.detach(), None if vector is None else vector.detach())
     norms = squares.sqrt_()
     if any(block.shape[1] > _SHORT for block in rows):
         norms.mul_(1 + 2.0**-18)
         others = ((norms < 2.0**-40) | ~torch.isfinite(norms)).nonzero()[:, 0]
         if len(others):
-            norms[others] = torch.from_numpy(reference.row_norms([view(block[others]) for block in rows]))
+            norms[others] = torch.from_numpy(reference.row_norms([view(block[others]) for block in rows], view(scale)))
     return norms
 
 
-def _squares(block: torch.Tensor) -> torch.Tensor:
+def group_norms(rows: Sequence[torch.Tensor], groups: Sequence[int], scale: Scales = None) -> tuple[torch.Tensor, ...]:
+    """See `dpcore.spec.ops.Backend.group_norms`."""
+    check_rows(rows, scale, groups)
+    members = [[i for i, own in enumerate(groups) if own == group] for group in range(max(groups) + 1)]
+    return tuple(
+        row_norms([rows[i] for i in chosen], None if scale is None else [scale[i] for i in chosen])
+        for chosen in members
+    )
+
+
+def _squares(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     squares = torch.zeros(len(block), dtype=torch.float64, device="cpu")
-    for examples, _, piece in pieces(block, _SHORT):
+    for examples, columns, piece in pieces(block, _SHORT):
+        if scale is not None:
+            piece *= scale[columns]
         squares[examples] = torch.linalg.vector_norm(piece, dim=1).square_()
     return squares
 
 
-def _squares_by_runs(block: torch.Tensor) -> torch.Tensor:
+def _squares_by_runs(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if scale is not None:
+        block = block * scale
     count, whole = len(block), block.shape[1] // _RUN * _RUN
     runs = torch.linalg.vector_norm(block[:, :whole].view(count, whole // _RUN, _RUN), dim=2).double().square_().sum(1)
     squares: torch.Tensor = runs + torch.linalg.vector_norm(block[:, whole:].double(), dim=1).square_()
@@ -61,19 +80,25 @@ def _squares_by_runs(block: torch.Tensor) -> torch.Tensor:
 
 
 @bounded()
-def weighted_sum(rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
+def weighted_sum(
+    rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], out: Sequence[torch.Tensor], scale: Scales = None
+) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
-    check_weighted_sum(rows, weights, out)
-    for block, weight, total in zip(rows, weights, out, strict=True):
-        add_rows(block.detach(), weight.detach().double(), total)
+    check_weighted_sum(rows, weights, out, scale)
+    for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
+        add_rows(block.detach(), weight.detach().double(), total, None if vector is None else vector.detach())
 
 
-def add_rows(block: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> None:
+def add_rows(
+    block: torch.Tensor, weights: torch.Tensor, total: torch.Tensor, scale: torch.Tensor | None = None
+) -> None:
     """Add the sum of a block's rows times float64 weights; a row of weight 0 is left out, whatever it holds."""
     unused = (weights == 0).nonzero()[:, 0]
     for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):
         if len(unused):
             piece[unused[(unused >= examples.start) & (unused < examples.stop)] - examples.start] = 0.0
+        if scale is not None:
+            piece *= scale[columns]
         total[columns].addmv_(piece.T, weights[examples])
 
 

@@ -7,12 +7,13 @@ from dpcore_triton.launch import require_device
 require_device()
 
 from dpcore_triton.arrays import from_numpy, to_numpy, zeros_like  # noqa: E402
-from dpcore_triton.clip import clip_factors, row_norms, weighted_sum  # noqa: E402
+from dpcore_triton.clip import clip_factors, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.linear import linear_norms, linear_sum  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.ring import ring  # noqa: E402
+from dpcore_triton.row_norms import group_norms, row_norms  # noqa: E402
 from dpcore_triton.step import step  # noqa: E402
 from dpcore_triton.stream import words  # noqa: E402
 from dpcore_triton.tied import tied_norms  # noqa: E402
@@ -27,6 +28,7 @@ __all__ = [
     "embedding_norms",
     "embedding_sum",
     "from_numpy",
+    "group_norms",
     "linear_norms",
     "linear_sum",
     "name",

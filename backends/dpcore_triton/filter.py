@@ -40,7 +40,9 @@ def _recurrence_kernel(row, taps, NB: tl.constexpr, ORDER: tl.constexpr, ELEMENT
     mask = i < tl.load(row + 1)
     x, y = pointers(row, i, 2, 2)
     states = pointers(row, i, 4, ORDER)
-    tl.store(y, recurrence_elements(tl.load(x, mask=mask, other=0.0), states, mask, taps, NB), mask=mask)
+    found = recurrence_elements(tl.load(x, mask=mask, other=0.0), loaded(states, mask), taps, NB)
+    tl.store(y, found[0], mask=mask)
+    store(states, found[1:], mask)
 
 
 @jit
@@ -53,21 +55,29 @@ def pointers(row, i, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 
 @jit
-def shifted(found, shift):
-    """Return pointers to the elements that lie `shift` further on."""
-    moved = ()
-    for k in tl.static_range(len(found)):
-        moved += (found[k] + shift,)  # type: ignore[assignment]
-    return moved
+def loaded(places, mask):
+    """Return the elements that the pointers point to, 0 outside of the mask."""
+    values = ()
+    for k in tl.static_range(len(places)):
+        values += (tl.load(places[k], mask=mask, other=0.0),)  # type: ignore[assignment]
+    return values
 
 
 @jit
-def recurrence_elements(x, states, mask, taps, NB: tl.constexpr):
-    """Advance the filter by one step where the pointers point: states in place; returns the normalized output."""
+def store(places, values, mask):
+    """Store elements where the pointers point."""
+    for k in tl.static_range(len(places)):
+        tl.store(places[k], values[k], mask=mask)
+
+
+@jit
+def recurrence_elements(x, states, taps, NB: tl.constexpr):
+    """Advance the filter by one step: returns the normalized output, then the new states."""
     b, a = taps[1 : 1 + NB], taps[1 + NB :]
     y = b[0] * x
     if len(states) > 0:
-        y += tl.load(states[0], mask=mask, other=0.0)
+        y += states[0]
+    advanced = ()
     for k in tl.static_range(1, len(states) + 1):
         s = tl.zeros_like(x)
         if k < len(b):
@@ -75,6 +85,6 @@ def recurrence_elements(x, states, mask, taps, NB: tl.constexpr):
         if k <= len(a):
             s -= a[k - 1] * y
         if k < len(states):
-            s += tl.load(states[k], mask=mask, other=0.0)
-        tl.store(states[k - 1], s, mask=mask)
-    return y * taps[0]
+            s += states[k]
+        advanced += (s,)  # type: ignore[assignment]
+    return (y * taps[0],) + advanced  # noqa: RUF005 - Triton knows no starred expression

@@ -122,6 +122,9 @@ def written_back(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
             tensor.detach().copy_(stand_in)
 
 
+# Tables and numbers that are kept: a step of a model whose layers are clipped one by one takes several for each layer.
+KEPT = 4096
+
 Table = tuple[torch.Tensor, torch.Tensor, int]
 
 
@@ -130,7 +133,8 @@ def table(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torc
 
     A table is kept for the next call, for its content is its key: the same tensors in the next step cost no transfer.
     """
-    return _table(tuple(rows), tuple(programs), device, current_stream(device))
+    stream, counts = current_stream(device), tuple(programs)
+    return _table(tuple(rows), counts, device, stream), _row_of(counts, device, stream), sum(counts)
 
 
 def current_stream(device: torch.device) -> int:
@@ -138,21 +142,28 @@ def current_stream(device: torch.device) -> int:
     return 0 if INTERPRETED else int(torch.cuda.current_stream(device).cuda_stream)
 
 
-@lru_cache(maxsize=64)
-def _table(rows: tuple[tuple[int, ...], ...], programs: tuple[int, ...], device: torch.device, stream: int) -> Table:
+@lru_cache(maxsize=KEPT)
+def _table(
+    rows: tuple[tuple[int, ...], ...], programs: tuple[int, ...], device: torch.device, stream: int
+) -> torch.Tensor:
     # `stream` is in the key because a copy is ordered with the kernels of its own stream only.
     del stream
     first = np.concatenate([[0], np.cumsum(programs)]).astype(np.int64)
-    led = np.column_stack([first[:-1], np.asarray(rows, dtype=np.int64).reshape(len(rows), -1)])
-    of_program = np.repeat(np.arange(len(rows), dtype=np.int32), programs)
-    return upload(led, device), upload(of_program, device), int(first[-1])
+    return upload(np.column_stack([first[:-1], np.asarray(rows, dtype=np.int64).reshape(len(rows), -1)]), device)
 
 
 @lru_cache(maxsize=64)
-def numbers(values: tuple[float, ...], device: torch.device, stream: int) -> torch.Tensor:
-    """Put float32 numbers on `device`, kept for the next call as tables are."""
+def _row_of(programs: tuple[int, ...], device: torch.device, stream: int) -> torch.Tensor:
+    # Four bytes a program: few are kept, and they do not depend on where the tensors lie.
     del stream
-    return upload(np.array(values, dtype=np.float32), device)
+    return upload(np.repeat(np.arange(len(programs), dtype=np.int32), programs), device)
+
+
+@lru_cache(maxsize=KEPT)
+def numbers(values: tuple[float, ...], device: torch.device, stream: int, dtype: str = "float32") -> torch.Tensor:
+    """Put numbers on `device`, kept for the next call as tables are."""
+    del stream
+    return upload(np.array(values, dtype=dtype), device)
 
 
 def launch(

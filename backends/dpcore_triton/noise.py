@@ -56,9 +56,9 @@ def normal(
 
 @kernel(*CIPHER)
 def _normal_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, RNG: tl.constexpr, BLOCKS: tl.constexpr
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one, RNG: tl.constexpr, BLOCKS: tl.constexpr
 ):  # fmt: skip
-    cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
+    cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
     row, start = locate(rows, row_of, 4, BLOCKS)
     z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
@@ -114,7 +114,7 @@ def refine_tail(w0, w_tail):
 @jit
 def box_muller(w0, w1, fraction):
     """Return the two normals of a pair of words."""
-    rho = tl.sqrt_rn(-2.0 * log_uniform(w0, fraction))
+    rho = tl.sqrt(-2.0 * log_uniform(w0, fraction))
     cosine, sine = cosine_sine(w1)
     return rho * cosine, rho * sine
 
@@ -122,16 +122,14 @@ def box_muller(w0, w1, fraction):
 @jit
 def log_uniform(w0, fraction):
     """Return ln u for u at `fraction` of the w0-th of 2^32 cells, from the nearer end so that no digit is lost at 1."""
-    upper = w0 >= 0x80000000
-    from_end = tl.where(upper, w0 ^ 0xFFFFFFFF, w0).to(tl.float32)
+    signed = w0.to(tl.int32, bitcast=True)
+    from_end = (signed ^ (signed >> 31)).to(tl.float32)
     v = (from_end + fraction) * CELL
-    # Lower half: u = v = 2^e (1 + t). Upper half: u = 1 - v is 1 + t, or (1 + t) / 2 below sqrt(1/2).
-    bits = v.to(tl.int32, bitcast=True)
-    exponent = (bits - 0x3F3504F3) >> 23
-    t = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
-    halved = v > 0.29289323
-    exponent = tl.where(upper, tl.where(halved, -1, 0), exponent)
-    t = tl.where(upper, tl.where(halved, 1.0 - 2.0 * v, -v), t)
+    # u is v or 1 - v, and 2^e (1 + t) with 1 + t in [sqrt(1/2), sqrt(2)). Next to 1 its digits are in v alone.
+    bits = tl.where(signed < 0, 1.0 - v, v).to(tl.int32, bitcast=True)
+    scaled = (bits - 0x3F3504F3) & ~0x7FFFFF
+    t = (bits - scaled).to(tl.float32, bitcast=True) - 1.0
+    t = tl.where(scaled == 0, -v, t)
 
     p = tl.fma(t, -0.07634429633617401, 0.12761549651622772)
     p = tl.fma(t, p, -0.131601944565773)
@@ -140,7 +138,7 @@ def log_uniform(w0, fraction):
     p = tl.fma(t, p, 0.20001226663589478)
     p = tl.fma(t, p, -0.250008225440979)
     p = tl.fma(t, p, 0.3333333134651184)
-    square, e = t * t, exponent.to(tl.float32)
+    square, e = t * t, scaled.to(tl.float32) * 2.0**-23
     remainder = tl.fma(t * square, p, tl.fma(e, LN2_LOW, -0.5 * square))
     return tl.fma(e, LN2_HIGH, t + remainder)
 

@@ -1,5 +1,4 @@
 """Noise, filter and update in one pass over memory: a launch for all tensors together."""
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-import triton.language as tl
 
 from dpcore.spec.check import check_step, order_of
 from dpcore.spec.ops import (
@@ -21,33 +19,14 @@ from dpcore.spec.ops import (
     Slot,
     UpdateSettings,
 )
-from dpcore_triton.filter import pointers, recurrence_elements, shifted, taps_of
-from dpcore_triton.launch import (
-    BLOCKS,
-    WARPS,
-    common_device,
-    current_stream,
-    float32_only,
-    jit,
-    kernel,
-    launch,
-    numbers,
-    table,
-)
-from dpcore_triton.noise import normals
-from dpcore_triton.ring import ring_elements, ring_taps
-from dpcore_triton.stream import CIPHER, LANES, cipher_words, counters, inside, locate, places, programs_of
-from dpcore_triton.update import (
-    UPDATE_NUMBERS,
-    needs_general_denominator,
-    settings_of,
-    update_elements,
-    update_numbers,
-)
+from dpcore_triton.filter import taps_of
+from dpcore_triton.launch import BLOCKS, WARPS, common_device, current_stream, float32_only, launch, numbers, table
+from dpcore_triton.ring import ring_taps
+from dpcore_triton.step_kernel import step_kernel
+from dpcore_triton.stream import cipher_words, programs_of
+from dpcore_triton.update import needs_general_denominator, update_numbers
 
 Tensor = torch.Tensor
-
-SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream")
 
 _KEPT = 64
 _checked: OrderedDict[tuple[Any, ...], torch.device] = OrderedDict()
@@ -111,7 +90,7 @@ def step(
             device,
         )
         launch(
-            _step_kernel,
+            step_kernel,
             (programs,),
             device,
             rows,
@@ -194,100 +173,3 @@ def _length(part: Any) -> int | None:
 def _tensors(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
     optional = [array for array in (slot.displacement, slot.scale, slot.square) if array is not None]
     return (slot.parameter, slot.total, *slot.filter_state, *slot.moments, *slot.noise_state, *optional)
-
-
-@kernel(*CIPHER, *SQUARE_CIPHER, "ring_place")
-def _step_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream,
-    s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream,
-    scale, square_scale, per_example, noise_taps, taps, derived, ring_taps, ring_place,
-    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, RING: tl.constexpr,
-    RING_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr,
-    SQUARE_RNG: tl.constexpr,
-    MOMENTS: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    row, start = locate(rows, row_of, 9 + RING_ORDER + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
-    if SQUARE_RNG is not None:
-        square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream)
-        z_square = normals(square_cipher, counters(row, start, BLOCKS), SQUARE_RNG)
-    if RNG is not None:
-        cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
-        z = normals(cipher, counters(row, start, BLOCKS), RNG)
-    place, low, high, origin = places(row, start, BLOCKS)
-    if RING is not None:
-        z = ring_elements(z, row + 9, origin + place, place, low, high, ring_taps, ring_place, RING_ORDER, RING)
-    total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
-    arrays = pointers(row, origin + place, 5, 4)
-    arrays += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER + ORDER + MOMENTS)
-    settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
-    scales = (scale, square_scale, per_example)
-    for word in tl.static_range(16):
-        step_elements(
-            None if RNG is None else z[word], None if SQUARE_RNG is None else z_square[word],
-            total + word * LANES, shifted(arrays, word * LANES), inside(place + word * LANES, low, high),
-            scales, noise_taps, taps, settings,
-            RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED,
-        )  # fmt: skip
-
-
-@jit
-def step_elements(
-    z, z_square, total, arrays, mask, scales, noise_taps, taps, settings,
-    RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
-    ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr,
-):  # fmt: skip
-    """Step the elements that `total` and `arrays` point to; `z` and `z_square` are None where none are drawn."""
-    parameter, displacement, scale, square, states = arrays[0], arrays[1], arrays[2], arrays[3], arrays[4:]
-    noise_state, filter_state = states[:NOISE_ORDER], states[NOISE_ORDER : NOISE_ORDER + ORDER]
-    g = _average(z, total, scale, noise_state, mask, scales, noise_taps, NOISE_NB, SCALED)
-    y = _filtered(g, filter_state, mask, taps, FILTERS)
-    h = None
-    if SQUARE != "filtered":
-        h = _square(g, z_square, total, scale, square, mask, scales, SQUARE, SCALED)
-    before = tl.load(parameter, mask=mask, other=0.0)
-    x = update_elements(RULE, before, y, h, states[NOISE_ORDER + ORDER :], mask, settings, GENERAL)
-    tl.store(parameter, x, mask=mask)
-    if DISPLACED:
-        tl.store(displacement, x - before, mask=mask)
-
-
-@jit
-def _average(z, total, scale, noise_state, mask, scales, taps, NOISE_NB: tl.constexpr, SCALED: tl.constexpr):
-    """Return the private average, in the coordinates of the parameter."""
-    average = tl.load(total, mask=mask, other=0.0)
-    if z is not None:
-        n = z
-        if NOISE_NB > 0:
-            n = recurrence_elements(z, noise_state, mask, taps, NOISE_NB)
-        average += scales[0] * n.to(tl.float64)
-    g = (average * scales[2]).to(tl.float32)
-    if SCALED:
-        g = tl.div_rn(g, tl.load(scale, mask=mask, other=1.0))
-    return g
-
-
-@jit
-def _filtered(g, states, mask, taps, FILTERS: tl.constexpr):
-    """Return the output of the chain of filters."""
-    y = g
-    for k in tl.static_range(len(FILTERS)):
-        own = states[FILTERS[k][3] : FILTERS[k][4]]
-        y = recurrence_elements(y, own, mask, taps[FILTERS[k][0] : FILTERS[k][1]], FILTERS[k][2])
-    return y
-
-
-@jit
-def _square(g, z, total, scale, square, mask, scales, SQUARE: tl.constexpr, SCALED: tl.constexpr):
-    """Return what enters the second moment."""
-    if SQUARE == "released":
-        return g * g
-    elif SQUARE == "given":
-        return tl.load(square, mask=mask, other=0.0)
-    else:
-        q = tl.load(total, mask=mask, other=0.0) * scales[2]
-        if SCALED:
-            q = q / tl.load(scale, mask=mask, other=1.0).to(tl.float64)
-        h = q * q
-        if z is not None:
-            h += scales[1] * z.to(tl.float64)
-        return h.to(tl.float32)

@@ -17,7 +17,7 @@ TILE = tl.constexpr(spec.TILE)
 
 # Key, row and stream travel as kernel arguments: they sit in constant memory, cost no register, and no copy of the key
 # is left behind in recycled device memory.
-CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream")
+CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream", "one")
 
 
 def words(
@@ -33,10 +33,10 @@ def words(
 
 
 def cipher_words(key: bytes, row: int, stream: int, start: int, size: int, rng: str) -> tuple[int, ...]:
-    """Return key, row and stream as kernels take them: bits of signed integers, so that their type never changes."""
+    """Return key, row, stream and 1 as kernels take them: bits of signed integers, so that their type never changes."""
     check_key(key)
     check_range(row, stream, start, size, rng)
-    return struct.unpack("<10i", key + struct.pack("<II", row, stream))
+    return *struct.unpack("<10i", key + struct.pack("<II", row, stream)), 1
 
 
 def programs_of(first: int, size: int) -> int:
@@ -47,10 +47,10 @@ def programs_of(first: int, size: int) -> int:
 
 @kernel(*CIPHER)
 def _words_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream,
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one,
     TAIL: tl.constexpr, RNG: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream)
+    cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
     row, start = locate(rows, row_of, 4, BLOCKS)
     place, low, high, origin = places(row, start, BLOCKS)
     block = cipher_block(cipher, counters(row, start, BLOCKS), TAIL, RNG)
@@ -93,6 +93,12 @@ def places(row, start, BLOCKS: tl.constexpr):
 
 
 @jit
+def whole_places(BLOCKS: tl.constexpr):
+    """Return how many places the tiles of a program have."""
+    return (BLOCKS + LANES - 1) // LANES * TILE
+
+
+@jit
 def inside(place, low, high):
     """Return which places lie in the tensor."""
     return (place >= low) & (place < high)
@@ -107,10 +113,14 @@ def cipher_block(cipher, counter, TAIL: tl.constexpr, RNG: tl.constexpr):
         return chacha20_block(cipher, counter, TAIL)
 
 
+# The cipher's additions multiply by `one`, an argument of 1 that the compiler does not know to be 1: so they become
+# multiply-adds, which the device starts beside the exclusive ors and rotations, on the pipe of the multipliers.
+
+
 @jit
 def chacha20_block(cipher, counter, TAIL: tl.constexpr):
     """RFC 8439, section 2.3."""
-    zero = counter ^ counter
+    zero, one = counter ^ counter, cipher[10].to(tl.uint32, bitcast=True)
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     i4, i5, i6, i7 = fill(zero, cipher[0]), fill(zero, cipher[1]), fill(zero, cipher[2]), fill(zero, cipher[3])
     i8, i9, i10, i11 = fill(zero, cipher[4]), fill(zero, cipher[5]), fill(zero, cipher[6]), fill(zero, cipher[7])
@@ -118,17 +128,19 @@ def chacha20_block(cipher, counter, TAIL: tl.constexpr):
     x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, i4, i5, i6, i7
     x8, x9, x10, x11, x12, x13, x14, x15 = i8, i9, i10, i11, i12, i13, i14, i15
     for _ in range(10):
-        x0, x4, x8, x12 = quarter_round(x0, x4, x8, x12)
-        x1, x5, x9, x13 = quarter_round(x1, x5, x9, x13)
-        x2, x6, x10, x14 = quarter_round(x2, x6, x10, x14)
-        x3, x7, x11, x15 = quarter_round(x3, x7, x11, x15)
-        x0, x5, x10, x15 = quarter_round(x0, x5, x10, x15)
-        x1, x6, x11, x12 = quarter_round(x1, x6, x11, x12)
-        x2, x7, x8, x13 = quarter_round(x2, x7, x8, x13)
-        x3, x4, x9, x14 = quarter_round(x3, x4, x9, x14)
+        x0, x4, x8, x12 = quarter_round(x0, x4, x8, x12, one)
+        x1, x5, x9, x13 = quarter_round(x1, x5, x9, x13, one)
+        x2, x6, x10, x14 = quarter_round(x2, x6, x10, x14, one)
+        x3, x7, x11, x15 = quarter_round(x3, x7, x11, x15, one)
+        x0, x5, x10, x15 = quarter_round(x0, x5, x10, x15, one)
+        x1, x6, x11, x12 = quarter_round(x1, x6, x11, x12, one)
+        x2, x7, x8, x13 = quarter_round(x2, x7, x8, x13, one)
+        x3, x4, x9, x14 = quarter_round(x3, x4, x9, x14, one)
     return (
-        x0 + i0, x1 + i1, x2 + i2, x3 + i3, x4 + i4, x5 + i5, x6 + i6, x7 + i7,
-        x8 + i8, x9 + i9, x10 + i10, x11 + i11, x12 + i12, x13 + i13, x14 + i14, x15 + i15,
+        x0 * one + i0, x1 * one + i1, x2 * one + i2, x3 * one + i3,
+        x4 * one + i4, x5 * one + i5, x6 * one + i6, x7 * one + i7,
+        x8 * one + i8, x9 * one + i9, x10 * one + i10, x11 * one + i11,
+        x12 * one + i12, x13 * one + i13, x14 * one + i14, x15 * one + i15,
     )  # fmt: skip
 
 
@@ -139,18 +151,18 @@ def fill(zero, word):
 
 
 @jit
-def quarter_round(a, b, c, d):
+def quarter_round(a, b, c, d, one):
     """RFC 8439, section 2.1."""
-    a += b
+    a = b * one + a
     d ^= a
     d = (d << 16) | (d >> 16)
-    c += d
+    c = d * one + c
     b ^= c
     b = (b << 12) | (b >> 20)
-    a += b
+    a = b * one + a
     d ^= a
     d = (d << 8) | (d >> 24)
-    c += d
+    c = d * one + c
     b ^= c
     b = (b << 7) | (b >> 25)
     return a, b, c, d

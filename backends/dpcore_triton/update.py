@@ -12,7 +12,7 @@ import triton.language as tl
 
 from dpcore.spec.check import check_update
 from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, UpdateSettings
-from dpcore_triton.filter import pointers
+from dpcore_triton.filter import loaded, pointers, store
 from dpcore_triton.launch import (
     ELEMENTS,
     common_device,
@@ -83,8 +83,9 @@ def _update_kernel(
     square = None
     if SQUARE:
         square = tl.load(read[1], mask=mask, other=0.0)
-    x = update_elements(RULE, x, g, square, moments, mask, settings_of(derived), GENERAL)
-    tl.store(parameter, x, mask=mask)
+    moved = update_elements(RULE, x, g, square, loaded(moments, mask), settings_of(derived), GENERAL)
+    tl.store(parameter, moved[0], mask=mask)
+    store(moments, moved[1:], mask)
 
 
 @jit
@@ -97,8 +98,8 @@ def settings_of(derived):
 
 
 @jit
-def update_elements(RULE: tl.constexpr, x, g, square, moments, mask, settings, GENERAL: tl.constexpr):
-    """Return the new parameter; moments in place, where their pointers point."""
+def update_elements(RULE: tl.constexpr, x, g, square, moments, settings, GENERAL: tl.constexpr):
+    """Return the new parameter, then the new moments."""
     rate, keep, decay, beta1, rest1, beta2, rest2, unbias2, eps, bias, floor2, stride, coupling, rest = settings
     if RULE == "adamw":
         x *= keep
@@ -107,40 +108,37 @@ def update_elements(RULE: tl.constexpr, x, g, square, moments, mask, settings, G
         g = tl.where(decay != 0, g + decay * x, g)
 
     if RULE == "sgd":
-        x -= rate * g
-    elif RULE == "momentum" or RULE == "nesterov":
-        m = beta1 * tl.load(moments[0], mask=mask, other=0.0) + g
-        tl.store(moments[0], m, mask=mask)
-        if RULE == "nesterov":
-            m = g + beta1 * m
-        x -= rate * m
+        return (x - rate * g,)
+    elif RULE == "momentum":
+        m = beta1 * moments[0] + g
+        return x - rate * m, m
+    elif RULE == "nesterov":
+        m = beta1 * moments[0] + g
+        return x - rate * (g + beta1 * m), m
     elif RULE == "accelerated":
-        z = tl.load(moments[0], mask=mask, other=0.0) - rate * g
+        z = moments[0] - rate * g
         y = x - stride * g
-        tl.store(moments[0], z, mask=mask)
-        tl.store(moments[1], y, mask=mask)
-        x = rest * y + coupling * z
+        return rest * y + coupling * z, z, y
     elif RULE == "adagrad":
         h = g * g if square is None else square
-        v = tl.load(moments[0], mask=mask, other=0.0) + h
-        tl.store(moments[0], v, mask=mask)
-        x -= rate * _quotient(g, v, bias, floor2, eps, GENERAL)
+        v = moments[0] + h
+        return x - rate * _quotient(g, v, bias, floor2, eps, GENERAL), v
     else:
         h = g * g if square is None else square
-        m = beta1 * tl.load(moments[0], mask=mask, other=0.0) + rest1 * g
-        v = beta2 * tl.load(moments[1], mask=mask, other=0.0) + rest2 * h
-        tl.store(moments[0], m, mask=mask)
-        tl.store(moments[1], v, mask=mask)
-        x -= _quotient(rate * m, v * unbias2, bias, floor2, eps, GENERAL)
-    return x
+        m = beta1 * moments[0] + rest1 * g
+        v = beta2 * moments[1] + rest2 * h
+        return x - _quotient(rate * m, v * unbias2, bias, floor2, eps, GENERAL), m, v
 
 
+# Root and quotient are the device's fast ones: at most 2^-23 and 2 ulps off (PTX: sqrt.approx.f32, div.full.f32, whose
+# divisor may not pass 2^126), where `dpcore.spec.agreement` grants 16. Rounded correctly, both would take half of
+# Adam's instructions. The interpreter rounds correctly.
 @jit
 def _quotient(numerator, u, bias, floor2, eps, GENERAL: tl.constexpr):
     """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0."""
     if GENERAL:
         least = tl.maximum(u - bias, floor2, propagate_nan=tl.PropagateNan.ALL)
-        denominator = tl.sqrt_rn(least) + eps
-        return tl.where(denominator != 0, tl.div_rn(numerator, denominator), 0.0)
+        denominator = tl.sqrt(least) + eps
+        return tl.where(denominator != 0, numerator / denominator, 0.0)
     else:
-        return tl.div_rn(numerator, tl.sqrt_rn(tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)) + eps)
+        return numerator / (tl.sqrt(tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)) + eps)

@@ -18,7 +18,7 @@ from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
 from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import Stream
-from dpcore.stages.clipping.blocks import Block, as_blocks, group_norms, scaled
+from dpcore.stages.clipping.blocks import Block, as_blocks, norms_of, scaled
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.build import state
@@ -81,8 +81,8 @@ class Mechanism(DrawnBatches):
         clip, grouping = self.plan.clip_at(*now), self.plan.grouping_at(*now)
         scales: list[Any] = [None] * len(blocks)
         if self.vectors.scales is not None and self.plan.scaled(self.step):
-            blocks, scales = scaled(blocks, self.vectors.scales)
-        norms = [group_norms(self.backend, blocks, members, scales) for members in grouping.members]
+            blocks, scales = scaled(blocks), self.vectors.scales
+        norms = norms_of(self.backend, blocks, grouping.members, scales)
         factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, blocks[0].dtype)
         weights: list[Any] = [None] * len(blocks)
         for members, factor in zip(grouping.members, factors, strict=True):

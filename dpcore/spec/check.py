@@ -71,8 +71,8 @@ def check_in_place(name: str, array: Any) -> None:
         )
 
 
-def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
-    """Refuse blocks that are not (B, d_l) of one B, and scales that are not (d_l,)."""
+def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
+    """Refuse blocks that are not (B, d_l) of one B, scales that are not (d_l,), and groups without a block."""
     if not rows:
         raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
     for index, block in enumerate(rows):
@@ -83,7 +83,14 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None) -> None:
     if scale is not None:
         check_count("scale", scale, len(rows), "one for each block of rows")
         for index, vector in enumerate(scale):
-            check_float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
+            if vector is not None:
+                check_float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
+    if groups is not None:
+        check_count("groups", groups, len(rows), "one for each block of rows")
+        count = max(integer(0, group=group) for group in groups) + 1
+        missing = set(range(count)) - set(groups)
+        if missing:
+            raise ArgumentError(f"groups={list(groups)}: group {min(missing)} must have a block, as each below {count}")
 
 
 def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
@@ -105,9 +112,11 @@ def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], size
         integer(0, size=size)
 
 
-def check_weighted_sum(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> None:
+def check_weighted_sum(
+    rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any], scale: Sequence[Any] | None = None
+) -> None:
     """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
-    check_rows(rows, None)
+    check_rows(rows, scale)
     check_count("weights", weights, len(rows), "one for each block of rows")
     check_count("out", out, len(rows), "one for each block of rows")
     for index, block in enumerate(rows):

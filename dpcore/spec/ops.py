@@ -161,15 +161,15 @@ class Backend(PairOperations[A], Protocol[A]):
         smallest normal number). Any cut of a range into pieces gives the same bits.
         """
 
-    def row_norms(self, rows: Sequence[A], scale: Sequence[A] | None = None) -> A:
+    def row_norms(self, rows: Sequence[A], scale: Sequence[A | None] | None = None) -> A:
         """Return the L2 norm of each example's vector: (B,) float64.
 
         Parameters
         ----------
         rows : sequence of (B, d_l) arrays
             The blocks of the B vectors, float32 or float64; the norm is that of their concatenation.
-        scale : sequence of (d_l,) arrays, optional
-            Coordinates are multiplied by it first.
+        scale : sequence of (d_l,) arrays or None, optional
+            Coordinates are multiplied by it first, in float64.
 
         Guarantees
         ----------
@@ -177,6 +177,15 @@ class Backend(PairOperations[A], Protocol[A]):
         backend that adds squares in less than float64 raises the result by what that may lose. So for every finite
         float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite
         norm.
+        """
+
+    def group_norms(
+        self, rows: Sequence[A], groups: Sequence[int], scale: Sequence[A | None] | None = None
+    ) -> Sequence[A]:
+        """Return `row_norms` of the blocks of each group: G arrays (B,) float64.
+
+        ``groups[l]`` is the number of the l-th block's group; each of 0 .. G - 1 has a block. A block without a scale
+        has None.
         """
 
     def clip_factors(
@@ -202,8 +211,14 @@ class Backend(PairOperations[A], Protocol[A]):
         raised N is at most C. An example with a non-finite norm in *any* group has factor 0 in all.
         """
 
-    def weighted_sum(self, rows: Sequence[A], weights: Sequence[A], out: Sequence[A]) -> None:
-        """Add ``sum_i weights[l][i] * rows[l][i]`` to ``out[l]``, in place.
+    def weighted_sum(
+        self,
+        rows: Sequence[A],
+        weights: Sequence[A],
+        out: Sequence[A],
+        scale: Sequence[A | None] | None = None,
+    ) -> None:
+        """Add ``sum_i weights[l][i] * rows[l][i]`` to ``out[l]``, in place; rows times ``scale[l]`` where it is given.
 
         Parameters
         ----------
@@ -211,6 +226,8 @@ class Backend(PairOperations[A], Protocol[A]):
         weights : sequence of (B,) arrays of the rows' dtype
         out : sequence of (d_l,) float64 arrays, in place
             Contiguous.
+        scale : sequence of (d_l,) arrays or None, optional
+            Of the rows' dtype. A scaled entry is a product in float64, exact for float32, here as in `row_norms`.
 
         Guarantees
         ----------

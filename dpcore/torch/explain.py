@@ -77,7 +77,7 @@ def _layers(
     backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
     left: list[Any] = [None] * len(blocks)
     if scales is not None:
-        blocks, left = scaled(blocks, scales)
+        blocks, left = scaled(blocks), scales
     layers, times = [], []
     for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
         spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)

@@ -36,24 +36,35 @@ examples = st.sampled_from([0, 1, 2, 31, 33, 64])
 widths = st.lists(small_sizes, min_size=1, max_size=3)
 
 
+def assert_norms_agree(got: np.ndarray, expected: np.ndarray, size: int) -> None:
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+    finite = np.isfinite(expected)
+    # Each lies within (d + 8) 2^-53 of the true norm, or is raised.
+    error = 2 * (size + 8) * 2.0**-53
+    assert (got[finite] >= expected[finite] * (1 - error)).all()
+    assert (got[finite] <= expected[finite] * (1 + error + RAISED[BACKEND])).all()
+
+
 @few
 @given(seeds, examples, widths, st.booleans(), st.booleans())
 def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
     backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
-    scale = [floats(rng, size) for size in sizes] if scaled else None
+    scale = [floats(rng, size) if rng.random() < 0.7 else None for size in sizes] if scaled else None
     on_device = [backend.from_numpy(block) for block in rows]
-    sent_scale = None if scale is None else [backend.from_numpy(vector) for vector in scale]
-    got = backend.to_numpy(backend.row_norms(on_device, sent_scale))
-    assert got.dtype == np.float64
+    sent_scale = None if scale is None else [None if v is None else backend.from_numpy(v) for v in scale]
+    groups = rng.permutation(len(sizes)) % rng.integers(1, len(sizes) + 1)
+    groups = [int(group) for group in groups]
+    got = [backend.row_norms(on_device, sent_scale), *backend.group_norms(on_device, groups, sent_scale)]
     with np.errstate(all="ignore"):
-        expected = reference.row_norms(rows, scale)
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
-    finite = np.isfinite(expected)
-    # Each lies within (d + 8) 2^-53 of the true norm, or is raised.
-    error = 2 * (sum(sizes) + 8) * 2.0**-53
-    assert (got[finite] >= expected[finite] * (1 - error)).all()
-    assert (got[finite] <= expected[finite] * (1 + error + RAISED[BACKEND])).all()
+        expected = [reference.row_norms(rows, scale), *reference.group_norms(rows, groups, scale)]
+        for group, found in enumerate(expected[1:]):
+            own = [i for i, each in enumerate(groups) if each == group]
+            alone = reference.row_norms([rows[i] for i in own], None if scale is None else [scale[i] for i in own])
+            np.testing.assert_array_equal(found, alone)
+    for ours, theirs in zip(map(backend.to_numpy, got), expected, strict=True):
+        assert_norms_agree(ours, theirs, sum(sizes))
     for block, sent in zip(rows, on_device, strict=True):
         np.testing.assert_array_equal(backend.to_numpy(sent), block)
 
@@ -122,8 +133,8 @@ def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> No
 
 
 @few
-@given(seeds, examples, widths, st.booleans())
-def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: bool) -> None:
+@given(seeds, examples, widths, st.booleans(), st.booleans())
+def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
     backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
     weights = [writable(floats(rng, count)) for _ in sizes]
@@ -132,18 +143,34 @@ def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], special: b
         # A clip gives weight 0 to every row that is not finite.
         weight[~np.isfinite(block).all(axis=1)] = 0
         weight[rng.random(count) < 0.2] = 0
-    sent = [[backend.from_numpy(array) for array in arrays] for arrays in (rows, weights, out)]
+    scale = [floats(rng, size) if scaled and rng.random() < 0.7 else None for size in sizes]
+    sent = [
+        [None if array is None else backend.from_numpy(array) for array in arrays]
+        for arrays in (rows, weights, out, scale)
+    ]
     with np.errstate(all="ignore"):
-        terms = [
-            np.abs(total) + np.abs(weight[weight != 0]).astype(np.float64) @ np.abs(block[weight != 0])
-            for block, weight, total in zip(rows, weights, out, strict=True)
-        ]
-        reference.weighted_sum(rows, weights, out)
+        factors = [np.ones(size) if v is None else v.astype(np.float64) for size, v in zip(sizes, scale, strict=True)]
+        used = [weight != 0 for weight in weights]
+        vectors = [block[own] * factor for block, own, factor in zip(rows, used, factors, strict=True)]
+        wide = [weight[own].astype(np.float64) for weight, own in zip(weights, used, strict=True)]
+        terms = [np.abs(t) + np.abs(w) @ np.abs(v) for t, w, v in zip(out, wide, vectors, strict=True)]
+        sums = [t + w @ v for t, w, v in zip(out, wide, vectors, strict=True)]
+        reference.weighted_sum(rows, weights, out, scale)
+    for found, expected, allowed in zip(out, sums, terms, strict=True):
+        assert_agree("weighted_sum", found, expected, allowed)
     backend.weighted_sum(*sent)
     for got, expected, allowed in zip(sent[2], out, terms, strict=True):
         assert_agree("weighted_sum", backend.to_numpy(got), expected, allowed)
     for given_, read in zip([*rows, *weights], [*sent[0], *sent[1]], strict=True):
         np.testing.assert_array_equal(backend.to_numpy(read), given_)
+
+
+def test_a_group_without_a_block_is_refused() -> None:
+    backend = load_backend(BACKEND)
+    rows = [backend.from_numpy(np.ones((2, 3), dtype=np.float32))] * 2
+    for groups, text in (([0, 2], "group 1 must have a block"), ([0], r"len\(groups\)=1"), ([0, -1], "group=-1")):
+        with pytest.raises(ArgumentError, match=text):
+            backend.group_norms(rows, groups)
 
 
 def test_rows_of_weight_zero_add_nothing() -> None:

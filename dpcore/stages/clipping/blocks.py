@@ -30,8 +30,8 @@ __all__ = [
     "add_sums",
     "as_block",
     "as_blocks",
-    "group_norms",
     "joined",
+    "norms_of",
     "of_units",
     "scaled",
 ]
@@ -147,41 +147,52 @@ def _side_by_side(blocks: list[Any]) -> Any:
     return blocks[0].beside(blocks[1]) if len(blocks) == 2 else blocks[0] if blocks else None
 
 
-def scaled(blocks: Sequence[Block], scales: Sequence[Any]) -> tuple[list[Block], list[Any]]:
-    """Return the blocks, with the scale in those that are rows anyway, and the scales that the others still need.
-
-    A matrix that is both a table and a layer's has no formula with a scale, and becomes rows.
-    """
-    found, left = list(blocks), list(scales)
-    for i, block in enumerate(blocks):
-        if isinstance(block, Rows | Tied):
-            found[i], left[i] = Rows(block.rows()).scaled(scales[i]), None
-    return found, left
+def scaled(blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks that all take a scale: a matrix that is both a table and a layer's has no formula with one."""
+    return [Rows(block.rows()) if isinstance(block, Tied) else block for block in blocks]
 
 
-def group_norms(backend: Backend[Any], blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> Any:
-    """Return N_i of the concatenation of some tensors' blocks, (B,) float64.
+def norms_of(
+    backend: Backend[Any], blocks: Sequence[Block], groups: Sequence[Sequence[int]], scales: Sequence[Any]
+) -> list[Any]:
+    """Return N_i of the concatenation of some tensors' blocks, for each group of tensors (B,) float64.
 
     Parameters
     ----------
     backend : Backend
     blocks : sequence of Block
         One for each tensor.
-    members : sequence of int
-        Which of them belong to the group.
+    groups : sequence of sequences of int
+        Which of them belong to each group.
     scales : sequence of (d_l,) arrays or None
         One for each tensor: what its block is multiplied by.
 
     Notes
     -----
+    The rows of a group are one vector, whose norm the port takes at once, and of all groups in one operation.
+    """
+    rows, found = list[tuple[int, int]](), list[list[Any]]()
+    for members in groups:
+        own, others = _apart(blocks, members)
+        rows += [(len(found), i) for i in own]
+        found.append([blocks[i].norms(backend, scales[i]) for i in others])
+    if rows:
+        with_rows = list(dict.fromkeys(group for group, _ in rows))
+        number = {group: k for k, group in enumerate(with_rows)}
+        values, given = [blocks[i].rows() for _, i in rows], [scales[i] for _, i in rows]
+        norms = backend.group_norms(values, [number[group] for group, _ in rows], given)
+        for group, norm in zip(with_rows, norms, strict=True):
+            found[group].insert(0, norm)
+    return [_together(norms) for norms in found]
+
+
+def _together(norms: Sequence[Any]) -> Any:
+    """Return the norm of vectors side by side, given theirs.
+
     With N_l the norm of member l, s the computed sum of the L norms and u = 2^-53, the result is ``s sqrt(sum_l (N_l /
     s)^2)``: relative to s no square overflows, and those that underflow are below 2^-1000 of the sum. Quotients,
-    squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised. The rows of a group
-    are one vector, whose norm `row_norms` takes at once.
+    squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised.
     """
-    rows, others = _apart(blocks, members, scales)
-    norms = [backend.row_norms([blocks[i].rows() for i in rows])] if rows else []
-    norms += [blocks[i].norms(backend, scales[i]) for i in others]
     if len(norms) == 1:
         return norms[0]
     with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
@@ -195,16 +206,17 @@ def add_sums(
     backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
 ) -> None:
     """Add each block's sum, weighted and times its scale, to the tensor's total: all rows by one operation."""
-    rows, others = _apart(blocks, range(len(blocks)), scales)
+    rows, others = _apart(blocks, range(len(blocks)))
     if rows:
-        backend.weighted_sum([blocks[i].rows() for i in rows], [weights[i] for i in rows], [totals[i] for i in rows])
+        values, given = [blocks[i].rows() for i in rows], [scales[i] for i in rows]
+        backend.weighted_sum(values, [weights[i] for i in rows], [totals[i] for i in rows], given)
     for i in others:
         blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
 
 
-def _apart(blocks: Sequence[Block], members: Sequence[int], scales: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return which members are rows with nothing left to scale, which one operation takes together, and the others."""
+def _apart(blocks: Sequence[Block], members: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Return which members are rows, which one operation takes together, and the others."""
     rows, others = list[int](), list[int]()
     for i in members:
-        (rows if isinstance(blocks[i], Rows) and scales[i] is None else others).append(i)
+        (rows if isinstance(blocks[i], Rows) else others).append(i)
     return rows, others

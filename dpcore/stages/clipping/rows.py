@@ -40,22 +40,17 @@ class Rows:
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""
-        return backend.row_norms([self.scaled(scale).values])
+        return backend.row_norms([self.values], [scale])
 
     def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
         """See `Block.add_sum`."""
-        backend.weighted_sum([self.scaled(scale).values], [weights], [out])
-
-    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
-    def scaled(self, scale: Any) -> Rows:
-        """Return the rows times a scale (d,) or None: formed, so that what is clipped is what is summed."""
-        return self if scale is None else Rows(self.values * scale)
+        backend.weighted_sum([self.values], [weights], [out], [scale])
 
     def rows(self) -> Any:
         """See `Block.rows`."""
         return self.values
 
-    @np.errstate(all="ignore")
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def weighted(self, weight: float) -> Rows:
         """See `Block.weighted`."""
         return self if weight == 1 else Rows(weight * self.values)

@@ -32,14 +32,30 @@ FEW_STEPS = {
     "step adam, everything: orders 1 and 2, noise of order 2", "step sgd, ring of 31",
 }  # fmt: skip
 
-CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream"), "i32")
-SQUARE_CIPHER = dict.fromkeys(("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream"), "i32")
+CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream", "one"), "i32")
+SQUARE_CIPHER = dict.fromkeys(
+    ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream", "square_one"), "i32"
+)
 TABLE = {"rows": "*i64", "row_of": "*i32"}
 
 
 def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     """Return title, kernel, types of its arguments, compile-time constants, elements of a thread's program."""
-    from dpcore_triton import clip, embedding, gram, launch, linear, noise, pairs, ring, step, stream, tied, update
+    from dpcore_triton import (
+        clip,
+        embedding,
+        gram,
+        launch,
+        linear,
+        noise,
+        pairs,
+        ring,
+        row_norms,
+        step,
+        stream,
+        tied,
+        update,
+    )
     from dpcore_triton import filter as filters
 
     def step_case(
@@ -60,7 +76,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             "SQUARE": "filtered", "SQUARE_RNG": None, "MOMENTS": UPDATE_RULES[rule], "GENERAL": False,
             "DISPLACED": False, "BLOCKS": launch.BLOCKS, **({} if ring else {"ring_taps": None}),
         }  # fmt: skip
-        return f"step {title}", step._step_kernel, types_, {**constants, **chosen}, 16 * launch.BLOCKS
+        return f"step {title}", step.step_kernel, types_, {**constants, **chosen}, 16 * launch.BLOCKS
 
     first = FilterCoefficients((1.0, 1.0), (1.0,))
     second, third = (FilterCoefficients((1.0, 1.0), (1.0,) * order) for order in (2, 3))
@@ -72,7 +88,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     tile = {"ROWS": launch.ROWS, "COLUMNS": launch.COLUMNS}
     tiled = launch.ROWS * launch.COLUMNS
     squares = {**TABLE, "partial": "*fp64", "examples": "i32"}
-    norms = {"partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
+    norms = {"firsts": "*i64", "partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
     factors = {"norms": "*fp64", "per_group": "*fp64", "factors": "*fp32", "groups": "i32", "examples": "i32"}
     columns = launch.COLUMNS
     one = {"row": "*i64", "taps": ("fp32",) * 6}
@@ -108,10 +124,11 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         step_case("adam, everything: orders 1 and 2, noise of order 2", "adam", (first, second), 2, **everything),
         ("normal", noise._normal_kernel, {**TABLE, **CIPHER}, {"RNG": "chacha20", **blocks}, block),
         ("words", stream._words_kernel, {**TABLE, **CIPHER}, {"TAIL": 0, "RNG": "chacha20", **blocks}, block),
-        ("row_norms: squares", clip._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
-        ("row_norms: norms", clip._norms_kernel, norms, tile, tiled),
+        ("row_norms: squares", row_norms._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
+        ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
-        ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, tile, tiled),
+        ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": False, **tile}, tiled),
+        ("weighted_sum, scale", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": True, **tile}, tiled),
         (
             "pairs: norms", pairs._bounds_kernel,
             {"numbers": "*i64", "squares": "*fp64", "lengths": "*fp64", "norms": "*fp64",
@@ -225,11 +242,11 @@ def bound_types() -> list[Any]:
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    from dpcore_triton.step import _step_kernel
+    from dpcore_triton.step_kernel import step_kernel
     from dpcore_triton.stream import cipher_words
 
     binder = create_function_from_signature(
-        _step_kernel.signature, _step_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
+        step_kernel.signature, step_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
     )
     table = torch.zeros(4, dtype=torch.int64)
     floats = torch.zeros(4)

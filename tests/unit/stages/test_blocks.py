@@ -21,8 +21,8 @@ from dpcore.stages.clipping.blocks import (
     Rows,
     Tied,
     add_sums,
-    group_norms,
     joined,
+    norms_of,
     of_units,
     scaled,
 )
@@ -152,16 +152,16 @@ def test_norms_and_sums_are_those_of_the_vectors(kind: str, with_scale: bool) ->
         np.testing.assert_allclose(out, expected + weights @ vectors, rtol=1e-9, atol=1e-9)
 
 
-def test_scaled_leaves_nothing_to_scale_in_rows_and_tied_matrices() -> None:
+def test_blocks_that_take_a_scale_are_scaled_exactly() -> None:
     blocks = [block_of(kind, seed) for seed, kind in enumerate(KINDS)]
     scales = list(np.exp(np.random.default_rng(0).normal(size=(4, SIZE * WIDTH))))
-    found, left = scaled(blocks, scales)
+    found = scaled(blocks)
     assert [type(block) for block in found] == [Rows, Linear, Embedding, Rows]
     vectors = [loop(block) * scale for block, scale in zip(blocks, scales, strict=True)]
-    norms = group_norms(PORT, found, (0, 1, 2, 3), left)
+    (norms,) = norms_of(PORT, found, [(0, 1, 2, 3)], scales)
     np.testing.assert_allclose(norms, np.linalg.norm(np.concatenate(vectors, axis=1), axis=1), rtol=1e-6)
     totals, weights = [np.zeros(SIZE * WIDTH) for _ in blocks], np.arange(EXAMPLES) + 0.5
-    add_sums(PORT, found, [weights] * 4, totals, left)
+    add_sums(PORT, found, [weights] * 4, totals, scales)
     np.testing.assert_allclose(totals, [weights @ each for each in vectors], rtol=1e-9, atol=1e-12)
 
 
@@ -181,35 +181,41 @@ NORMS = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.floats(-600, 600).m
 @given(st.lists(NORMS, min_size=1, max_size=6))
 def test_the_norm_of_a_group_is_a_tight_upper_bound(norms: list[float]) -> None:
     """Neither are large squares infinite, nor small ones lost."""
-    (found,) = group_norms(PORT, [Given(norm) for norm in norms], range(len(norms)), [None] * len(norms))
+    ((found,),) = norms_of(PORT, [Given(norm) for norm in norms], [range(len(norms))], [None] * len(norms))
     square = sum(Fraction(norm) ** 2 for norm in norms)
     assert square <= Fraction(float(found)) ** 2 <= square * (1 + Fraction(4 * len(norms) + 40, 2**53))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_the_norm_of_a_group_with_a_member_that_is_not_finite_is_not(value: float) -> None:
-    found = group_norms(PORT, [Given(1.0, value, 0.0), Given(2.0, 3.0, value), Given(0, 0, 0)], (0, 1, 2), [None] * 3)
+    given = [Given(1.0, value, 0.0), Given(2.0, 3.0, value), Given(0, 0, 0)]
+    (found,) = norms_of(PORT, given, [(0, 1, 2)], [None] * 3)
     np.testing.assert_array_equal(np.isfinite(found), [True, False, False])
 
 
-def test_rows_of_a_group_are_normed_and_summed_in_one_operation() -> None:
-    """A run by rows asks the port once a group, not once a tensor."""
+def test_rows_are_normed_and_summed_in_one_operation_whatever_the_groups() -> None:
+    """A run by rows asks the port once a micro-batch, not once a tensor or a group."""
     calls: list[tuple[str, int]] = []
 
-    def row_norms(rows: list[Any]) -> np.ndarray:
+    def group_norms(rows: list[Any], groups: list[int], scale: Any) -> Any:
         calls.append(("norms", len(rows)))
-        return PORT.row_norms(rows)
+        return PORT.group_norms(rows, groups, scale)
 
-    def weighted_sum(rows: list[Any], weights: list[Any], out: list[Any]) -> None:
+    def weighted_sum(rows: list[Any], weights: list[Any], out: list[Any], scale: Any) -> None:
         calls.append(("sum", len(rows)))
-        PORT.weighted_sum(rows, weights, out)
+        PORT.weighted_sum(rows, weights, out, scale)
 
-    port: Any = SimpleNamespace(row_norms=row_norms, weighted_sum=weighted_sum, linear_norms=PORT.linear_norms,
+    port: Any = SimpleNamespace(group_norms=group_norms, weighted_sum=weighted_sum, linear_norms=PORT.linear_norms,
                                 linear_sum=PORT.linear_sum)  # fmt: skip
-    blocks = [block_of(kind, seed) for seed, kind in enumerate(("rows", "linear", "rows", "rows"))]
-    group_norms(port, blocks, (0, 1, 2), [None] * 4)
-    add_sums(port, blocks, [np.ones(EXAMPLES)] * 4, [np.zeros(SIZE * WIDTH) for _ in blocks], [None] * 4)
-    assert calls == [("norms", 2), ("sum", 3)]
+    kinds = ("rows", "linear", "rows", "linear", "rows")
+    blocks = [block_of(kind, seed) for seed, kind in enumerate(kinds)]
+    groups = [(3,), (0, 1, 2), (4,)]
+    found = norms_of(port, blocks, groups, [None] * 5)
+    add_sums(port, blocks, [np.ones(EXAMPLES)] * 5, [np.zeros(SIZE * WIDTH) for _ in blocks], [None] * 5)
+    assert calls == [("norms", 3), ("sum", 3)]
+    for norms, members in zip(found, groups, strict=True):
+        whole = np.concatenate([loop(blocks[i]) for i in members], axis=1)
+        np.testing.assert_allclose(norms, np.linalg.norm(whole, axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

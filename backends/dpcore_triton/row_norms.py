@@ -1,0 +1,136 @@
+"""The norms of per-example vectors."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+
+from dpcore.spec.check import check_rows
+from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, table
+
+Tensor = torch.Tensor
+Scales = Sequence[Tensor | None] | None
+
+
+def row_norms(rows: Sequence[Tensor], scale: Scales = None) -> Tensor:
+    """See `dpcore.spec.ops.Backend.row_norms`."""
+    check_rows(rows, scale)
+    return _norms(rows, [0] * len(rows), scale)[0]
+
+
+def group_norms(rows: Sequence[Tensor], groups: Sequence[int], scale: Scales = None) -> tuple[Tensor, ...]:
+    """See `dpcore.spec.ops.Backend.group_norms`."""
+    check_rows(rows, scale, groups)
+    return _norms(rows, groups, scale).unbind()
+
+
+def _norms(rows: Sequence[Tensor], groups: Sequence[int], scale: Scales) -> Tensor:
+    """Return the norms of all groups, (G, B), in two launches.
+
+    Each program writes the float64 sum of squares of its coordinates, a second kernel adds those of an example and a
+    group: no atomics, so that the result is the same every time.
+    """
+    float32_only(rows=rows, scale=present(scale))
+    device = common_device(rows=rows, scale=present(scale))
+    order = sorted(range(len(rows)), key=lambda index: groups[index])
+    blocks, scales = [dense_rows(rows[index]) for index in order], vectors(scale, order)
+    parts_of = [-(-block.shape[1] // COLUMNS) for block in blocks]
+    on_device, row_of, parts = table(
+        [
+            (block.data_ptr(), block.stride(0), block.shape[1], address(vector))
+            for block, vector in zip(blocks, scales, strict=True)
+        ],
+        parts_of,
+        device,
+    )
+    examples, count = rows[0].shape[0], max(groups) + 1
+    parts_of_groups = [sum(p for i, p in zip(order, parts_of, strict=True) if groups[i] == g) for g in range(count)]
+    firsts, _, _ = table([(own,) for own in parts_of_groups], parts_of_groups, device)
+    partial = torch.empty((examples, parts), dtype=torch.float64, device=device)
+    norms = torch.empty((count, examples), dtype=torch.float64, device=device)
+    shape = {"ROWS": ROWS, "COLUMNS": COLUMNS}
+    programs = -(-examples // ROWS)
+    # One axis: the others of a grid end at 65,535, which a large full batch would pass.
+    scaled = any(vector is not None for vector in scales)
+    launch(_squares_kernel, (parts * programs,), device, on_device, row_of, partial, examples, SCALED=scaled, **shape)
+    launch(_norms_kernel, (count * programs,), device, firsts, partial, norms, examples, parts, **shape)
+    return norms
+
+
+def present(vectors: Scales) -> list[Tensor]:
+    """Return those that are there."""
+    return [vector for vector in vectors or () if vector is not None]
+
+
+def vectors(vectors: Scales, order: Sequence[int]) -> list[Tensor | None]:
+    """Return contiguous vectors in this order, None where there is none."""
+    chosen = [None if vectors is None else vectors[index] for index in order]
+    return [None if vector is None else vector.detach().contiguous() for vector in chosen]
+
+
+def address(vector: Tensor | None) -> int:
+    """Return where a vector lies, 0 for none."""
+    return 0 if vector is None else vector.data_ptr()
+
+
+def dense_rows(block: Tensor) -> Tensor:
+    """Return the block with neighboring coordinates side by side; its rows may lie apart."""
+    block = block.detach()
+    return block if block.stride(1) == 1 or block.shape[1] < 2 else block.contiguous()
+
+
+# Loops over lengths known at launch only are `while` loops: Triton 3.6's interpreter cannot take them as a range's end
+# under NumPy 2.4.
+
+
+@kernel("examples")
+def _squares_kernel(
+    rows, row_of, partial, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    groups = (examples + ROWS - 1) // ROWS
+    parts, part = tl.num_programs(0) // groups, tl.program_id(0) // groups
+    row, columns = locate_columns(part, rows, row_of, 5, COLUMNS)
+    example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    mask = (example < examples)[:, None] & (columns < tl.load(row + 3))[None, :]
+    block = tl.load(row + 1).to(tl.pointer_type(tl.float32))
+    at = block + example[:, None] * tl.load(row + 2) + columns[None, :]
+    values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
+    if SCALED:
+        values *= scale_at(row + 4, columns, tl.load(row + 3))[None, :]
+    squares = tl.sum(values * values, axis=1)
+    tl.store(partial + example * parts + part, squares, mask=example < examples)
+
+
+@jit
+def scale_at(place, columns, size):
+    """Return the scale of `size` numbers whose address stands at `place`, float64; ones where there is none."""
+    where = tl.load(place)
+    size = tl.where(where != 0, size, 0)
+    return tl.load(where.to(tl.pointer_type(tl.float32)) + columns, mask=columns < size, other=1.0).to(tl.float64)
+
+
+@jit
+def locate_columns(program, rows, row_of, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the address of a program's row of the table, and the coordinates that it works on."""
+    row = rows + tl.load(row_of + program).to(tl.int64) * WIDTH
+    return row, (program - tl.load(row)) * COLUMNS + tl.arange(0, COLUMNS)
+
+
+@kernel("examples", "parts")
+def _norms_kernel(firsts, partial, norms, examples, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    programs = (examples + ROWS - 1) // ROWS
+    group = tl.program_id(0) // programs
+    example = (tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    start = tl.load(firsts + group * 2)
+    stop = start + tl.load(firsts + group * 2 + 1)
+    squares = tl.zeros((ROWS, COLUMNS), tl.float64)
+    while start < stop:
+        part = start + tl.arange(0, COLUMNS)
+        mask = (example < examples)[:, None] & (part < stop)[None, :]
+        squares += tl.load(partial + example[:, None] * parts + part[None, :], mask=mask, other=0.0)
+        start += COLUMNS
+    at = norms + group.to(tl.int64) * examples + example
+    tl.store(at, tl.sqrt(tl.sum(squares, axis=1)), mask=example < examples)

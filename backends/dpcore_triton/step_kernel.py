@@ -1,0 +1,166 @@
+"""The kernel of `dpcore_triton.step`: what a program does with its elements."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from dpcore_triton.filter import pointers, recurrence_elements
+from dpcore_triton.launch import jit, kernel
+from dpcore_triton.noise import normals
+from dpcore_triton.ring import ring_elements
+from dpcore_triton.stream import CIPHER, LANES, counters, inside, locate, places, whole_places
+from dpcore_triton.update import UPDATE_NUMBERS, settings_of, update_elements
+
+# Elements of a thread that are loaded together: the most of 4, 2 and 1 that leave, with the normals, so few registers.
+MOST_LOADED = tl.constexpr(52)
+
+SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream", "square_one")
+
+
+@kernel(*CIPHER, *SQUARE_CIPHER, "ring_place")
+def step_kernel(
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one,
+    s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream, square_one,
+    scale, square_scale, per_example, noise_taps, taps, derived, ring_taps, ring_place,
+    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, RING: tl.constexpr,
+    RING_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr,
+    SQUARE_RNG: tl.constexpr,
+    MOMENTS: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Draw the noise of a program's elements, then take their step; the arguments are those of `dpcore_triton.step`."""
+    row, start = locate(rows, row_of, 9 + RING_ORDER + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
+    z_square, z = None, None
+    if SQUARE_RNG is not None:
+        square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream, square_one)
+        z_square = normals(square_cipher, counters(row, start, BLOCKS), SQUARE_RNG)
+    if RNG is not None:
+        cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
+        z = normals(cipher, counters(row, start, BLOCKS), RNG)
+    place, low, high, origin = places(row, start, BLOCKS)
+    if RING is not None:
+        z = ring_elements(z, row + 9, origin + place, place, low, high, ring_taps, ring_place, RING_ORDER, RING)
+    total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
+    displacement, scale_and_square = pointers(row, origin + place, 6, 1), pointers(row, origin + place, 7, 2)
+    states = pointers(row, origin + place, 5, 1)
+    states += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER + ORDER + MOMENTS)
+    settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
+    arrays = (total, states, scale_and_square, displacement)
+    numbers = ((scale, square_scale, per_example), noise_taps, taps, settings)
+    if (low <= 0) & (high >= whole_places(BLOCKS)):
+        step_words(
+            z, z_square, arrays, place, low, high, numbers,
+            RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, False,
+        )  # fmt: skip
+    else:
+        step_words(
+            z, z_square, arrays, place, low, high, numbers,
+            RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, True,
+        )  # fmt: skip
+
+
+@jit
+def step_words(
+    z, z_square, arrays, place, low, high, numbers,
+    RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
+    ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Step the 16 elements of each block, so many at a time that their loads travel together.
+
+    Pointers come from integers, so that no load may pass a store: all of a group's loads come before its stores. Inside
+    of a tensor nothing is masked.
+    """
+    states = arrays[1]
+    reads = (arrays[0],) + states  # noqa: RUF005 - Triton knows no starred expression
+    if SCALED:
+        reads += arrays[2][:1]
+    if SQUARE == "given":
+        reads += arrays[2][1:]
+    normal_registers: tl.constexpr = 16 * ((z is not None) + (z_square is not None))
+    each: tl.constexpr = 1 + len(reads)
+    group: tl.constexpr = (
+        4 if normal_registers + 4 * each <= MOST_LOADED else 2 if normal_registers + 2 * each <= MOST_LOADED else 1
+    )
+    for first in tl.static_range(0, 16, group):
+        read = ()
+        for k in tl.static_range(group):
+            shift = (first + k) * LANES
+            read += (load_each(reads, shift, bound(place + shift, low, high, MASKED)),)  # type: ignore[assignment]
+        for k in tl.static_range(group):
+            shift = (first + k) * LANES
+            mask = bound(place + shift, low, high, MASKED)
+            after = step_elements(
+                None if z is None else z[first + k], None if z_square is None else z_square[first + k],
+                read[k], len(states), numbers,
+                RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL,
+            )  # fmt: skip
+            store_each(states, after, shift, mask)
+            if DISPLACED:
+                tl.store(arrays[3][0] + shift, after[0] - read[k][1], mask=mask)
+
+
+@jit
+def bound(place, low, high, MASKED: tl.constexpr):
+    """Return the mask of places at a tensor's edge."""
+    if MASKED:
+        return inside(place, low, high)
+    else:
+        return None
+
+
+@jit
+def load_each(places, shift, mask):
+    """Return the elements that lie `shift` further on than the pointers."""
+    values = ()
+    for k in tl.static_range(len(places)):
+        values += (tl.load(places[k] + shift, mask=mask),)  # type: ignore[assignment]
+    return values
+
+
+@jit
+def store_each(places, values, shift, mask):
+    """Store elements that lie `shift` further on than the pointers."""
+    for k in tl.static_range(len(places)):
+        tl.store(places[k] + shift, values[k], mask=mask)
+
+
+@jit
+def step_elements(
+    z, z_square, read, STATES: tl.constexpr, numbers,
+    RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
+    ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr,
+):  # fmt: skip
+    """Return the new parameter and states, given the total, these, and a scale and a square where there are any."""
+    total, states = read[0], read[1 : 1 + STATES]
+    scales, noise_taps, taps, settings = numbers[0], numbers[1], numbers[2], numbers[3]
+    average, kept = total, states[1 : 1 + NOISE_ORDER]
+    if z is not None:
+        n = z
+        if NOISE_NB > 0:
+            found = recurrence_elements(z, kept, noise_taps, NOISE_NB)
+            n, kept = found[0], found[1:]
+        average += scales[0] * n.to(tl.float64)
+    g = (average * scales[2]).to(tl.float32)
+    if SCALED:
+        g = tl.div_rn(g, read[1 + STATES])
+    y = g
+    for k in tl.static_range(len(FILTERS)):
+        own = states[1 + NOISE_ORDER + FILTERS[k][3] : 1 + NOISE_ORDER + FILTERS[k][4]]
+        found = recurrence_elements(y, own, taps[FILTERS[k][0] : FILTERS[k][1]], FILTERS[k][2])
+        y = found[0]
+        kept += found[1:]
+    h = None
+    if SQUARE == "released":
+        h = g * g
+    elif SQUARE == "given":
+        h = read[1 + STATES + SCALED]
+    elif SQUARE == "separate":
+        q = total * scales[2]
+        if SCALED:
+            q = q / read[1 + STATES].to(tl.float64)
+        h = q * q
+        if z_square is not None:
+            h += scales[1] * z_square.to(tl.float64)
+        h = h.to(tl.float32)
+    moved = update_elements(RULE, states[0], y, h, states[1 + NOISE_ORDER + ORDER :], settings, GENERAL)
+    return moved[:1] + kept + moved[1:]
