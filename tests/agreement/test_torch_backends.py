@@ -86,7 +86,7 @@ def test_bfloat16_agrees(backend: str) -> None:
         torch.testing.assert_close(a.float(), b.float(), rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", METHODS)
 def test_cuda_tensors_agree(name: str) -> None:
     want = train("numpy", METHODS[name](), "cpu")
@@ -95,7 +95,7 @@ def test_cuda_tensors_agree(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)  # the model itself runs in other kernels
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_cuda_model_under_a_cpu_backend_is_refused(backend: str) -> None:
     with pytest.raises(BackendError, match=r'dpcore\.set_backend\("triton"\)'):
