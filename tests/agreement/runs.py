@@ -12,6 +12,7 @@ import dpcore.torch
 from dpcore.stages.filters import OptimalFIR
 from dpcore.stages.strategies import NamedStrategy, in_blocks
 from dpcore.stages.updates.averaging import ExponentialAverage
+from dpcore.stages.updates.galore import GaLore
 from tests.unit.torch_runs import KEY
 
 Problem = Callable[[], tuple[nn.Module, torch.Tensor]]
@@ -28,6 +29,7 @@ METHODS: dict[str, Callable[[], dpcore.Method]] = {
     "memf": lambda: dpcore.methods.memf(lr=0.3, strategy=BANDED, base="momentum", **COMMON),
     "memf in blocks": lambda: dpcore.methods.memf(lr=0.3, strategy=in_blocks(NamedStrategy("tree"), 2), **COMMON),
     "optimal fir": lambda: dpcore.methods.doppler(lr=0.3, filter=OptimalFIR(3), **COMMON),
+    "galore": lambda: dpcore.methods.doppler(lr=0.3, galore=GaLore(2, every=2), **COMMON),
     "memf tree": lambda: dpcore.methods.memf(lr=0.3, strategy="tree", **COMMON),
     "srg_memf": lambda: dpcore.methods.srg_memf(lr=0.1, decay=0.5, strategy=BANDED, **COMMON),
     "accelerated_srgd": lambda: dpcore.methods.accelerated_srgd(lr=0.1, radius=1.5, **COMMON),
