@@ -8,25 +8,14 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests import device
+
 WANTS_GPU = os.environ.get("DPCORE_TEST_GPU") == "1"
-
-
-def _has_gpu() -> bool:
-    if not Path("/dev/nvidiactl").exists() and not WANTS_GPU:
-        return False  # spares every CPU run the import of torch
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
-
-
-HAS_GPU = _has_gpu()
+HAS_GPU = device.has_gpu(WANTS_GPU)
 
 # triton.jit reads the variable when it decorates: one process runs either the interpreter or the device, never both.
 # A value that is already there wins, so that the interpreter can be tried on a machine with a GPU.
@@ -47,10 +36,17 @@ settings.register_profile("mutation", settings.get_profile("ci"), **_QUICK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
+_stderr = pytest.StashKey[int]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to skip what was asked for: a GPU run without a GPU is a failure, not a green page of skips."""
+    """Refuse to skip or to interpret what was asked for: a GPU run without a GPU is no green page."""
     if WANTS_GPU and not HAS_GPU:
         raise pytest.UsageError("DPCORE_TEST_GPU=1: torch finds no CUDA device; unset it to run Triton's interpreter")
+    if WANTS_GPU and INTERPRETED:
+        raise pytest.UsageError("DPCORE_TEST_GPU=1: TRITON_INTERPRET=1 compiles no kernel; unset one of them")
+    if WANTS_GPU:
+        config.stash[_stderr] = device.kept_stderr()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -60,14 +56,20 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"triton: {mode}; gpu: {'yes' if HAS_GPU else 'no'}; omp threads: {threads}"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests where they cannot run, with the reason."""
-    if HAS_GPU and not INTERPRETED:
-        return
-    reason = "needs a CUDA device" if not HAS_GPU else "TRITON_INTERPRET=1: the kernels are not compiled"
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason=reason))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a GPU run repeats, before `-m` chooses by it."""
+    missing = None if HAS_GPU else "needs a CUDA device"
+    device.mark(items, "TRITON_INTERPRET=1: the kernels are not compiled" if HAS_GPU and INTERPRETED else missing)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> object:
+    """Let no compilation hang a GPU run."""
+    if _stderr not in item.config.stash:
+        return (yield)
+    with device.limited(device.SECONDS, device.GRACE, item.config.stash[_stderr]):
+        return (yield)
 
 
 # Which fork of the test's process this one is: the number of each ancestor among its parent's, and of those made here.

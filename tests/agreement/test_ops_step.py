@@ -515,7 +515,7 @@ def test_a_bad_slot_changes_nothing() -> None:
 # ----------------------------------------------------------------------------------------------------- on a GPU only
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 def test_millions_of_elements_agree() -> None:
     """Enough programs to run side by side: a race would show here, the interpreter runs them one after the other."""
     rng = np.random.default_rng(8)
@@ -527,7 +527,9 @@ def test_millions_of_elements_agree() -> None:
     assert_steps_agree(slots, arguments, [UpdateSettings(0.1, 0.01, 0.9, 0.999, 1e-8)] * 3, 2, **options)
 
 
-@pytest.mark.gpu
+# torch says of this mode that it is a prototype.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.cuda
 def test_steps_wait_for_nothing() -> None:
     """Neither clipping nor the step reads anything back: torch refuses every synchronization here."""
     import torch

@@ -103,6 +103,7 @@ def test_an_adaptive_clip_a_subspace_banded_noise_and_acceleration() -> None:
         passes(methods.accelerated_srgd(lr=0.1, noise_multiplier=2.0, variant=variant), ORDER)
 
 
+@pytest.mark.gpu
 def test_the_triton_backend() -> None:
     pytest.importorskip("triton")
     from dpcore.spec.backends import use_backend

@@ -130,6 +130,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(tmp_path, capsys):
     assert math.isinf(float(json.loads((out / "metrics.jsonl").read_text())["epsilon"]))
 
 
+@pytest.mark.gpu
 def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path, capsys):
     pytest.importorskip("triton")
     plan = ("--batch-size", "360", "--epsilon", "3", "--epochs", "1")

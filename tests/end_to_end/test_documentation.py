@@ -7,6 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
 import typer
 
 import dpcore

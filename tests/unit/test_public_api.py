@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+pytest.importorskip("numpydoc")
 from numpydoc.docscrape import NumpyDocString
 
 import dpcore

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as theirs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytest.importorskip("dp_accounting")
+from dp_accounting.pld import privacy_loss_distribution as theirs
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian

@@ -6,6 +6,8 @@ import builtins
 from typing import Any
 
 import pytest
+
+pytest.importorskip("dp_accounting")
 from dp_accounting import NeighboringRelation, dp_event
 
 from dpcore.accounting import Composed, Event, Gaussian, events, neighboring_relation, to_dp_accounting

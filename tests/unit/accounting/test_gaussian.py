@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
-import mpmath
 import pytest
-from dp_accounting import dp_event, gaussian_mechanism
-from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("mpmath")
+pytest.importorskip("dp_accounting")
+import mpmath
+from dp_accounting import dp_event, gaussian_mechanism
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, PoissonSampledGaussian

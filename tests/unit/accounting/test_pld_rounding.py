@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 from scipy.fft import irfft, next_fast_len, rfft
+
+pytest.importorskip("mpmath")
+import mpmath
 
 from dpcore import accounting
 from dpcore.accounting.events import PoissonSampledGaussian

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import math
 
-import mpmath
 import numpy as np
 import pytest
-from dp_accounting import dp_event
-from dp_accounting.rdp import rdp_privacy_accountant as reference
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("mpmath")
+pytest.importorskip("dp_accounting")
+import mpmath
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant as reference
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian, RdpAccountant

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("typer")
+
 from dpcore.cli.train.settings import DEFAULT_LR, Settings
 from dpcore.errors import ArgumentError
 from dpcore.methods import METHODS

@@ -53,6 +53,7 @@ def test_one_example_moves_a_very_large_sum_by_its_clip_norm(examples: int, dime
     assert rounding(examples) < 1e-3
 
 
+@pytest.mark.gpu
 def test_one_example_moves_a_sum_by_its_clip_norm_under_triton() -> None:
     pytest.importorskip("triton")
     rows = regression(3000, 5)
