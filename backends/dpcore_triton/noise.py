@@ -21,14 +21,13 @@ from dpcore.spec.validate import choice
 from dpcore_triton.launch import BLOCKS, default_device, jit, kernel, launch, table
 from dpcore_triton.stream import (
     CIPHER,
-    LANES,
     cipher_block,
     cipher_words,
     counters,
-    inside,
     locate,
     places,
     programs_of,
+    store_words,
 )
 
 TAIL_BOUND = tl.constexpr(4096)
@@ -63,8 +62,7 @@ def _normal_kernel(
     z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
     out = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + (origin + place)
-    for word in tl.static_range(16):
-        tl.store(out + word * LANES, z[word], mask=inside(place + word * LANES, low, high))
+    store_words(out, z, place, low, high, BLOCKS)
 
 
 @jit

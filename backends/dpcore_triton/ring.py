@@ -28,7 +28,7 @@ from dpcore_triton.launch import (
     table,
     written_back,
 )
-from dpcore_triton.stream import LANES, inside
+from dpcore_triton.stream import LANES, bound
 
 
 def ring(x: torch.Tensor, vectors: Sequence[torch.Tensor], coefficients: RingCoefficients) -> torch.Tensor:
@@ -58,12 +58,14 @@ def _ring_kernel(row, taps, place, ORDER: tl.constexpr, KEEPS: tl.constexpr, ELE
     mask = i < tl.load(row + 1)
     x, y = pointers(row, i, 2, 2)
     found = ring_elements((tl.load(x, mask=mask, other=0.0),), row + 4, i, i, 0, tl.load(row + 1), taps, place,
-                          ORDER, KEEPS)  # fmt: skip
+                          ORDER, KEEPS, True)  # fmt: skip
     tl.store(y, found[0], mask=mask)
 
 
 @jit
-def ring_elements(x, ring, index, first, low, high, taps, place, ORDER: tl.constexpr, KEEPS: tl.constexpr):
+def ring_elements(
+    x, ring, index, first, low, high, taps, place, ORDER: tl.constexpr, KEEPS: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """Take one step for a tuple of elements, each LANES further on than the one before; return its outputs.
 
     `ring` points to the addresses of the vectors, and `index` is where the first elements stand in them; those are
@@ -75,8 +77,8 @@ def ring_elements(x, ring, index, first, low, high, taps, place, ORDER: tl.const
         vector = tl.load(ring + (place + ORDER - j) % ORDER).to(tl.pointer_type(tl.float32)) + index
         added = ()
         for word in tl.static_range(len(x)):
-            mask = inside(first + word * LANES, low, high)
-            added += (y[word] + weight * tl.load(vector + word * LANES, mask=mask, other=0.0),)  # type: ignore[assignment]
+            mask = bound(first + word * LANES, low, high, MASKED)
+            added += (y[word] + weight * tl.load(vector + word * LANES, mask=mask),)  # type: ignore[assignment]
         y = added
     normalizer, divided = tl.load(taps), ()
     for word in tl.static_range(len(x)):
@@ -85,5 +87,5 @@ def ring_elements(x, ring, index, first, low, high, taps, place, ORDER: tl.const
         vector = tl.load(ring + place).to(tl.pointer_type(tl.float32)) + index
         kept = divided if KEEPS == "output" else x
         for word in tl.static_range(len(x)):
-            tl.store(vector + word * LANES, kept[word], mask=inside(first + word * LANES, low, high))
+            tl.store(vector + word * LANES, kept[word], mask=bound(first + word * LANES, low, high, MASKED))
     return divided

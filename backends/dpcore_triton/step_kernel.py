@@ -9,7 +9,7 @@ from dpcore_triton.filter import pointers, recurrence_elements
 from dpcore_triton.launch import jit, kernel
 from dpcore_triton.noise import normals
 from dpcore_triton.ring import ring_elements
-from dpcore_triton.stream import CIPHER, LANES, counters, inside, locate, places, whole_places
+from dpcore_triton.stream import CIPHER, LANES, bound, counters, interior, locate, places
 from dpcore_triton.update import UPDATE_NUMBERS, settings_of, update_elements
 
 # Elements of a thread that are loaded together: the most of 4, 2 and 1 that leave, with the normals, so few registers.
@@ -38,30 +38,29 @@ def step_kernel(
         cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
         z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
-    if RING is not None:
-        z = ring_elements(z, row + 9, origin + place, place, low, high, ring_taps, ring_place, RING_ORDER, RING)
     total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
     displacement, scale_and_square = pointers(row, origin + place, 6, 1), pointers(row, origin + place, 7, 2)
     states = pointers(row, origin + place, 5, 1)
     states += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER + ORDER + MOMENTS)
     settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
     arrays = (total, states, scale_and_square, displacement)
+    ring = (row + 9, origin + place, ring_place)
     numbers = ((scale, square_scale, per_example), noise_taps, taps, settings)
-    if (low <= 0) & (high >= whole_places(BLOCKS)):
+    if interior(low, high, BLOCKS):
         step_words(
-            z, z_square, arrays, place, low, high, numbers,
+            z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER, RING,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, False,
         )  # fmt: skip
     else:
         step_words(
-            z, z_square, arrays, place, low, high, numbers,
+            z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER, RING,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, True,
         )  # fmt: skip
 
 
 @jit
 def step_words(
-    z, z_square, arrays, place, low, high, numbers,
+    z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER: tl.constexpr, RING: tl.constexpr,
     RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
     ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -70,6 +69,8 @@ def step_words(
     Pointers come from integers, so that no load may pass a store: all of a group's loads come before its stores. Inside
     of a tensor nothing is masked.
     """
+    if RING is not None:
+        z = ring_elements(z, ring[0], ring[1], place, low, high, ring_taps, ring[2], RING_ORDER, RING, MASKED)
     states = arrays[1]
     reads = (arrays[0],) + states  # noqa: RUF005 - Triton knows no starred expression
     if SCALED:
@@ -97,15 +98,6 @@ def step_words(
             store_each(states, after, shift, mask)
             if DISPLACED:
                 tl.store(arrays[3][0] + shift, after[0] - read[k][1], mask=mask)
-
-
-@jit
-def bound(place, low, high, MASKED: tl.constexpr):
-    """Return the mask of places at a tensor's edge."""
-    if MASKED:
-        return inside(place, low, high)
-    else:
-        return None
 
 
 @jit

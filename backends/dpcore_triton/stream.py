@@ -54,10 +54,8 @@ def _words_kernel(
     row, start = locate(rows, row_of, 4, BLOCKS)
     place, low, high, origin = places(row, start, BLOCKS)
     block = cipher_block(cipher, counters(row, start, BLOCKS), TAIL, RNG)
-    out = tl.load(row + 3).to(tl.pointer_type(tl.int32)) + (origin + place)
-    for word in tl.static_range(16):
-        mask = inside(place + word * LANES, low, high)
-        tl.store(out + word * LANES, block[word].to(tl.int32, bitcast=True), mask=mask)
+    out = tl.load(row + 3).to(tl.pointer_type(tl.uint32)) + (origin + place)
+    store_words(out, block, place, low, high, BLOCKS)
 
 
 # A row of the table begins: first program, first element, number of elements. A tensor's blocks are counted from the
@@ -93,15 +91,35 @@ def places(row, start, BLOCKS: tl.constexpr):
 
 
 @jit
-def whole_places(BLOCKS: tl.constexpr):
-    """Return how many places the tiles of a program have."""
-    return (BLOCKS + LANES - 1) // LANES * TILE
-
-
-@jit
 def inside(place, low, high):
     """Return which places lie in the tensor."""
     return (place >= low) & (place < high)
+
+
+@jit
+def bound(place, low, high, MASKED: tl.constexpr):
+    """Return the mask of places at a tensor's edge; elsewhere none is needed."""
+    if MASKED:
+        return inside(place, low, high)
+    else:
+        return None
+
+
+@jit
+def interior(low, high, BLOCKS: tl.constexpr):
+    """Return whether all places of a program's tiles lie in the tensor."""
+    return (low <= 0) & (high >= (BLOCKS + LANES - 1) // LANES * TILE)
+
+
+@jit
+def store_words(out, values, place, low, high, BLOCKS: tl.constexpr):
+    """Store the 16 values of each block, masked at a tensor's edge only."""
+    if interior(low, high, BLOCKS):
+        for word in tl.static_range(16):
+            tl.store(out + word * LANES, values[word])
+    else:
+        for word in tl.static_range(16):
+            tl.store(out + word * LANES, values[word], mask=inside(place + word * LANES, low, high))
 
 
 @jit
