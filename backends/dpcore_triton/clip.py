@@ -26,7 +26,7 @@ from dpcore_triton.launch import (
     numbers,
     table,
 )
-from dpcore_triton.row_norms import Scales, address, dense_rows, locate_columns, present, scale_at, vectors
+from dpcore_triton.row_norms import Scales, address, contiguous, dense_rows, locate_columns, present, scale_at, vectors
 
 Tensor = torch.Tensor
 
@@ -121,7 +121,7 @@ def weighted_sum(
     float32_only(rows=rows, scale=present(scale))
     device = common_device(rows=rows, weights=weights, out=out, scale=present(scale))
     blocks, scales = [dense_rows(block) for block in rows], vectors(scale, range(len(rows)))
-    factors = [vector.detach().contiguous() for vector in weights]
+    factors = [contiguous(vector) for vector in weights]
     on_device, row_of, programs = table(
         [
             (block.data_ptr(), block.stride(0), block.shape[1], factor.data_ptr(), total.data_ptr(), address(vector))

@@ -23,6 +23,8 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
 # triton.jit reads this when it decorates: a process runs either the interpreter or the device, never both.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
+_KIND = "cpu" if INTERPRETED else "cuda"
+
 WARPS = 4
 # Cipher blocks (16 elements each) of a program. On the device a thread each: half a tile for four warps, chosen from
 # the compiled code (docs/kernels.md). The interpreter's time goes with the number of operations, hardly with their
@@ -85,24 +87,28 @@ def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
     ArgumentError
         If a tensor lies where kernels cannot reach it: kernels get addresses, and a wrong one is not caught later.
     """
-    expected: torch.device | None = None
+    devices = {tensor.device for tensors in lists.values() for tensor in tensors}
+    expected = default_device() if not devices else devices.pop() if len(devices) == 1 else None
+    if expected is not None and expected.type == _KIND:
+        return expected
+    expected = None
     for name, tensors in lists.items():
         for index, tensor in enumerate(tensors):
             device = tensor.device
-            if device.type != ("cpu" if INTERPRETED else "cuda"):
+            if device.type != _KIND:
                 here = "on the CPU, where TRITON_INTERPRET=1 runs the kernels" if INTERPRETED else "on a CUDA device"
                 raise ArgumentError(f"{name}[{index}].device={device}: must be {here}; use from_numpy or .to()")
             expected = device if expected is None else expected
             if device != expected:
                 raise ArgumentError(f"{name}[{index}].device={device}: must be {expected}, as the other arrays")
-    return default_device() if expected is None else expected
+    return default_device()
 
 
 def float32_only(**lists: Sequence[torch.Tensor]) -> None:
     """Refuse float64, which the kernels compute with only where float32 would lose digits."""
     for name, tensors in lists.items():
         for index, tensor in enumerate(tensors):
-            if tensor.dtype != torch.float32:
+            if tensor.dtype is not torch.float32:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise ArgumentTypeError(f"{name}[{index}].dtype={kind}: must be float32, or use set_backend('numpy')")
 

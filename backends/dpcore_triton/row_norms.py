@@ -68,7 +68,12 @@ def present(vectors: Scales) -> list[Tensor]:
 def vectors(vectors: Scales, order: Sequence[int]) -> list[Tensor | None]:
     """Return contiguous vectors in this order, None where there is none."""
     chosen = [None if vectors is None else vectors[index] for index in order]
-    return [None if vector is None else vector.detach().contiguous() for vector in chosen]
+    return [None if vector is None else contiguous(vector) for vector in chosen]
+
+
+def contiguous(vector: Tensor) -> Tensor:
+    """Return the vector, or a copy without gaps: quickly where it has none."""
+    return vector if vector.is_contiguous() else vector.detach().contiguous()
 
 
 def address(vector: Tensor | None) -> int:
@@ -78,8 +83,7 @@ def address(vector: Tensor | None) -> int:
 
 def dense_rows(block: Tensor) -> Tensor:
     """Return the block with neighboring coordinates side by side; its rows may lie apart."""
-    block = block.detach()
-    return block if block.stride(1) == 1 or block.shape[1] < 2 else block.contiguous()
+    return block if block.stride(1) == 1 or block.shape[1] < 2 else block.detach().contiguous()
 
 
 # Loops over lengths known at launch only are `while` loops: Triton 3.6's interpreter cannot take them as a range's end

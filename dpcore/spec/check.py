@@ -71,11 +71,19 @@ def check_in_place(name: str, array: Any) -> None:
         )
 
 
+def _are_rows(block: Any, first: Any) -> bool:
+    """Return whether a block is as `check_rows` asks: the usual case, in a microsecond."""
+    shape = getattr(block, "shape", ())
+    return len(shape) == 2 and shape[0] == first.shape[0] and dtype_name(block) in FLOATS
+
+
 def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
     """Refuse blocks that are not (B, d_l) of one B, scales that are not (d_l,), and groups without a block."""
     if not rows:
         raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
     for index, block in enumerate(rows):
+        if _are_rows(block, rows[0]):
+            continue
         check_float(f"rows[{index}]", block)
         if len(block.shape) != 2:
             raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
@@ -119,8 +127,11 @@ def check_weighted_sum(
     check_rows(rows, scale)
     check_count("weights", weights, len(rows), "one for each block of rows")
     check_count("out", out, len(rows), "one for each block of rows")
+    fit: Any = None  # the weights of most blocks are the same array
     for index, block in enumerate(rows):
-        check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
+        if weights[index] is not fit or dtype_name(block) != dtype_name(fit):
+            check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
+            fit = weights[index]
         check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
         check_in_place(f"out[{index}]", out[index])
 
