@@ -1,0 +1,174 @@
+"""`make gpu` in small form: every part that Triton's interpreter can run, and the checks that have to notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from asv_benchmarks.gpu import merge, runner, steps, table
+from asv_benchmarks.gpu.record import CHUNKS, ROOT, load, save
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "asv_benchmarks.gpu", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "backends")])}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_every_chunk_runs_in_small_form(tmp_path: Path) -> None:
+    found = script("--small", "--out", str(tmp_path), "--chunk", "all")
+    assert found.returncode == 0, found.stdout + found.stderr
+    result = json.loads((tmp_path / "gpu_small.json").read_text())
+    assert result["small"] is True
+    assert result["timed"] is False
+    assert (result["failed"], result["left_out"], result["chunks_not_run"]) == ({}, {}, [])
+    for chunk in CHUNKS:
+        parts = result["chunks"][chunk]["parts"]
+        assert parts
+        assert {part["status"] for part in parts.values()} == {"done"}
+        # No number of the interpreter may pass for a measurement.
+        assert not any({"ms", "host_ms", "bytes_per_s", "share_of_copy_rate"} & part.keys() for part in parts.values())
+        assert all(name in found.stdout.replace(" | ", ": ") for name in parts if not name.startswith("host"))
+    kernels = result["chunks"]["kernels"]["parts"]
+    assert kernels["step: sgd, chacha20"]["bytes"] == 16 * kernels["step: sgd, chacha20"]["coordinates"]
+    assert kernels["host: Backend.step"]["launches_of_dpcore_triton"] == {"_step_kernel": 1}
+    assert kernels["host: clip, sum, step"]["launches"] == 5
+    assert result["chunks"]["checks"]["parts"]["agreement suite"]["outcomes"] == {"PASSED": 1}
+    assert "nothing here is a timing" in found.stdout
+    assert not (ROOT / "asv_benchmarks" / "recorded" / "gpu_small.json").exists()
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    """A limit that ends before the first part begins."""
+    found = script("--small", "--out", str(tmp_path), "--chunk", "kernels", "--limit", "9")
+    result = json.loads((tmp_path / "gpu_small.json").read_text())
+    assert "kernels: copy 1 GB" in result["left_out"], found.stdout + found.stderr
+    assert set(result["chunks"]["kernels"]["parts"]) == {name.partition(": ")[2] for name in result["left_out"]}
+    assert result["chunks_not_run"] == ["checks", "training"]
+
+
+BYTES = {  # docs/kernels.md: a table of its own
+    "sgd, chacha20": 16, "momentum, philox": 24, "adam, no noise": 32, "adamw, chacha20": 32, "sgd, banded 8": 16 + 32,
+    "adam, banded 32": 32 + 128, "adam, filter of order 2": 48, "sgd, noise by a recurrence of order 1": 24,
+    "sgd, filter of order 1, displacement (as DiSK)": 28, "adam, scale": 36,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_the_bytes_are_those_of_the_page(name: str) -> None:
+    taken = steps.Steps(steps.CASES[name], [100, 23], "cpu")
+    assert taken.bytes_moved() == BYTES[name] * 123
+
+
+def with_step(change: Any) -> steps.Steps:
+    """Steps whose backend takes the step and then does something more to its slots."""
+    taken = steps.Steps(steps.CASES["momentum, chacha20"], [300, 9000], "cpu")
+    honest = taken.ops
+
+    def step(slots: Any, *arguments: Any, **options: Any) -> None:
+        honest.step(slots, *arguments, **options)
+        change(slots)
+
+    taken.ops = SimpleNamespace(step=step)
+    return taken
+
+
+def test_the_check_accepts_an_honest_step() -> None:
+    assert with_step(lambda slots: None).check()["windows"] == 5
+
+
+def spoil_window(slots: Any) -> None:
+    slots[1].moments[0][8900:] *= 1.01
+
+
+def spoil_outside(slots: Any) -> None:
+    slots[1].moments[0][8000] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [(spoil_window, "differs from the reference"), (spoil_outside, "not finite|by nan")]
+)
+def test_the_check_notices_what_is_wrong(change: Any, told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        with_step(change).check()
+
+
+def test_the_check_notices_what_was_not_written() -> None:
+    taken = steps.Steps(steps.CASES["sgd, no noise"], [30_000], "cpu")
+    honest, kept = taken.ops, taken.slots[0].parameter.clone()
+
+    def step(slots: Any, *arguments: Any, **options: Any) -> None:
+        honest.step(slots, *arguments, **options)
+        slots[0].parameter[6016:6272] = kept[6016:6272]  # between the windows
+
+    taken.ops = SimpleNamespace(step=step)
+    with pytest.raises(AssertionError, match=r"2 of 234 blocks"):
+        taken.check()
+
+
+def test_the_same_bits_are_told_from_others() -> None:
+    one = steps.Steps(steps.CASES["adam, no noise"], [700], "cpu")
+    other = one.copy()
+    one.step()
+    assert not steps.same_bits(one, other)
+    other.step()
+    assert steps.same_bits(one, other)
+    other.slots[0].moments[1][3] = torch_next(other.slots[0].moments[1][3])
+    assert not steps.same_bits(one, other)
+
+
+def torch_next(value: Any) -> Any:
+    return value.nextafter(value + 1)
+
+
+def fails(setting: runner.Setting) -> dict[str, Any]:
+    raise ValueError("why")
+
+
+def test_a_part_that_fails_is_recorded_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [runner.Part("first", fails), runner.Part("second", lambda setting: {"found": 1})]
+    monkeypatch.setattr("asv_benchmarks.gpu.checks.parts", lambda setting: parts)
+    record = {"chunk": "checks", "small": True, "deadline": 1e12, "machine": {}, "parts": {}}
+    save(tmp_path, "checks", record)
+    assert runner.work("checks", tmp_path) == 0
+    found = load(tmp_path, "checks")["parts"]
+    assert found["first"]["error"] == "ValueError: why"
+    assert (found["second"]["status"], found["second"]["found"]) == ("done", 1)
+    assert merge.main(tmp_path, None) == 1
+    assert json.loads((tmp_path / "gpu_small.json").read_text())["failed"] == {"checks: first": "ValueError: why"}
+
+
+def measured(ms: float, **more: Any) -> dict[str, Any]:
+    return {"status": "done", "ms": [ms, ms], **more}
+
+
+def test_shares_and_ratios_of_a_run_on_a_device() -> None:
+    kernels = {
+        "copy 1 GB": measured(1.0, bytes=2e9, bytes_per_s=[2e12, 2e12]),
+        "step: sgd": measured(2.0, bytes=16e8, bytes_per_s=[8e11, 1e12], coordinates=10**8),
+        "step: killed": {"status": "running"},
+    }
+    training = {
+        "m: plain, eager": measured(2.0, peak_bytes=2**30),
+        "m: private": measured(5.0, peak_bytes=3 * 2**30),
+        "m: plain, compiled": {"status": "failed", "error": "no compiler"},
+    }
+    common = {"small": False, "machine": {"gpu": "GPU X", "commit": "abc"}}
+    result = merge.together({"kernels": {**common, "parts": kernels}, "training": {**common, "parts": training}})
+    assert kernels["step: sgd"]["share_of_copy_rate"] == [0.4, 0.5]
+    assert result["ratios_of_training"] == {"m": {"time over eager": 2.5, "peak memory over eager": 3.0}}
+    assert result["left_out"] == {"kernels: step: killed": merge.ENDED}
+    text = table.markdown(result)
+    assert "| step: sgd | 16.0 | 2.000 / 2.000 | 900 | 40% / 50% |" in text
+    assert "| m | private | 5.000 / 5.000 | 3.00 | 2.50 time over eager, 3.00 peak memory over eager |" in text
+    assert "- training: m: plain, compiled: no compiler" in text
