@@ -39,7 +39,7 @@ def times(
     draw()
     run()
     torch.cuda.synchronize()
-    rounds = max(3, min(most, int(budget_s / 2 / (time.perf_counter() - begin))))
+    rounds = max(2, min(most, int(budget_s / 2 / (time.perf_counter() - begin))))
     passes = [events(run, draw, rounds) for _ in range(2)]
     return {
         "timed": True,

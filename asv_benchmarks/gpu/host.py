@@ -83,7 +83,7 @@ def profiled(run: Callable[[], object]) -> dict[str, Any]:
         run()
     events = list(found.events() or ())
     device = Counter(event.name[:100] for event in events if event.device_type == DeviceType.CUDA)
-    calls = Counter(event.name for event in events if event.name.startswith(("cuda", "cu")) and event.name[:3] != "cub")
+    calls = Counter(event.name for event in events if event.device_type == DeviceType.CPU and event.name[:2] == "cu")
     return {
         "on_device": dict(device),
         "calls_of_cuda": dict(calls),

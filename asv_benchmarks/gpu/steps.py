@@ -62,6 +62,12 @@ CASES = {
     "sgd, filter of order 1, displacement (as DiSK)": Case("sgd", order=1, displaced=True),
     "adam, scale": Case(scaled=True),
 }
+# Every rule and every part of the step: a form takes seconds to compile, and the checks have no time for all of them.
+WATCHED = (
+    "sgd, no noise", "sgd, chacha20", "momentum, philox", "adam, chacha20", "adamw, chacha20", "adam, banded 8",
+    "sgd, noise by a recurrence of order 1", "adam, filter of order 2",
+    "sgd, filter of order 1, displacement (as DiSK)", "adam, scale",
+)  # fmt: skip
 
 
 def ring_weights(bands: int) -> tuple[float, ...]:

@@ -162,7 +162,7 @@ def parts(setting: Setting) -> list[Part]:
     for name, case in cases(setting.small).items():
         found += [
             Part(f"{name}: plain, eager", partial(plain, case=case, compiled=False), 60),
-            Part(f"{name}: private", partial(private, case=case), 150),
+            Part(f"{name}: private", partial(private, case=case), 200),
             Part(f"{name}: plain, compiled", partial(plain, case=case, compiled=True), 120),
         ]
     return found

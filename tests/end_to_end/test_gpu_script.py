@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-from asv_benchmarks.gpu import merge, runner, steps, table
+import torch
+
+from asv_benchmarks.benchmarks import ops_on_device
+from asv_benchmarks.gpu import clock, merge, runner, steps, table
 from asv_benchmarks.gpu.record import CHUNKS, ROOT, load, save
+
+# A process runs either the interpreter or the device.
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,13 +74,13 @@ BYTES = {  # docs/kernels.md: a table of its own
 
 @pytest.mark.parametrize("name", BYTES)
 def test_the_bytes_are_those_of_the_page(name: str) -> None:
-    taken = steps.Steps(steps.CASES[name], [100, 23], "cpu")
+    taken = steps.Steps(steps.CASES[name], [100, 23], DEVICE)
     assert taken.bytes_moved() == BYTES[name] * 123
 
 
 def with_step(change: Any) -> steps.Steps:
     """Steps whose backend takes the step and then does something more to its slots."""
-    taken = steps.Steps(steps.CASES["momentum, chacha20"], [300, 9000], "cpu")
+    taken = steps.Steps(steps.CASES["momentum, chacha20"], [300, 9000], DEVICE)
     honest = taken.ops
 
     def step(slots: Any, *arguments: Any, **options: Any) -> None:
@@ -104,7 +112,7 @@ def test_the_check_notices_what_is_wrong(change: Any, told: str) -> None:
 
 
 def test_the_check_notices_what_was_not_written() -> None:
-    taken = steps.Steps(steps.CASES["sgd, no noise"], [30_000], "cpu")
+    taken = steps.Steps(steps.CASES["sgd, no noise"], [30_000], DEVICE)
     honest, kept = taken.ops, taken.slots[0].parameter.clone()
 
     def step(slots: Any, *arguments: Any, **options: Any) -> None:
@@ -117,7 +125,7 @@ def test_the_check_notices_what_was_not_written() -> None:
 
 
 def test_the_same_bits_are_told_from_others() -> None:
-    one = steps.Steps(steps.CASES["adam, no noise"], [700], "cpu")
+    one = steps.Steps(steps.CASES["adam, no noise"], [700], DEVICE)
     other = one.copy()
     one.step()
     assert not steps.same_bits(one, other)
@@ -129,6 +137,45 @@ def test_the_same_bits_are_told_from_others() -> None:
 
 def torch_next(value: Any) -> Any:
     return value.nextafter(value + 1)
+
+
+class Event:
+    """An event whose pass is slower from round to round, and slower in the second one."""
+
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        Event.made += 1
+        self.number = Event.made
+
+    def record(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        assert end.number == self.number + 1
+        return float(end.number)
+
+
+def test_times_are_the_medians_of_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch, "empty", lambda *shape, dtype, device: empty(4, dtype=dtype))
+    ran: list[str] = []
+    found = clock.times(lambda: ran.append("run"), timed=True, draw=lambda: ran.append("draw"), most=3)
+    assert found == {"timed": True, "rounds": 3, "ms": [4.0, 10.0], "least_ms": 2.0, "most_ms": 12.0}
+    assert ran == ["draw", "run"] * (3 + 2 * 3)
+
+
+def test_what_asv_times_on_a_device_exists_and_is_selected() -> None:
+    selected = re.search(r'--bench "([^"]+)"', (ROOT / ".github" / "workflows" / "gpu.yml").read_text())
+    assert selected is not None
+    assert re.search(selected[1], "ops_on_device.DeviceStep.track_step")
+    assert set(ops_on_device.FORMS) <= set(steps.CASES)
+    assert set(steps.WATCHED) <= set(steps.CASES)
+    with pytest.raises(NotImplementedError, match="CUDA device only") if DEVICE == "cpu" else nullcontext():
+        ops_on_device.DeviceStep().setup(ops_on_device.FORMS[0])
 
 
 def fails(setting: runner.Setting) -> dict[str, Any]:
