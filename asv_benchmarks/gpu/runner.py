@@ -105,9 +105,12 @@ def _worker(chunk: str, out: Path, small: bool, deadline: float) -> tuple[int, s
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log, start_new_session=True)
         try:
             status = process.wait(max(deadline - time.time(), 0) + 5)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            os.killpg(process.pid, signal.SIGKILL)  # its own children, pytest and the sanitizer, too
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)  # in a session of its own, it did not hear of it
+            raise
         log.seek(begin)
         return status, log.read()[-2000:]
 

@@ -1,4 +1,4 @@
-"""`make gpu` in small form: every part that Triton's interpreter can run, and the checks that have to notice."""
+"""`make gpu` in small form: every part that the interpreter can run, and what becomes of parts that fail."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
-import torch
 
 from asv_benchmarks.benchmarks import ops_on_device
-from asv_benchmarks.gpu import clock, merge, runner, steps, table
+from asv_benchmarks.gpu import merge, runner, steps
 from asv_benchmarks.gpu.record import CHUNKS, ROOT, load, save
 
 # A process runs either the interpreter or the device.
@@ -65,109 +63,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     assert result["chunks_not_run"] == ["checks", "training"]
 
 
-BYTES = {  # docs/kernels.md: a table of its own
-    "sgd, chacha20": 16, "momentum, philox": 24, "adam, no noise": 32, "adamw, chacha20": 32, "sgd, banded 8": 16 + 32,
-    "adam, banded 32": 32 + 128, "adam, filter of order 2": 48, "sgd, noise by a recurrence of order 1": 24,
-    "sgd, filter of order 1, displacement (as DiSK)": 28, "adam, scale": 36,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BYTES)
-def test_the_bytes_are_those_of_the_page(name: str) -> None:
-    taken = steps.Steps(steps.CASES[name], [100, 23], DEVICE)
-    assert taken.bytes_moved() == BYTES[name] * 123
-
-
-def with_step(change: Any) -> steps.Steps:
-    """Steps whose backend takes the step and then does something more to its slots."""
-    taken = steps.Steps(steps.CASES["momentum, chacha20"], [300, 9000], DEVICE)
-    honest = taken.ops
-
-    def step(slots: Any, *arguments: Any, **options: Any) -> None:
-        honest.step(slots, *arguments, **options)
-        change(slots)
-
-    taken.ops = SimpleNamespace(step=step)
-    return taken
-
-
-def test_the_check_accepts_an_honest_step() -> None:
-    assert with_step(lambda slots: None).check()["windows"] == 5
-
-
-def spoil_window(slots: Any) -> None:
-    slots[1].moments[0][8900:] *= 1.01
-
-
-def spoil_outside(slots: Any) -> None:
-    slots[1].moments[0][8000] = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("change", "told"), [(spoil_window, "differs from the reference"), (spoil_outside, "not finite|by nan")]
-)
-def test_the_check_notices_what_is_wrong(change: Any, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
-        with_step(change).check()
-
-
-def test_the_check_notices_what_was_not_written() -> None:
-    taken = steps.Steps(steps.CASES["sgd, no noise"], [30_000], DEVICE)
-    honest, kept = taken.ops, taken.slots[0].parameter.clone()
-
-    def step(slots: Any, *arguments: Any, **options: Any) -> None:
-        honest.step(slots, *arguments, **options)
-        slots[0].parameter[6016:6272] = kept[6016:6272]  # between the windows
-
-    taken.ops = SimpleNamespace(step=step)
-    with pytest.raises(AssertionError, match=r"2 of 234 blocks"):
-        taken.check()
-
-
-def test_the_same_bits_are_told_from_others() -> None:
-    one = steps.Steps(steps.CASES["adam, no noise"], [700], DEVICE)
-    other = one.copy()
-    one.step()
-    assert not steps.same_bits(one, other)
-    other.step()
-    assert steps.same_bits(one, other)
-    other.slots[0].moments[1][3] = torch_next(other.slots[0].moments[1][3])
-    assert not steps.same_bits(one, other)
-
-
-def torch_next(value: Any) -> Any:
-    return value.nextafter(value + 1)
-
-
-class Event:
-    """An event whose pass is slower from round to round, and slower in the second one."""
-
-    made = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-        Event.made += 1
-        self.number = Event.made
-
-    def record(self) -> None:
-        pass
-
-    def elapsed_time(self, end: Event) -> float:
-        assert end.number == self.number + 1
-        return float(end.number)
-
-
-def test_times_are_the_medians_of_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = torch.empty
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch, "empty", lambda *shape, dtype, device: empty(4, dtype=dtype))
-    ran: list[str] = []
-    found = clock.times(lambda: ran.append("run"), timed=True, draw=lambda: ran.append("draw"), most=3)
-    assert found == {"timed": True, "rounds": 3, "ms": [4.0, 10.0], "least_ms": 2.0, "most_ms": 12.0}
-    assert ran == ["draw", "run"] * (3 + 2 * 3)
-
-
 def test_what_asv_times_on_a_device_exists_and_is_selected() -> None:
     selected = re.search(r'--bench "([^"]+)"', (ROOT / ".github" / "workflows" / "gpu.yml").read_text())
     assert selected is not None
@@ -195,27 +90,51 @@ def test_a_part_that_fails_is_recorded_and_the_next_one_runs(tmp_path: Path, mon
     assert json.loads((tmp_path / "gpu_small.json").read_text())["failed"] == {"checks: first": "ValueError: why"}
 
 
-def measured(ms: float, **more: Any) -> dict[str, Any]:
-    return {"status": "done", "ms": [ms, ms], **more}
+def test_a_part_that_ends_its_process_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash, then CUDA that answers no more, then the rest; a fourth part does not fit."""
+    names, given = ("first", "second", "third", "fourth"), []
+
+    def worker(chunk: str, out: Path, small: bool, deadline: float) -> tuple[int, str]:
+        record = load(out, chunk)
+        given.append(
+            [name for name in names if record["parts"].get(name, {"status": "waiting"})["status"] == "waiting"]
+        )
+        for name in names:
+            record["parts"].setdefault(name, {"status": "waiting"})
+        turn = len(given)
+        states = [("first", "running"), ("second", "failed"), ("third", "done")]
+        record["parts"][states[turn - 1][0]] = {"status": states[turn - 1][1]}
+        save(out, chunk, record)
+        return [(-11, "a crash"), (runner.RESTART, ""), (0, "")][turn - 1]
+
+    monkeypatch.setattr(runner, "_worker", worker)
+    runner.supervise("kernels", tmp_path, small=True, limit=100)
+    parts = load(tmp_path, "kernels")["parts"]
+    assert given == [list(names), list(names[1:]), list(names[2:])]
+    assert [parts[name]["status"] for name in names] == ["failed", "failed", "done", "left out"]
+    assert "status -11" in parts["first"]["error"]
+    assert "a crash" in parts["first"]["error"]
 
 
-def test_shares_and_ratios_of_a_run_on_a_device() -> None:
-    kernels = {
-        "copy 1 GB": measured(1.0, bytes=2e9, bytes_per_s=[2e12, 2e12]),
-        "step: sgd": measured(2.0, bytes=16e8, bytes_per_s=[8e11, 1e12], coordinates=10**8),
-        "step: killed": {"status": "running"},
-    }
-    training = {
-        "m: plain, eager": measured(2.0, peak_bytes=2**30),
-        "m: private": measured(5.0, peak_bytes=3 * 2**30),
-        "m: plain, compiled": {"status": "failed", "error": "no compiler"},
-    }
-    common = {"small": False, "machine": {"gpu": "GPU X", "commit": "abc"}}
-    result = merge.together({"kernels": {**common, "parts": kernels}, "training": {**common, "parts": training}})
-    assert kernels["step: sgd"]["share_of_copy_rate"] == [0.4, 0.5]
-    assert result["ratios_of_training"] == {"m": {"time over eager": 2.5, "peak memory over eager": 3.0}}
-    assert result["left_out"] == {"kernels: step: killed": merge.ENDED}
-    text = table.markdown(result)
-    assert "| step: sgd | 16.0 | 2.000 / 2.000 | 900 | 40% / 50% |" in text
-    assert "| m | private | 5.000 / 5.000 | 3.00 | 2.50 time over eager, 3.00 peak memory over eager |" in text
-    assert "- training: m: plain, compiled: no compiler" in text
+def test_a_worker_that_cannot_start_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(runner, "_worker", lambda *arguments: calls.append(arguments) or (1, "no torch"))
+    runner.supervise("kernels", tmp_path, small=True, limit=100)
+    assert len(calls) == 1
+    assert "no torch" in load(tmp_path, "kernels")["error"]
+    assert merge.main(tmp_path, None) == 1
+
+
+def test_a_part_that_hangs_ends_its_process(tmp_path: Path) -> None:
+    program = """
+import time
+from pathlib import Path
+from asv_benchmarks.gpu import runner
+setting = runner.Setting(Path(), True, time.time() + 100)
+runner._run(runner.Part("endless", lambda setting: time.sleep(60), 0.2), setting)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
