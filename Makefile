@@ -7,6 +7,9 @@ JOBS ?= 2
 # JOBS=0 runs the tests in one process.
 WORKERS := $(if $(filter 0,$(JOBS)),,-n $(JOBS))
 PROFILE ?= ci
+# Of `make gpu`: where results go, and which of checks, kernels, training, merge, all.
+OUT ?= gpu-results
+CHUNK ?= all
 SELECT ?=
 
 ifeq ($(origin PY), command line)
@@ -20,10 +23,10 @@ READY := $(VENV)/.ready
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick coverage lint format types docs bench bench-check mutations clean
+.PHONY: help setup demo test quick coverage lint format types docs bench bench-check gpu mutations clean
 
 help:
-	@echo "make setup | demo | test | quick | coverage | lint | format | types | docs | bench | bench-check | mutations"
+	@echo "make setup | demo | test | quick | coverage | lint | format | types | docs | bench | bench-check | gpu | mutations"
 
 setup: $(READY)
 
@@ -80,6 +83,11 @@ bench-check: $(READY)
 	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes >/dev/null
 	cd asv_benchmarks && $(abspath $(PY)) -m asv check --python=same
 	cd asv_benchmarks && $(abspath $(PY)) -m asv run --quick --python=same --show-stderr
+
+# The first half hour on a GPU machine: checks, then measurements, in chunks of at most eight minutes. Without a GPU all of it
+# runs in small form through the interpreter. One chunk at a time: make gpu PY=python3 CHUNK=kernels OUT=results
+gpu: $(READY)
+	$(PY) -m asv_benchmarks.gpu --out "$(OUT)" --chunk $(CHUNK)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .coverage coverage.xml mutations.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
