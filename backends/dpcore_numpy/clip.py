@@ -29,11 +29,12 @@ def row_norms(rows: Sequence[Floats], scale: Scales = None) -> NDArray[np.float6
     largest = np.ones(examples)
     if any(block.dtype == np.float64 for block in (*rows, *(scale or ())) if block is not None):
         largest = np.zeros(examples)
-        for part, values in _pieces(rows, scale):
-            largest[part] = np.maximum(largest[part], np.abs(values).max(axis=1, initial=0.0))
+        with np.errstate(all="ignore"):  # a warning would tell of one example
+            for part, values in _pieces(rows, scale):
+                largest[part] = np.maximum(largest[part], np.abs(values).max(axis=1, initial=0.0))
         largest[~np.isfinite(largest) | (largest == 0)] = 1.0
     relative, squares = bool((largest != 1.0).any()), np.zeros(examples)
-    with np.errstate(all="ignore"):  # a warning would tell of one example
+    with np.errstate(all="ignore"):
         for part, values in _pieces(rows, scale):
             if relative:
                 values /= largest[part, None]

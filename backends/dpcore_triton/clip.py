@@ -140,7 +140,7 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
     block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float32))
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
     sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
-    scale = tl.full((COLUMNS,), 1.0, tl.float64)
+    scale = tl.full((COLUMNS,), 1.0, tl.float32)
     if SCALED:
         scale = scale_at(row + 6, columns, tl.load(row + 3))
     while start < examples:
@@ -151,7 +151,7 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
         at = block + example[:, None] * stride + columns[None, :]
         values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
         if SCALED:
-            values *= scale[None, :]
+            values *= scale.to(tl.float64)[None, :]
         sums += weight.to(tl.float64)[:, None] * values
         start += ROWS
     total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns

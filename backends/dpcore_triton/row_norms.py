@@ -103,17 +103,17 @@ def _squares_kernel(
     at = block + example[:, None] * tl.load(row + 2) + columns[None, :]
     values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
     if SCALED:
-        values *= scale_at(row + 4, columns, tl.load(row + 3))[None, :]
+        values *= scale_at(row + 4, columns, tl.load(row + 3)).to(tl.float64)[None, :]
     squares = tl.sum(values * values, axis=1)
     tl.store(partial + example * parts + part, squares, mask=example < examples)
 
 
 @jit
 def scale_at(place, columns, size):
-    """Return the scale of `size` numbers whose address stands at `place`, float64; ones where there is none."""
+    """Return the scale of `size` numbers whose address stands at `place`; ones where there is none."""
     where = tl.load(place)
     size = tl.where(where != 0, size, 0)
-    return tl.load(where.to(tl.pointer_type(tl.float32)) + columns, mask=columns < size, other=1.0).to(tl.float64)
+    return tl.load(where.to(tl.pointer_type(tl.float32)) + columns, mask=columns < size, other=1.0)
 
 
 @jit
