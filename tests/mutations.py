@@ -546,6 +546,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("ignore a scaled query inside a window", "if isinstance(inner, Preconditioned):", "if False:", "unit/plan/test_plan.py"),
     ],
     "backends/dpcore_numpy/noise.py": [
+        ("take the middle of a cell in the tail, too", "(w_tail[low] + 0.5) * 2.0**-32)", "0.5)", "agreement/test_normal_law.py"),
+        ("take the next cell in the tail", "(w0[low] + (w_tail[low] + 0.5)", "(w0[low] + 1 + (w_tail[low] + 0.5)", "agreement/test_normal_law.py"),
         ("drop the normals' tail", "TAIL_BOUND = 4096", "TAIL_BOUND = 0", "spec/test_normal.py"),
         ("lose the digits of ln u next to u = 1", "from_one = np.log1p(v, out=v)", "from_one = np.log(1 + v)", "spec/test_normal.py"),
     ],
