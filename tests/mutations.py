@@ -242,6 +242,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("lose the powers of two that were taken off", "np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])", "weights * e.unit",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
     ],
+    "dpcore/spec/memory.py": [
+        ("let one element be shared", "if start < end:", "if start + 8 < end:", "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
+        ("look at changed arrays alone", "end, other = (any_end, any_name) if is_changed", "end, other = (changed_end, changed_name) if is_changed",
+         "agreement/test_bad_input.py::test_what_is_changed_in_place_shares_no_memory"),
+        ("take read-only arrays", "if changed and not flags.writeable:", "if False:", "agreement/test_bad_input.py::test_what_cannot_be_written_changes_nothing"),
+        ("take arrays of two devices", "!= expected:", "!= expected and False:", "agreement/test_bad_input.py::test_arrays_elsewhere_change_nothing"),
+    ],
     "backends/dpcore_torch/noise.py": [
         ("lose the sign of the sine", ".bitwise_and_(_SIGN)", ".bitwise_and_(0)", "agreement/test_ops_stream.py"),
         ("leave the tail as it is", "return np.flatnonzero((words < TAIL_BOUND)", "return np.flatnonzero((words < 0)",
