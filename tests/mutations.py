@@ -650,6 +650,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
     ],
     "dpcore/mechanism/turns.py": [
+        ("make new arrays on the current device", "with self._place():", "if True:", "unit/mechanism/test_beside.py"),
         ("let two threads add to one sum", "if self._adding not in (0, threading.get_ident()):", "if False:", "unit/mechanism/test_mechanism.py"),
         ("let a thread step on a batch of an earlier step", 'if getattr(self._drawn, "step", None) not in (None, step):', "if False:",
          "unit/mechanism/test_mechanism.py"),
