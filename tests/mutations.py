@@ -182,7 +182,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/blocks.py": [
-        ("leave a tensor out of its group's norm", "for i in others]\n    if len(norms) == 1:", "for i in others[bool(rows):]]\n    if len(norms) == 1:",
+        ("leave a tensor out of its group's norm", "blocks[i].norms(backend, scales[i]) for i in others]", "blocks[i].norms(backend, scales[i]) for i in others[bool(own):]]",
          "unit/mechanism/test_sources.py"),
         ("do not raise the norm of a group by its rounding", "* (1 + (len(norms) + 8) * 2.0**-53)", "* 1.0", "unit/stages/test_blocks.py"),
         ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
@@ -241,6 +241,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_float32_norms_hold_where_points_cancel"),
         ("lose the powers of two that were taken off", "np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])", "weights * e.unit",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
+    ],
+    "dpcore/spec/memory.py": [
+        ("let one element be shared", "if start < end:", "if start + 8 < end:", "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
+        ("look at changed arrays alone", "end, other = (any_end, any_name) if is_changed", "end, other = (changed_end, changed_name) if is_changed",
+         "agreement/test_bad_input.py::test_what_is_changed_in_place_shares_no_memory"),
+        ("take read-only arrays", "if changed and not flags.writeable:", "if False:", "agreement/test_bad_input.py::test_what_cannot_be_written_changes_nothing"),
+        ("take arrays of two devices", "!= expected:", "!= expected and False:", "agreement/test_bad_input.py::test_arrays_elsewhere_change_nothing"),
     ],
     "backends/dpcore_torch/noise.py": [
         ("lose the sign of the sine", ".bitwise_and_(_SIGN)", ".bitwise_and_(0)", "agreement/test_ops_stream.py"),
@@ -546,6 +553,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("ignore a scaled query inside a window", "if isinstance(inner, Preconditioned):", "if False:", "unit/plan/test_plan.py"),
     ],
     "backends/dpcore_numpy/noise.py": [
+        ("take the middle of a cell in the tail, too", "(w_tail[low] + 0.5) * 2.0**-32)", "0.5)", "agreement/test_normal_law.py"),
+        ("take the next cell in the tail", "(w0[low] + (w_tail[low] + 0.5)", "(w0[low] + 1 + (w_tail[low] + 0.5)", "agreement/test_normal_law.py"),
         ("drop the normals' tail", "TAIL_BOUND = 4096", "TAIL_BOUND = 0", "spec/test_normal.py"),
         ("lose the digits of ln u next to u = 1", "from_one = np.log1p(v, out=v)", "from_one = np.log(1 + v)", "spec/test_normal.py"),
     ],
@@ -654,6 +663,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
     ],
     "dpcore/mechanism/turns.py": [
+        ("make new arrays on the current device", "with self._place():", "if True:", "unit/mechanism/test_beside.py"),
         ("let two threads add to one sum", "if self._adding not in (0, threading.get_ident()):", "if False:", "unit/mechanism/test_mechanism.py"),
         ("let a thread step on a batch of an earlier step", 'if getattr(self._drawn, "step", None) not in (None, step):', "if False:",
          "unit/mechanism/test_mechanism.py"),

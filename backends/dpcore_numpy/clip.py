@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.check import check_factors, check_rows, check_weighted_sum
+from dpcore.spec.check_rows import check_factors, check_rows, check_weighted_sum
 from dpcore.spec.ops import AUTOMATIC_STABILITY
 from dpcore_numpy.denormals import check_denormals
 

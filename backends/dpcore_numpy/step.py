@@ -14,7 +14,7 @@ from dpcore.spec.stream import TILE
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.noise import normal
 from dpcore_numpy.ring import ring
-from dpcore_numpy.update import update
+from dpcore_numpy.update import move
 
 Floats = NDArray[Any]
 
@@ -51,7 +51,7 @@ def step(
             y = _filtered(g, slot, filters)
             h = None if square == "filtered" else _square(g, slot, batch_size, square, square_noise)
             before = None if slot.displacement is None else slot.parameter.copy()
-            update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
+            move(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
             if slot.displacement is not None:
                 slot.displacement[...] = slot.parameter - before
 

@@ -25,6 +25,19 @@ def update(
 ) -> None:
     """See `dpcore.spec.ops.Backend.update`."""
     check_update(rule, parameter, direction, moments, step_number, square)
+    move(rule, parameter, direction, moments, settings, step_number, square)
+
+
+def move(
+    rule: str,
+    parameter: Floats,
+    direction: Floats,
+    moments: Sequence[Floats],
+    settings: UpdateSettings,
+    step_number: int,
+    square: Floats | None,
+) -> None:
+    """Do what `update` does with what was checked: `step` checks all tensors at once."""
     learning_rate, weight_decay, beta1, beta2, *_ = settings
     x, g = parameter, direction
     if rule == "adamw":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ def from_numpy(values: NDArray[Any]) -> torch.Tensor:
 def to_numpy(array: torch.Tensor) -> NDArray[Any]:
     """See `dpcore.spec.ops.Backend.to_numpy`."""
     return np.array(view(array), order="C", copy=True)
+
+
+def beside(array: torch.Tensor) -> AbstractContextManager[None]:
+    """See `dpcore.spec.ops.Backend.beside`. All arrays are in one memory."""
+    del array
+    return nullcontext()
 
 
 def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:

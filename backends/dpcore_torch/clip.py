@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 import dpcore_numpy as reference
-from dpcore.spec.check import check_rows, check_weighted_sum
+from dpcore.spec.check_rows import check_rows, check_weighted_sum
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
 

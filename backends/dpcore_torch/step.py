@@ -14,7 +14,7 @@ from dpcore.spec.stream import TILE
 from dpcore_torch.filter import recurrence
 from dpcore_torch.noise import normal
 from dpcore_torch.ring import ring
-from dpcore_torch.update import update
+from dpcore_torch.update import move
 
 # Tiles that a thread takes at once: their float64 numbers stay in its processor's cache.
 _TILES = 32
@@ -47,7 +47,7 @@ def step(
             h = None if square == "filtered" else _square(g, slot, batch_size, square, square_draws)
             if slot.displacement is not None:
                 slot.displacement.copy_(slot.parameter)
-            update(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
+            move(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
             if slot.displacement is not None:
                 torch.sub(slot.parameter, slot.displacement, out=slot.displacement)
 

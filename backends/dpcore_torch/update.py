@@ -21,6 +21,19 @@ def update(
 ) -> None:
     """See `dpcore.spec.ops.Backend.update`."""
     check_update(rule, parameter, direction, moments, step_number, square)
+    move(rule, parameter, direction, moments, settings, step_number, square)
+
+
+def move(
+    rule: str,
+    parameter: torch.Tensor,
+    direction: torch.Tensor,
+    moments: Sequence[torch.Tensor],
+    settings: UpdateSettings,
+    step_number: int,
+    square: torch.Tensor | None,
+) -> None:
+    """Do what `update` does with what was checked: `step` checks all tensors at once."""
     learning_rate, weight_decay, beta1, beta2, *_ = map(float, settings)
     x, g = parameter, direction
     if rule == "adamw":

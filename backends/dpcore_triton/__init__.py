@@ -6,7 +6,7 @@ from dpcore_triton.launch import require_device
 
 require_device()
 
-from dpcore_triton.arrays import from_numpy, to_numpy, zeros_like  # noqa: E402
+from dpcore_triton.arrays import beside, from_numpy, to_numpy, zeros_like  # noqa: E402
 from dpcore_triton.clip import clip_factors, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
@@ -24,6 +24,7 @@ arrays: Final = "torch"
 
 __all__ = [
     "arrays",
+    "beside",
     "clip_factors",
     "embedding_norms",
     "embedding_sum",

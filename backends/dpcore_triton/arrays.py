@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpcore_triton.launch import default_device
+from dpcore_triton.launch import INTERPRETED, default_device
 
 
 def from_numpy(values: NDArray[Any]) -> torch.Tensor:
@@ -19,6 +20,11 @@ def from_numpy(values: NDArray[Any]) -> torch.Tensor:
 def to_numpy(array: torch.Tensor) -> NDArray[Any]:
     """See `dpcore.spec.ops.Backend.to_numpy`."""
     return np.array(array.detach().cpu().numpy(), order="C", copy=True)
+
+
+def beside(array: torch.Tensor) -> AbstractContextManager[None]:
+    """See `dpcore.spec.ops.Backend.beside`."""
+    return nullcontext() if INTERPRETED else torch.cuda.device(array.device)
 
 
 def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:

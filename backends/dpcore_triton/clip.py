@@ -13,7 +13,7 @@ import triton.language as tl
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import ops
-from dpcore.spec.check import check_factors, check_weighted_sum
+from dpcore.spec.check_rows import check_factors, check_weighted_sum
 from dpcore_triton.launch import (
     COLUMNS,
     ROWS,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
-from dpcore.spec.check import check_rows
+from dpcore.spec.check_rows import check_rows
 from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, table
 
 Tensor = torch.Tensor

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dpcore.errors import ArgumentTypeError
 from dpcore.spec.check import check_step, order_of
 from dpcore.spec.ops import (
     UPDATE_RULES,
@@ -144,10 +145,15 @@ def _check(
     square_noise: NoiseRow | None,
 ) -> torch.device:
     """Check everything, but tensors seen before by their description only: a second look would find the same."""
+    tensors = [vector for slot in slots for vector in _tensors(slot)]
+    for vector in tensors:
+        if not isinstance(vector, torch.Tensor):
+            raise ArgumentTypeError(
+                f"slots with an array of type {type(vector).__name__}: must be torch tensors under backend 'triton'; "
+                "use from_numpy"
+            )
     described = tuple(
-        (vector.data_ptr(), vector.shape, vector.dtype, vector.device, vector.is_contiguous())
-        for slot in slots
-        for vector in _tensors(slot)
+        (vector.data_ptr(), vector.shape, vector.dtype, vector.device, vector.is_contiguous()) for vector in tensors
     )
     lists = tuple((len(slot.filter_state), len(slot.moments), len(slot.noise_state)) for slot in slots)
     optional = tuple((slot.displacement is None, slot.scale is None, slot.square is None) for slot in slots)
@@ -158,7 +164,6 @@ def _check(
         _checked.move_to_end(key)
         return _checked[key]
     check_step(slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise)
-    tensors = [vector for slot in slots for vector in _tensors(slot)]
     float32_only(slots=[vector for slot in slots for vector in (slot.parameter, *_tensors(slot)[2:])])
     _checked[key] = common_device(slots=tensors)
     if len(_checked) > _KEPT:

@@ -113,8 +113,16 @@ class SavedMechanism(MechanismState):
             mine, saved = (mine[0], {}), (saved[0], {})
         if any(set(theirs) != set(vectors) for vectors, theirs in zip(mine, saved, strict=True)):
             raise ArgumentError("state: it was saved by a method with other filter or update state than this run's")
+        for vectors, theirs in zip(mine, saved, strict=True):
+            for name, vector in vectors.items():
+                found, own = tuple(np.shape(theirs[name])), tuple(vector.shape)
+                if found != own:
+                    raise ArgumentError(f"state: its vector {name!r} has shape {found}, this run's {own}")
         if ("clip_norms" in public) != (self._running is not None):
             raise ArgumentError("state: must hold the clip norms of its run where the clip is adaptive, and only there")
+        # Read before the fork: what a state lacks must not leave the run between two.
+        statistics, corrections, rng = tuple(public["statistics"]), list(public["corrections"]), str(public["rng"])
+        caller_noise, norms = bool(public["caller_noise"]), [float(norm) for norm in public.get("clip_norms", ())]
         self._fork(RunKeys.from_dict(secret), public, int(public["step"]))
         for vectors, theirs in zip(mine, saved, strict=True):
             for name, vector in vectors.items():
@@ -123,14 +131,12 @@ class SavedMechanism(MechanismState):
                 else:
                     vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
         if self._running is not None:
-            self._running.norms = [float(norm) for norm in public["clip_norms"]]
+            self._running.norms = norms
         self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
-        self._statistics = tuple(public["statistics"])
-        self._corrections = list(public["corrections"])
-        self._caller_noise = bool(public["caller_noise"])
+        self._statistics, self._corrections, self._caller_noise = statistics, corrections, caller_noise
         self._numbers = None
         self._torn = lost  # made anew before it is needed
-        self.rng = str(public["rng"])
+        self.rng = rng
         self._discard()
 
     def _fork(self, keys: RunKeys, public: Mapping[str, Any], row: int) -> None:

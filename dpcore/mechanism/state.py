@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +67,11 @@ class MechanismState:
         self.branches = Branches(self.peers.same(os.urandom(8).hex()))
         #: Told of every batch before it is drawn and of every release before it is made.
         self.account: LedgerAccount | SharedAccount | None = None
-        self.turns = Turns()
+        self.turns = Turns(self._place)
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))
-        self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)), self.peers)
+        with backend.beside(parameters[0]):
+            self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)), self.peers)
         adaptive = plan.adaptive_clip
         self._running: RunningNorm | None = None
         if adaptive is not None:
@@ -83,6 +85,10 @@ class MechanismState:
         self._corrections = [0.0] * len(parameters)
         self._numbers: list[UpdateSettings] | None = None
         self._prepare_scale()
+
+    def _place(self) -> AbstractContextManager[None]:
+        """Return the context in which the backend makes arrays beside the run's own."""
+        return self.backend.beside(self.vectors.totals[0])
 
     @property
     def _filter(self) -> Any:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from dpcore.errors import PrivacyError
 
 
 class Turns:
-    """Whose turn it is."""
+    """Whose turn it is.
 
-    def __init__(self) -> None:
+    Every call that computes takes one, so this is where each enters `place`: a context in which the backend's new
+    arrays go where the run's are.
+    """
+
+    def __init__(self, place: Callable[[], AbstractContextManager[None]]) -> None:
+        self._place = place
         self._process, self._adding = os.getpid(), 0
         self._renew()
 
@@ -51,7 +56,8 @@ class Turns:
                 raise PrivacyError(f"{what}: called while a step is under way, as by a signal's handler; call it after")
             try:
                 self._busy = True
-                yield
+                with self._place():
+                    yield
             finally:
                 self._busy = False
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.memory import check_in_place, check_place, listed
 from dpcore.spec.ops import (
-    CLIP_RULES,
     KEPT,
     SECOND_MOMENT,
     SQUARES,
@@ -40,11 +40,6 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def is_contiguous(array: Any) -> bool:
-    """Return whether the elements lie in row-major order without gaps."""
-    return bool(array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous())
-
-
 def check_float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
     """Refuse what is no floating-point array, or not of `dtype` or `shape`."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
@@ -63,79 +58,6 @@ def check_count(name: str, values: Sequence[Any], count: int, words: str) -> Non
         raise ArgumentError(f"len({name})={len(values)}: must be {count}, {words}")
 
 
-def check_in_place(name: str, array: Any) -> None:
-    """Refuse an array with gaps, which no operation can change in place."""
-    if not is_contiguous(array):
-        raise ArgumentTypeError(
-            f"{name} is not contiguous: it is changed in place and must be, call .contiguous() first"
-        )
-
-
-def _are_rows(block: Any, first: Any) -> bool:
-    """Return whether a block is as `check_rows` asks: the usual case, in a microsecond."""
-    shape = getattr(block, "shape", ())
-    return len(shape) == 2 and shape[0] == first.shape[0] and dtype_name(block) in FLOATS
-
-
-def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
-    """Refuse blocks that are not (B, d_l) of one B, scales that are not (d_l,), and groups without a block."""
-    if not rows:
-        raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
-    for index, block in enumerate(rows):
-        if _are_rows(block, rows[0]):
-            continue
-        check_float(f"rows[{index}]", block)
-        if len(block.shape) != 2:
-            raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
-        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
-    if scale is not None:
-        check_count("scale", scale, len(rows), "one for each block of rows")
-        for index, vector in enumerate(scale):
-            if vector is not None:
-                check_float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
-    if groups is not None:
-        check_count("groups", groups, len(rows), "one for each block of rows")
-        count = max(integer(0, group=group) for group in groups) + 1
-        missing = set(range(count)) - set(groups)
-        if missing:
-            raise ArgumentError(f"groups={list(groups)}: group {min(missing)} must have a block, as each below {count}")
-
-
-def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
-    """Refuse norms that are not G arrays (B,) of float64 and bounds that are not G positive numbers."""
-    choice(CLIP_RULES, rule=rule)
-    choice(FLOATS, dtype=dtype)
-    if not norms:
-        raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
-    for index, array in enumerate(norms):
-        check_float(f"norms[{index}]", array, "float64")
-        if len(array.shape) != 1:
-            raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
-        check_float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
-    check_count("bounds", bounds, len(norms), "one for each group")
-    check_count("sizes", sizes, len(norms), "one for each group")
-    for bound in bounds:
-        positive(max_grad_norm=bound)
-    for size in sizes:
-        integer(0, size=size)
-
-
-def check_weighted_sum(
-    rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any], scale: Sequence[Any] | None = None
-) -> None:
-    """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
-    check_rows(rows, scale)
-    check_count("weights", weights, len(rows), "one for each block of rows")
-    check_count("out", out, len(rows), "one for each block of rows")
-    fit: Any = None  # the weights of most blocks are the same array
-    for index, block in enumerate(rows):
-        if weights[index] is not fit or dtype_name(block) != dtype_name(fit):
-            check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
-            fit = weights[index]
-        check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
-        check_in_place(f"out[{index}]", out[index])
-
-
 def check_dtype(backend: Any, dtype: str, name: str) -> None:
     """Refuse parameters of a dtype that the backend does not compute in, by the name that the caller gave them."""
     if dtype == "float64" and backend.name == "triton":
@@ -150,7 +72,12 @@ def order_of(coefficients: FilterCoefficients) -> int:
 
 
 def check_recurrence(x: Any, state: Sequence[Any], coefficients: FilterCoefficients) -> None:
-    """Refuse a state that is too short for the filter or does not fit `x`."""
+    """Refuse a state that is too short for the filter, does not fit `x`, or shares memory."""
+    _check_state(x, state, coefficients)
+    check_place(listed("state", state), [("x", x)])
+
+
+def _check_state(x: Any, state: Sequence[Any], coefficients: FilterCoefficients) -> None:
     check_float("x", x)
     order = order_of(coefficients)
     if not coefficients.b or len(state) < order:
@@ -168,7 +95,12 @@ def check_places(coefficients: RingCoefficients) -> None:
 
 
 def check_ring(x: Any, vectors: Sequence[Any], coefficients: RingCoefficients) -> None:
-    """Refuse vectors that do not fit `x`, or are not as many as the weights."""
+    """Refuse vectors that do not fit `x`, are not as many as the weights, or share memory."""
+    _check_vectors(x, vectors, coefficients)
+    check_place(listed("vectors", vectors), [("x", x)])
+
+
+def _check_vectors(x: Any, vectors: Sequence[Any], coefficients: RingCoefficients) -> None:
     check_float("x", x)
     check_places(coefficients)
     check_count("vectors", vectors, len(coefficients.weights), "one for each weight of the ring")
@@ -179,7 +111,15 @@ def check_ring(x: Any, vectors: Sequence[Any], coefficients: RingCoefficients) -
 def check_update(
     rule: str, parameter: Any, direction: Any, moments: Sequence[Any], step_number: int, square: Any = None
 ) -> None:
-    """Refuse a direction, square or moments that do not fit the parameter, or too few moments for the rule."""
+    """Refuse a direction, square or moments that do not fit the parameter or share memory, or too few moments."""
+    _check_rule(rule, parameter, direction, moments, step_number, square)
+    read = [("direction", direction), *(() if square is None else [("square", square)])]
+    check_place([("parameter", parameter), *listed("moments", moments)], read)
+
+
+def _check_rule(
+    rule: str, parameter: Any, direction: Any, moments: Sequence[Any], step_number: int, square: Any
+) -> None:
     choice(UPDATE_RULES, rule=rule)
     integer(1, step_number=step_number)
     check_float("parameter", parameter)
@@ -223,29 +163,31 @@ def check_step(
     if isinstance(correlation, RingCoefficients):
         check_places(correlation)
     check_count("settings", settings, len(slots), "one for each slot")
-    order = sum(map(order_of, filters))
+    order, changed, read = sum(map(order_of, filters)), [], []
     for index, slot in enumerate(slots):
         check_range(noise.row, noise.stream, slot.first, math.prod(slot.parameter.shape), noise.rng)
         check_count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
         done = 0
         for coefficients in filters:
-            check_recurrence(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
+            _check_state(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
             done += order_of(coefficients)
         if isinstance(correlation, RingCoefficients):
-            check_ring(slot.parameter, slot.noise_state, correlation)
+            _check_vectors(slot.parameter, slot.noise_state, correlation)
         elif correlation is not None:
-            check_recurrence(slot.parameter, slot.noise_state, correlation)
+            _check_state(slot.parameter, slot.noise_state, correlation)
         if square == "given" and slot.square is None:
             raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")
-        check_update(rule, slot.parameter, slot.parameter, slot.moments, step_number, slot.square)
+        _check_rule(rule, slot.parameter, slot.parameter, slot.moments, step_number, slot.square)
         check_float(f"slots[{index}].total", slot.total, "float64", tuple(slot.parameter.shape))
-        vectors = [("parameter", slot.parameter), ("total", slot.total)]
+        changed.append((f"slots[{index}].parameter", slot.parameter))
         for name in ("filter_state", "noise_state", "moments"):
-            vectors += [(f"{name}[{i}]", vector) for i, vector in enumerate(getattr(slot, name))]
-        for name in ("displacement", "scale", "square"):
+            changed += listed(f"slots[{index}].{name}", getattr(slot, name))
+        read.append((f"slots[{index}].total", slot.total))
+        for name, kind in (("displacement", changed), ("scale", read), ("square", read)):
             vector = getattr(slot, name)
             if vector is not None:
-                vectors.append((name, vector))
+                kind.append((f"slots[{index}].{name}", vector))
                 check_float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter), tuple(slot.parameter.shape))
-        for name, vector in vectors:
-            check_in_place(f"slots[{index}].{name}", vector)
+    for name, vector in (*changed, *read):
+        check_in_place(name, vector)
+    check_place(changed, read)

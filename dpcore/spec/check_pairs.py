@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.check import check_count, check_float, check_in_place, dtype_name
+from dpcore.spec.check import check_count, check_float, dtype_name
+from dpcore.spec.memory import check_in_place, check_place
 from dpcore.spec.validate import number
 
 
@@ -55,6 +56,7 @@ def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:
     check_float("weights", weights, None, (examples,))
     check_float("out", out, "float64", (coordinates,))
     check_in_place("out", out)
+    check_place([("out", out)], [("weights", weights)])
 
 
 def _parts(name: str, parts: Sequence[Any], weights: Sequence[float]) -> None:

@@ -10,6 +10,7 @@ argument unless its description says "in place", and accept arrays of size zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -128,6 +129,12 @@ class Backend(PairOperations[A], Protocol[A]):
 
     def zeros_like(self, array: A, dtype: str | None = None) -> A:
         """Return contiguous zeros of the shape and place of `array`, of `dtype` ("float32", "float64") or its own."""
+
+    def beside(self, array: A) -> AbstractContextManager[None]:
+        """Return a context in which `from_numpy`, `words` and `normal` make their arrays where `array` is.
+
+        A backend of one place has nothing to do; with several GPUs the current one need not be the model's.
+        """
 
     def words(
         self, key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"

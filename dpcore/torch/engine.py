@@ -61,8 +61,7 @@ class Engine(Loop):
         That memory was short may tell of the size of the batch, which is secret under Poisson sampling. So the warning
         names no size that follows from it, and a checkpoint holds the planned micro-batch.
         """
-        self._check_parameters()
-        self.working.refresh()
+        self.take_up_parameters()
         first = self.mechanism.first_example() * self.views
 
         def blocks_at(values: list[Any], _: Point) -> Blocks:
@@ -160,6 +159,11 @@ class Engine(Loop):
                 "first"
             )
 
+    def take_up_parameters(self) -> None:
+        """Take up what the user did to the parameters; refuse a model that is another one, or was moved or cast."""
+        self._check_parameters()
+        self.working.refresh()
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the method's output into the model's parameters for the length of the block."""
@@ -167,8 +171,7 @@ class Engine(Loop):
         if self._swapped or (method.averaging is None and method.update.rule != "accelerated"):
             yield
             return
-        self._check_parameters()
-        self.working.refresh()
+        self.take_up_parameters()
         output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
         kept = [local(parameter).clone() for parameter in self.working.parameters]
         self._swapped = True

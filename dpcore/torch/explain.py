@@ -80,7 +80,8 @@ def _layers(
         blocks, left = scaled(blocks), scales
     layers, times = [], []
     for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
-        spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
+        with backend.beside(engine.mechanism.vectors.totals[0]):
+            spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
         times.append(parts * spent)
         layers.append({
             "name": engine.gradient.names[place],

@@ -94,6 +94,7 @@ class PrivateRun:
         """
         self._engine.check_not_swapped("private.explain")
         with self._engine.mechanism.turns.lock:
+            self._engine.take_up_parameters()
             return explain(self._rehearsal)
 
     def step(self, batch: Tree, public: Tree | None = None) -> None:

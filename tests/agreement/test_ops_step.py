@@ -501,7 +501,11 @@ def test_a_bad_slot_changes_nothing() -> None:
     arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "sgd", [UpdateSettings(1.0)] * 2)
     for bad, error, text in (
         (Slot(backend.from_numpy(ones).T, total, 4096), ArgumentTypeError, "not contiguous"),
-        (Slot(*[backend.from_numpy(ones.astype(np.float64))] * 2, 4096), ArgumentTypeError, "set_backend"),
+        (
+            Slot(*[backend.from_numpy(ones.astype(np.float64)) for _ in range(2)], 4096),
+            ArgumentTypeError,
+            "set_backend",
+        ),
         (Slot(backend.from_numpy(ones), total, 2**36 - 4), ArgumentError, "at most"),
         (Slot(backend.from_numpy(ones), total, -1), ArgumentError, "start=-1"),
     ):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import dpcore
 from dpcore.sampling import FixedOrderSampler
@@ -129,3 +131,77 @@ def test_bias_correction(study: Any, tmp_path):
     left = {row["method"]: row["mean"] for row in result["quadratic"]}
     assert left["bias-corrected, tiny eps"] > 1 > left["bias-corrected, tuned eps"]
     assert (tmp_path / "studies-bias-correction.png").exists()
+
+
+DIEHARDER = """#!{python}
+import sys
+if "-l" in sys.argv:
+    sys.exit("dieharder version 0.0")
+read = sys.stdin.buffer.read(4_000_000 + 40)
+assert len(read) == 4_000_040
+print("stdin_input_raw|  2.67e+07  |1839831839|")
+print("   a_test|   0|   100|   1|0.2{{}}|  PASSED".format(sys.argv[4]))
+print("   a_test|   1|   100|   1|0.0{{}}|  WEAK".format(read[-1] % 10))
+"""
+
+
+def test_stream_statistics(study: Any, tmp_path):
+    module = study("stream_statistics")
+    program = tmp_path / "dieharder"
+    program.write_text(DIEHARDER.format(python=sys.executable))
+    program.chmod(0o755)
+    settings = module.Settings(
+        sources=(("rows", "chacha20"), module.CONTROL), tests=(3, 8), repeated=1, rounds=(("chacha20", 2),),
+        size=1 << 16, cells=((16, 4),),
+    )  # fmt: skip
+    result = module.study(tmp_path, settings, str(program))
+    written = json.loads((tmp_path / "stream-statistics.json").read_text())
+    assert written["battery"] == result["battery"]
+    rows = result["battery"][0]["rows"]
+    assert [(row["ntup"], row["verdict"]) for row in rows] == [(0, "PASSED"), (1, "WEAK")] * 2
+    assert [row["p"] for row in rows[::2]] == [0.23, 0.28]
+    assert result["battery_summary"]["stream"]["p_values"] == result["battery_summary"]["control"]["p_values"] == 4
+    normals = result["normals"]["chacha20"]
+    assert normals["normals"] == 6 * 2**16
+    for p in (normals["kolmogorov_smirnov_p"], normals["chi_square_p"], normals["beyond"]["3"]["p"]):
+        assert 1e-3 < p <= 1
+    assert np.abs([*normals["moments_in_deviations"], *normals["correlations_in_deviations"].values()]).max() < 4.5
+    for found in result["tail_of_lowest_cells"]["16"].values():
+        assert min(found["radius_p"], found["size_p"], found["beyond"]["6.5"]["p"]) > 1e-3
+
+
+def test_a_law_that_is_not_the_normal_one_is_noticed(study: Any):
+    """Counts of 10^8 numbers whose middle or scale is off by little."""
+    module = study("normal_law")
+    lower, n = np.abs(module.edges()), 10**8
+    half = module.BINS // 2
+    upper = np.append(lower[1:half], np.inf)
+    finite = np.isfinite(lower[:half])
+
+    def counts(shift: float, scale: float) -> Any:
+        def mass(a: Any, b: Any) -> Any:
+            return norm.cdf(b, shift, scale) - norm.cdf(a, shift, scale)
+
+        both = np.zeros(module.BINS)
+        both[:half][finite] = n * mass(lower[:half], upper)[finite]
+        both[half:][finite] = n * mass(-upper, -lower[:half])[finite]
+        return np.round(both).astype(np.int64)
+
+    assert module.law(counts(0, 1))["chi_square_p"] > 0.999  # nothing but rounding
+    assert module.law(counts(0, 1))["kolmogorov_smirnov_p"] > 0.5
+    assert module.law(counts(5e-4, 1))["kolmogorov_smirnov_p"] < 1e-3
+    assert module.law(counts(0, 1.001))["kolmogorov_smirnov_p"] < 1e-3
+    assert module.law(counts(0, 1.01))["chi_square_p"] < 1e-3  # the counts have no noise that would add to it
+
+
+def test_neighbors_come_in_turn(study: Any):
+    module = study("dieharder")
+    rows = next(module.stream_words("rows", "philox")).reshape(-1, module.NEIGHBORS)
+    for i in (0, 1, 15):
+        row = module.backend.words(module.KEY, module.ROW + i, 0, 0, module.WORDS, rng="philox")
+        assert np.array_equal(rows[:, i], row)
+    keys = next(module.stream_words("keys", "chacha20")).reshape(-1, module.NEIGHBORS)
+    assert len({column.tobytes() for column in keys.T}) == module.NEIGHBORS
+    pieces = module.stream_words("elements", "chacha20")
+    joined = np.concatenate([next(pieces), next(pieces)])
+    assert np.array_equal(joined, module.backend.words(module.KEY, module.ROW, 0, 0, 2 * module.WORDS))

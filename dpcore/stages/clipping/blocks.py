@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.check import check_rows
+from dpcore.spec.check_rows import check_rows
 from dpcore.spec.ops import Backend
 from dpcore.stages.clipping.pairs import Embedding, Linear
 from dpcore.stages.clipping.rows import Rows

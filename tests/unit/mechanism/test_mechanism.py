@@ -28,6 +28,7 @@ from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
+from tests.refused import refused
 from tests.unit.two_threads import in_two_threads
 
 KEY = bytes(range(32))
@@ -110,6 +111,44 @@ def test_a_resumed_run_is_the_straight_run_bit_for_bit(name: str) -> None:
     advance(resumed, saved_y, 5)
     for a, b in zip(straight.output(x), resumed.output(saved_y), strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+OTHER_STATES = {
+    "a filter's": ("dp_sgd", METHODS["disk"], "other filter or update state"),
+    "an update's": ("dp_sgd", METHODS["dp_adam"], "other filter or update state"),
+    "an adaptive clip's": ("adaptive clip", methods.dp_sgd(lr=0.1, noise_multiplier=0.7), "clip norms"),
+    "other subspaces'": (
+        "doppler, galore",
+        methods.doppler(lr=0.1, base="adam", galore=GaLore(1, 3), noise_multiplier=1.0),
+        r"vector 'w/filter/0' has shape \(8,\), this run's \(4,\)",
+    ),
+    "another matrix'": ("memf, banded", methods.memf(lr=0.1, strategy="tree", noise_multiplier=1.0), "correlated by"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_STATES)
+def test_a_state_of_another_method_changes_nothing(name: str) -> None:
+    theirs, mine, words = OTHER_STATES[name]
+    other, x = build(STATEFUL[theirs])
+    advance(other, x, 3)
+    run, y = build(mine)
+    advance(run, y, 1)
+    before = repr(run.state_dict())
+    refused(ArgumentError, words, run.load_state_dict, other.state_dict())
+    assert repr(run.state_dict()) == before
+
+
+@pytest.mark.parametrize("missing", ["statistics", "corrections", "rng", "caller_noise"])
+def test_a_state_that_lacks_something_changes_nothing(missing: str) -> None:
+    run, x = build(METHODS["dp_adam"])
+    advance(run, x, 2)
+    state = run.state_dict()
+    del state["public"][missing]
+    advance(run, x, 1)
+    before = repr(run.state_dict())
+    with pytest.raises(KeyError, match=missing):
+        run.load_state_dict(state)
+    assert repr(run.state_dict()) == before
 
 
 def test_a_fork_never_repeats_noise_or_batches() -> None:

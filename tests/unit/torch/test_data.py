@@ -25,6 +25,7 @@ import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
 from dpcore.torch.model.state_probe import Snapshot
+from tests.refused import refused
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
 
 
@@ -349,6 +350,37 @@ def test_changes_of_the_model_after_make_private_are_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=words):
             stepped(change)
+
+
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_cast_model_takes_no_step_and_goes_on_when_it_is_cast_back(cast: torch.dtype) -> None:
+    net, straight = model(), model()
+    run, other = start(net), start(straight)
+    batch, same = next(iter(run.loader)), next(iter(other.loader))
+    kept = [p.detach().clone() for p in net.parameters()]
+    net.to(cast)
+    words = f"parameter '0.weight' changed from .7, 5. float32 on cpu to .7, 5. {str(cast)[6:]} on cpu"
+    for call in (lambda: run.step(batch), run.explain):
+        refused(ArgumentError, words, call)
+    assert run.steps_taken == 0
+    net.float()
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), kept, strict=True):
+            parameter.copy_(value)
+    run.step(batch)
+    other.step(same)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), straight.parameters(), strict=True))
+
+
+def test_a_model_moved_to_another_device_takes_no_step() -> None:
+    net = model()
+    run = start(net)
+    batch = next(iter(run.loader))
+    net.to("meta")
+    for call in (lambda: run.step(batch), run.explain):
+        refused(ArgumentError, r"'0\.weight' was replaced.*call make_private again", call)
+    assert run.steps_taken == 0
+    assert not any(total.any() for total in run._engine.mechanism.vectors.totals)
 
 
 def test_a_frozen_batchnorm_must_stay_frozen() -> None:

@@ -1,0 +1,84 @@
+"""Checks of the operations on rows that every backend makes: norms, factors and weighted sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpcore.errors import ArgumentError
+from dpcore.spec.check import FLOATS, check_count, check_float, dtype_name
+from dpcore.spec.memory import Named, check_device, check_in_place, check_place, listed
+from dpcore.spec.ops import CLIP_RULES
+from dpcore.spec.validate import choice, integer, positive
+
+
+def _are_rows(block: Any, first: Any) -> bool:
+    """Return whether a block is as `check_rows` asks: the usual case, in a microsecond."""
+    shape: Any = getattr(block, "shape", ())
+    return len(shape) == 2 and shape[0] == first.shape[0] and dtype_name(block) in FLOATS
+
+
+def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
+    """Refuse blocks that are not (B, d_l) of one B, scales that are not (d_l,), and groups without a block."""
+    if not rows:
+        raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
+    for index, block in enumerate(rows):
+        if _are_rows(block, rows[0]):
+            continue
+        check_float(f"rows[{index}]", block)
+        if len(block.shape) != 2:
+            raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
+        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
+    if scale is not None:
+        check_count("scale", scale, len(rows), "one for each block of rows")
+        for index, vector in enumerate(scale):
+            if vector is not None:
+                check_float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
+    if groups is not None:
+        check_count("groups", groups, len(rows), "one for each block of rows")
+        count = max(integer(0, group=group) for group in groups) + 1
+        missing = set(range(count)) - set(groups)
+        if missing:
+            raise ArgumentError(f"groups={list(groups)}: group {min(missing)} must have a block, as each below {count}")
+    check_device([*listed("rows", rows), *_present(scale)])
+
+
+def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
+    """Refuse norms that are not G arrays (B,) of float64 and bounds that are not G positive numbers."""
+    choice(CLIP_RULES, rule=rule)
+    choice(FLOATS, dtype=dtype)
+    if not norms:
+        raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
+    for index, array in enumerate(norms):
+        check_float(f"norms[{index}]", array, "float64")
+        if len(array.shape) != 1:
+            raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
+        check_float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
+    check_count("bounds", bounds, len(norms), "one for each group")
+    check_count("sizes", sizes, len(norms), "one for each group")
+    check_device(listed("norms", norms))
+    for bound in bounds:
+        positive(max_grad_norm=bound)
+    for size in sizes:
+        integer(0, size=size)
+
+
+def check_weighted_sum(
+    rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any], scale: Sequence[Any] | None = None
+) -> None:
+    """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
+    check_rows(rows, scale)
+    check_count("weights", weights, len(rows), "one for each block of rows")
+    check_count("out", out, len(rows), "one for each block of rows")
+    fit: Any = None  # the weights of most blocks are the same array
+    for index, block in enumerate(rows):
+        if weights[index] is not fit or dtype_name(block) != dtype_name(fit):
+            check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
+            fit = weights[index]
+        check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
+        check_in_place(f"out[{index}]", out[index])
+    check_place(listed("out", out), [*listed("rows", rows), *listed("weights", weights), *_present(scale)])
+
+
+def _present(scale: Sequence[Any] | None) -> list[Named]:
+    return [named for named in listed("scale", scale or ()) if named[1] is not None]
