@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from dpcore_numpy.arrays import beside, from_numpy, to_numpy, zeros_like
+from dpcore_numpy.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_numpy.clip import clip_factors, group_norms, row_norms, weighted_sum
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
@@ -20,6 +20,7 @@ arrays: Final = "numpy"
 __all__ = [
     "arrays",
     "beside",
+    "clear",
     "clip_factors",
     "embedding_norms",
     "embedding_sum",

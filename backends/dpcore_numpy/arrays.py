@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,3 +29,9 @@ def beside(array: NDArray[Any]) -> AbstractContextManager[None]:
 def zeros_like(array: NDArray[Any], dtype: str | None = None) -> NDArray[Any]:
     """See `dpcore.spec.ops.Backend.zeros_like`."""
     return np.zeros(array.shape, dtype=array.dtype if dtype is None else dtype)
+
+
+def clear(arrays: Sequence[NDArray[Any]]) -> None:
+    """See `dpcore.spec.ops.Backend.clear`."""
+    for array in arrays:
+        array[...] = 0

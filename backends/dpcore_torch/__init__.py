@@ -6,7 +6,7 @@ keep threads waiting for work take the processor from each other; all else is `d
 
 from typing import TYPE_CHECKING, Final
 
-from dpcore_torch.arrays import beside, from_numpy, to_numpy, zeros_like
+from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import group_norms, row_norms, weighted_sum
 from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sum, tied_norms
@@ -22,6 +22,7 @@ arrays: Final = "torch"
 __all__ = [
     "arrays",
     "beside",
+    "clear",
     "clip_factors",
     "embedding_norms",
     "embedding_sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,3 +43,9 @@ def view(tree: Any) -> Any:
             raise ArgumentTypeError("a tensor of dtype bfloat16: must be float32 or float64")
         return tree.detach().numpy()
     return [view(each) for each in tree] if isinstance(tree, list | tuple) else tree
+
+
+def clear(arrays: Sequence[torch.Tensor]) -> None:
+    """See `dpcore.spec.ops.Backend.clear`."""
+    if arrays:
+        torch._foreach_zero_([array.detach() for array in arrays])

@@ -6,7 +6,7 @@ from dpcore_triton.launch import require_device
 
 require_device()
 
-from dpcore_triton.arrays import beside, from_numpy, to_numpy, zeros_like  # noqa: E402
+from dpcore_triton.arrays import beside, clear, from_numpy, to_numpy, zeros_like  # noqa: E402
 from dpcore_triton.clip import clip_factors, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
@@ -25,6 +25,7 @@ arrays: Final = "torch"
 __all__ = [
     "arrays",
     "beside",
+    "clear",
     "clip_factors",
     "embedding_norms",
     "embedding_sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,3 +32,9 @@ def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.zeros_like`."""
     chosen = array.dtype if dtype is None else getattr(torch, dtype)
     return torch.zeros(array.shape, dtype=chosen, device=array.device)
+
+
+def clear(arrays: Sequence[torch.Tensor]) -> None:
+    """See `dpcore.spec.ops.Backend.clear`."""
+    if arrays:  # a few launches, however many there are
+        torch._foreach_zero_([array.detach() for array in arrays])

@@ -166,8 +166,7 @@ class MechanismState:
         self.turns.dropped()
         self.peers.drop()
         if self._dirty:
-            for total in self.vectors.totals:
-                total[...] = 0
+            self.backend.clear(self.vectors.totals)
             self._dirty = False
         if self._running is not None:
             self._running.forget()

@@ -136,6 +136,9 @@ class Backend(PairOperations[A], Protocol[A]):
         A backend of one place has nothing to do; with several GPUs the current one need not be the model's.
         """
 
+    def clear(self, arrays: Sequence[A]) -> None:
+        """Set arrays to 0, in place."""
+
     def words(
         self, key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"
     ) -> A:
