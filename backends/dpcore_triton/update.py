@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import triton.language as tl
 
@@ -27,6 +26,8 @@ from dpcore_triton.launch import (
 )
 
 UPDATE_NUMBERS = tl.constexpr(14)
+# 2^-63, the root of the smallest normal number, is two ulps of the least; the fast quotient's divisor ends at 2^126.
+FAST_EPS = (2.0**-41, 2.0**100)
 
 
 def update(
@@ -65,8 +66,9 @@ def update_numbers(rule: str, settings: UpdateSettings, step_number: int) -> tup
 
 
 def needs_general_denominator(rule: str, settings: Iterable[UpdateSettings]) -> bool:
-    """Return whether a denominator has a bias or a floor, or may be 0: that code takes registers."""
-    return rule in SECOND_MOMENT and any(s.bias or s.floor or not np.float32(s.eps) for s in settings)
+    """Return whether a denominator has a bias or a floor, or an eps at which its root must be exact."""
+    least, most = FAST_EPS
+    return rule in SECOND_MOMENT and any(s.bias or s.floor or not least <= s.eps <= most for s in settings)
 
 
 @kernel()
@@ -130,15 +132,16 @@ def update_elements(RULE: tl.constexpr, x, g, square, moments, settings, GENERAL
         return x - _quotient(rate * m, v * unbias2, bias, floor2, eps, GENERAL), m, v
 
 
-# Root and quotient are the device's fast ones: at most 2^-23 and 2 ulps off (PTX: sqrt.approx.f32, div.full.f32, whose
-# divisor may not pass 2^126), where `dpcore.spec.agreement` grants 16. Rounded correctly, both would take half of
-# Adam's instructions. The interpreter rounds correctly.
+# Root and quotient are the device's fast ones: at most 2^-23 and 2 ulps off (PTX: sqrt.approx.ftz.f32, div.full.f32),
+# where `dpcore.spec.agreement` grants 16. Rounded correctly, both take an eighth of Adam's instructions. The fast root
+# takes u below 2^-126 for 0, which is lost beside an eps of `FAST_EPS`; a smaller one goes the general way. The
+# interpreter rounds correctly.
 @jit
 def _quotient(numerator, u, bias, floor2, eps, GENERAL: tl.constexpr):
     """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0."""
     if GENERAL:
         least = tl.maximum(u - bias, floor2, propagate_nan=tl.PropagateNan.ALL)
-        denominator = tl.sqrt(least) + eps
-        return tl.where(denominator != 0, numerator / denominator, 0.0)
+        denominator = tl.sqrt_rn(least) + eps
+        return tl.where(denominator != 0, tl.div_rn(numerator, denominator), 0.0)
     else:
         return numerator / (tl.sqrt(tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)) + eps)
