@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.memory import check_in_place, check_place, listed
+from dpcore.spec.memory import Named, check_in_place, check_place, listed
 from dpcore.spec.ops import (
     KEPT,
     SECOND_MOMENT,
@@ -163,7 +163,8 @@ def check_step(
     if isinstance(correlation, RingCoefficients):
         check_places(correlation)
     check_count("settings", settings, len(slots), "one for each slot")
-    order, changed, read = sum(map(order_of, filters)), [], []
+    order = sum(map(order_of, filters))
+    changed, read = list[Named](), list[Named]()
     for index, slot in enumerate(slots):
         check_range(noise.row, noise.stream, slot.first, math.prod(slot.parameter.shape), noise.rng)
         check_count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
@@ -188,6 +189,6 @@ def check_step(
             if vector is not None:
                 kind.append((f"slots[{index}].{name}", vector))
                 check_float(f"slots[{index}].{name}", vector, dtype_name(slot.parameter), tuple(slot.parameter.shape))
-    for name, vector in (*changed, *read):
-        check_in_place(name, vector)
+    for called, vector in (*changed, *read):
+        check_in_place(called, vector)
     check_place(changed, read)

@@ -13,19 +13,24 @@ from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 
-Named = tuple[str, Any]
+Name = str | tuple[str, int]
+Named = tuple[Name, Any]
 
 
 def listed(name: str, arrays: Sequence[Any]) -> list[Named]:
-    """Return the members of a sequence by their names."""
-    return [(f"{name}[{index}]", array) for index, array in enumerate(arrays)]
+    """Return the members of a sequence by their names, which are put into words where one is refused."""
+    return [((name, index), array) for index, array in enumerate(arrays)]
 
 
-def check_in_place(name: str, array: Any) -> None:
+def _words(name: Name) -> str:
+    return name if isinstance(name, str) else f"{name[0]}[{name[1]}]"
+
+
+def check_in_place(name: Name, array: Any) -> None:
     """Refuse an array with gaps, which no operation can change in place."""
     if not (array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous()):
         raise ArgumentTypeError(
-            f"{name} is not contiguous: it is changed in place and must be, call .contiguous() first"
+            f"{_words(name)} is not contiguous: it is changed in place and must be, call .contiguous() first"
         )
 
 
@@ -38,8 +43,10 @@ def check_place(changed: Sequence[Named], read: Sequence[Named] = ()) -> None:
     check_device([*changed, *read])
     spans = [(*_span(name, array, True), True, name) for name, array in changed]
     spans += [(*_span(name, array, False), False, name) for name, array in read]
-    spans.sort()
-    any_end, any_name, changed_end, changed_name = -1, "", -1, ""
+    spans.sort(key=_place)
+    any_end, changed_end = -1, -1
+    any_name: Name = ""
+    changed_name: Name = ""
     for start, stop, is_changed, name in spans:
         if start == stop:
             continue
@@ -47,7 +54,8 @@ def check_place(changed: Sequence[Named], read: Sequence[Named] = ()) -> None:
         if start < end:
             first, second = (name, other) if is_changed else (other, name)
             raise ArgumentError(
-                f"{first} shares memory with {second}: it is changed in place and must have memory of its own"
+                f"{_words(first)} shares memory with {_words(second)}: it is changed in place and must have memory of "
+                "its own"
             )
         if stop > any_end:
             any_end, any_name = stop, name
@@ -59,22 +67,30 @@ def check_device(named: Sequence[Named]) -> None:
     """Refuse arrays of different libraries or devices, and such as hold no numbers."""
     if not named:
         return
-    first_name, first = named[0]
+    if hasattr(named[0][1], "data_ptr"):
+        devices = {getattr(array, "device", None) for _, array in named}
+        if len(devices) == 1 and str(*devices) != "meta":  # NumPy's arrays say "cpu" or nothing: another one
+            return
+    first_name, first = _words(named[0][0]), named[0][1]
     tensors, expected = hasattr(first, "data_ptr"), getattr(first, "device", "cpu")
     for name, array in named:
         if hasattr(array, "data_ptr") != tensors:
             raise ArgumentTypeError(
-                f"{name} of type {type(array).__name__}: must be of {first_name}'s type, {type(first).__name__}"
+                f"{_words(name)} of type {type(array).__name__}: must be of {first_name}'s type, {type(first).__name__}"
             )
         if getattr(array, "device", "cpu") != expected:
             if str(expected) != "meta":
-                raise ArgumentError(f"{name}.device={array.device}: must be {expected}, as the other arrays")
+                raise ArgumentError(f"{_words(name)}.device={array.device}: must be {expected}, as the other arrays")
             break
     if str(expected) == "meta":
         raise ArgumentError(f"{first_name}.device=meta: must be where the backend computes; it holds no numbers")
 
 
-def _span(name: str, array: Any, changed: bool) -> tuple[int, int]:
+def _place(span: tuple[Any, ...]) -> int:
+    return int(span[0])
+
+
+def _span(name: Name, array: Any, changed: bool) -> tuple[int, int]:
     """Return the first address of an array and the one after its last; the same twice where it is empty."""
     if hasattr(array, "data_ptr"):
         start = array.data_ptr()
@@ -88,12 +104,16 @@ def _span(name: str, array: Any, changed: bool) -> tuple[int, int]:
             start = addressof(c_char.from_buffer(array))
             return start, start + array.nbytes
         if changed and not flags.writeable:
-            raise ArgumentTypeError(f"{name} is read-only: it is changed in place, give an array that may be written")
+            raise ArgumentTypeError(
+                f"{_words(name)} is read-only: it is changed in place, give an array that may be written"
+            )
         start = array.__array_interface__["data"][0]
         if flags.c_contiguous:
             return start, start + array.nbytes
         item, steps = array.itemsize, list(array.strides)  # in bytes; they may be negative
     reach = [(size - 1) * step for size, step in zip(array.shape, steps, strict=True)]
     if changed and any(step == 0 and size > 1 for size, step in zip(array.shape, steps, strict=True)):
-        raise ArgumentError(f"{name} is expanded: it is changed in place, and several of its elements are one number")
+        raise ArgumentError(
+            f"{_words(name)} is expanded: it is changed in place, and several of its elements are one number"
+        )
     return start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0) + item
