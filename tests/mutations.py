@@ -174,14 +174,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/mechanism/loop.py": [
         ("clip each view by itself", "units * self.views, most", "np.repeat(units, self.views), most", "unit/torch/test_augmentations.py"),
         ("add up the views of an example", "float(point.weight) / self.views", "float(point.weight)", "unit/torch/test_augmentations.py"),
-        ("clip the points of a query one by one", "total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted",
-         "total = total or weighted", "papers/test_disk.py"),
         ("clip the examples of a user one by one", "for units in [blocks] if sizes is None else", "for units in [blocks] if sizes is None or not more else",
          "unit/sampling/test_users.py"),
         ("forget the part of a user that an earlier micro-batch held", "units = [joined(both) for both in zip(units, begun, strict=True)]", "pass",
          "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/blocks.py": [
+        ("give every point of a query the weight of the last", "backend.combine(*values, (factor, weight))", "backend.combine(*values, (weight, weight))",
+         "papers/test_disk.py unit/stages/test_blocks.py"),
         ("leave a tensor out of its group's norm", "blocks[i].norms(backend, scales[i]) for i in others]", "blocks[i].norms(backend, scales[i]) for i in others[bool(own):]]",
          "unit/mechanism/test_sources.py"),
         ("do not raise the norm of a group by its rounding", "* (1 + (len(norms) + 8) * 2.0**-53)", "* 1.0", "unit/stages/test_blocks.py"),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final
 
 from dpcore_numpy.arrays import beside, clear, from_numpy, to_numpy, zeros_like
-from dpcore_numpy.clip import clip_factors, group_norms, row_norms, weighted_sum
+from dpcore_numpy.clip import clip_factors, combine, group_norms, row_norms, weighted_sum
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.linear import linear_norms, linear_sum
@@ -22,6 +22,7 @@ __all__ = [
     "beside",
     "clear",
     "clip_factors",
+    "combine",
     "embedding_norms",
     "embedding_sum",
     "from_numpy",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.check_rows import check_factors, check_rows, check_weighted_sum
+from dpcore.spec.check_rows import check_combined, check_factors, check_rows, check_weighted_sum
 from dpcore.spec.ops import AUTOMATIC_STABILITY
 from dpcore_numpy.denormals import check_denormals
 
@@ -65,6 +65,13 @@ def group_norms(rows: Sequence[Floats], groups: Sequence[int], scale: Scales = N
         row_norms([rows[i] for i in chosen], None if scale is None else [scale[i] for i in chosen])
         for chosen in members
     )
+
+
+def combine(first: Sequence[Floats], second: Sequence[Floats], weights: tuple[float, float]) -> list[Floats]:
+    """See `dpcore.spec.ops.Backend.combine`."""
+    check_combined(first, second, weights)
+    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+        return [weights[0] * one + weights[1] * other for one, other in zip(first, second, strict=True)]
 
 
 def clip_factors(

@@ -7,7 +7,7 @@ keep threads waiting for work take the processor from each other; all else is `d
 from typing import TYPE_CHECKING, Final
 
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
-from dpcore_torch.clip import group_norms, row_norms, weighted_sum
+from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
 from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sum, tied_norms
 from dpcore_torch.noise import normal
@@ -24,6 +24,7 @@ __all__ = [
     "beside",
     "clear",
     "clip_factors",
+    "combine",
     "embedding_norms",
     "embedding_sum",
     "from_numpy",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 import dpcore_numpy as reference
-from dpcore.spec.check_rows import check_rows, check_weighted_sum
+from dpcore.spec.check_rows import check_combined, check_rows, check_weighted_sum
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
 
@@ -59,6 +59,15 @@ def group_norms(rows: Sequence[torch.Tensor], groups: Sequence[int], scale: Scal
         row_norms([rows[i] for i in chosen], None if scale is None else [scale[i] for i in chosen])
         for chosen in members
     )
+
+
+def combine(
+    first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], weights: tuple[float, float]
+) -> list[torch.Tensor]:
+    """See `dpcore.spec.ops.Backend.combine`."""
+    check_combined(first, second, weights)
+    pairs = zip(first, second, strict=True)
+    return [weights[0] * one.detach() + weights[1] * other.detach() for one, other in pairs]
 
 
 def _squares(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

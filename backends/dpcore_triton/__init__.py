@@ -7,7 +7,7 @@ from dpcore_triton.launch import require_device
 require_device()
 
 from dpcore_triton.arrays import beside, clear, from_numpy, to_numpy, zeros_like  # noqa: E402
-from dpcore_triton.clip import clip_factors, weighted_sum  # noqa: E402
+from dpcore_triton.clip import clip_factors, combine, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.linear import linear_norms, linear_sum  # noqa: E402
@@ -27,6 +27,7 @@ __all__ = [
     "beside",
     "clear",
     "clip_factors",
+    "combine",
     "embedding_norms",
     "embedding_sum",
     "from_numpy",

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import ops
-from dpcore.spec.check_rows import check_factors, check_weighted_sum
+from dpcore.spec.check_rows import check_combined, check_factors, check_weighted_sum
 from dpcore_triton.launch import (
     COLUMNS,
     ROWS,
@@ -156,3 +156,43 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
         start += ROWS
     total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns
     tl.store(total, tl.load(total, mask=inside, other=0.0) + tl.sum(sums, axis=0), mask=inside)
+
+
+def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[float, float]) -> list[Tensor]:
+    """See `dpcore.spec.ops.Backend.combine`."""
+    check_combined(first, second, weights)
+    float32_only(first=first, second=second)
+    device = common_device(first=first, second=second)
+    ones, others = [dense_rows(block) for block in first], [dense_rows(block) for block in second]
+    # One allocation for all: blocks of a model lie one after the other.
+    sizes = [block.shape[0] * block.shape[1] for block in ones]
+    memory = torch.empty(sum(sizes), dtype=torch.float32, device=device).split(sizes)
+    found = [part.view(block.shape) for part, block in zip(memory, ones, strict=True)]
+    on_device, row_of, parts = table(
+        [
+            (one.data_ptr(), one.stride(0), other.data_ptr(), other.stride(0), sum_.data_ptr(), one.shape[1])
+            for one, other, sum_ in zip(ones, others, found, strict=True)
+        ],
+        [-(-block.shape[1] // COLUMNS) for block in ones],
+        device,
+    )
+    examples = first[0].shape[0]
+    grid = (parts * -(-examples // ROWS),)
+    numbers_ = tuple(map(float, weights))
+    launch(_combine_kernel, grid, device, on_device, row_of, examples, *numbers_, ROWS=ROWS, COLUMNS=COLUMNS)
+    return found
+
+
+@kernel("examples")
+def _combine_kernel(
+    rows, row_of, examples, first_weight, second_weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    programs = (examples + ROWS - 1) // ROWS
+    row, columns = locate_columns(tl.program_id(0) // programs, rows, row_of, 7, COLUMNS)
+    example = (tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    width, columns = tl.load(row + 6), columns[None, :]
+    mask = (example < examples) & (columns < width)
+    first = tl.load(row + 1).to(tl.pointer_type(tl.float32)) + example * tl.load(row + 2) + columns
+    second = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + example * tl.load(row + 4) + columns
+    found = first_weight * tl.load(first, mask=mask, other=0.0) + second_weight * tl.load(second, mask=mask, other=0.0)
+    tl.store(tl.load(row + 5).to(tl.pointer_type(tl.float32)) + example * width + columns, found, mask=mask)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.recorder import Recorder
 from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
-from dpcore.stages.clipping.blocks import Block, as_block, joined, of_units
+from dpcore.stages.clipping.blocks import Block, as_block, combined, joined, of_units
 from dpcore.stages.queries import Point
 
 PRIVATE_DIAGNOSTICS = (
@@ -71,7 +71,7 @@ class Loop:
         weights = [float(point.weight) / self.views for point in points]
         begun: list[Block] | None = None  # the sum so far of a unit larger than a micro-batch
         for part, sizes, more in self._rounds(count):
-            blocks = combined(weights, (at(part) for at in gradients))
+            blocks = combined(mechanism.backend, weights, (at(part) for at in gradients))
             for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
                 if begun is not None:
                     units = [joined(both) for both in zip(units, begun, strict=True)]
@@ -139,18 +139,6 @@ class Loop:
 
         self.sum_clipped(parameters, blocks_at, len(indices), public)
         self.release_sum(parameters, normals=normals, observe=observe)
-
-
-def combined(weights: Sequence[float], points: Iterable[Sequence[Any]]) -> list[Block]:
-    """Return the weighted sum of the points' gradients, tensor by tensor.
-
-    It is formed before it is clipped: its sensitivity is then one clip norm, whatever the weights.
-    """
-    total: list[Block] = []
-    for weight, blocks in zip(weights, points, strict=True):
-        weighted = [as_block(block).weighted(weight) for block in blocks]
-        total = [joined(both) for both in zip(total, weighted, strict=True)] if total else weighted
-    return total
 
 
 def private_step(

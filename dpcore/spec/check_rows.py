@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,18 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequenc
         if missing:
             raise ArgumentError(f"groups={list(groups)}: group {min(missing)} must have a block, as each below {count}")
     check_device([*listed("rows", rows), *_present(scale)])
+
+
+def check_combined(first: Sequence[Any], second: Sequence[Any], weights: tuple[float, float]) -> None:
+    """Refuse blocks that are not of one shape and dtype, two by two, and weights that are no two finite numbers."""
+    check_rows(first, None)
+    check_count("second", second, len(first), "one for each block of first")
+    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+        check_float(f"second[{index}]", other, dtype_name(one), tuple(one.shape))
+    check_device([*listed("first", first), *listed("second", second)])
+    check_count("weights", weights, 2, "of first and second")
+    if not all(math.isfinite(weight) for weight in weights):
+        raise ArgumentError(f"weights={weights}: must be finite")
 
 
 def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:

@@ -198,6 +198,12 @@ class Backend(PairOperations[A], Protocol[A]):
         has None.
         """
 
+    def combine(self, first: Sequence[A], second: Sequence[A], weights: tuple[float, float]) -> Sequence[A]:
+        """Return ``weights[0] * first[l] + weights[1] * second[l]`` for (B, d_l) arrays of one dtype: fresh arrays.
+
+        Two products and a sum, each rounded to the arrays' dtype.
+        """
+
     def clip_factors(
         self, norms: Sequence[A], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str
     ) -> Sequence[A]:

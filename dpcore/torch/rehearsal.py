@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpcore.mechanism.loop import combined
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
-from dpcore.stages.clipping.blocks import Block, as_block, joined, of_units
+from dpcore.stages.clipping.blocks import Block, as_block, combined, joined, of_units
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.engine import Engine
@@ -65,7 +64,8 @@ class Rehearsal:
             values = [value.clone() for value in here] if number else here
             return [block.map(engine.to_array) for block in engine.gradient(values, made, synthetic=True)]
 
-        return combined([float(point.weight) for point in self.points], map(at, range(len(self.points))))
+        weights = [float(point.weight) for point in self.points]
+        return combined(self.engine.mechanism.backend, weights, map(at, range(len(self.points))))
 
     def peak(self, examples: int, mechanism: Mechanism) -> int:
         """Return the peak bytes of the sum over so many examples; the mechanism forgets it, and all it had summed."""

@@ -15,6 +15,7 @@ import dpcore_numpy as reference
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import CLIP_RULES
+from tests.refused import refused
 
 pytest.importorskip("triton")
 BACKEND = "triton"
@@ -163,6 +164,28 @@ def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], scaled: bo
         assert_agree("weighted_sum", backend.to_numpy(got), expected, allowed)
     for given_, read in zip([*rows, *weights], [*sent[0], *sent[1]], strict=True):
         np.testing.assert_array_equal(backend.to_numpy(read), given_)
+
+
+@few
+@given(seeds, examples, widths, st.booleans())
+def test_combinations_are_the_same_bits(seed: int, count: int, sizes: list[int], special: bool) -> None:
+    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
+    first, second = ([floats(rng, count, size, special=special) for size in sizes] for _ in range(2))
+    weights = (float(rng.normal()), float(rng.choice([1.0, -1.0, 0.3])))
+    sent = [[backend.from_numpy(array) for array in arrays] for arrays in (first, second)]
+    with np.errstate(all="ignore"):
+        expected = [np.float32(weights[0]) * a + np.float32(weights[1]) * b for a, b in zip(first, second, strict=True)]
+    for operations, given_ in ((backend, sent), (reference, (first, second))):
+        for got, wanted in zip(operations.combine(*given_, weights), expected, strict=True):
+            np.testing.assert_array_equal(operations.to_numpy(got), wanted)
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    backend = load_backend(BACKEND)
+    one, other = (backend.from_numpy(np.ones(shape, dtype=np.float32)) for shape in ((2, 3), (2, 4)))
+    refused(ArgumentError, r"second\[0\].shape", backend.combine, [one], [other], (1.0, 1.0))
+    refused(ArgumentError, r"len\(second\)=0", backend.combine, [one], [], (1.0, 1.0))
+    refused(ArgumentError, "must be finite", backend.combine, [one], [one], (1.0, float("nan")))
 
 
 def test_a_group_without_a_block_is_refused() -> None:

@@ -19,7 +19,7 @@ SLACK = 15  # an exception's limit is at most so far above what it allows
 # fmt: off
 LONG_FILES = {  # their limit, and why
     "dpcore/accounting/calibrate.py": (290, "to be split"), "dpcore/sampling/users.py": (270, "to be split"),
-    "dpcore/spec/ops.py": (325, "the port's specification: nearly all of it is prose"),
+    "dpcore/spec/ops.py": (340, "the port's specification: nearly all of it is prose"),
     "dpcore/accounting/pld/compose.py": (275, "one algorithm, and the derivation of its error"),
 }
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}  # statements only, without signature and docstring

@@ -30,6 +30,7 @@ __all__ = [
     "add_sums",
     "as_block",
     "as_blocks",
+    "combined",
     "joined",
     "norms_of",
     "of_units",
@@ -119,6 +120,31 @@ def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int
             which = backend.from_numpy(np.flatnonzero(unit_size == size))
             same = [block.map(lambda array: array[which]) for block in blocks]  # noqa: B023
         yield [block.units(size) for block in same]
+
+
+def combined(backend: Backend[Any], weights: Sequence[float], points: Iterable[Sequence[Any]]) -> list[Block]:
+    """Return the weighted sum of the points' gradients, tensor by tensor: all rows by one operation a point.
+
+    It is formed before it is clipped: its sensitivity is then one clip norm, whatever the weights. A point's gradients
+    are asked for when those before it are summed.
+    """
+    total, factor = list[Block](), 1.0
+    for weight, blocks in zip(weights, points, strict=True):
+        own = [as_block(block) for block in blocks]
+        if not total:
+            total, factor = own, weight
+            continue
+        rows = [i for i, both in enumerate(zip(total, own, strict=True)) if all(isinstance(b, Rows) for b in both)]
+        sums: dict[int, Block] = {}
+        if rows:
+            values = [total[i].rows() for i in rows], [own[i].rows() for i in rows]
+            sums = dict(zip(rows, map(Rows, backend.combine(*values, (factor, weight))), strict=True))
+        total = [
+            sums[i] if i in sums else joined([first.weighted(factor), second.weighted(weight)])
+            for i, (first, second) in enumerate(zip(total, own, strict=True))
+        ]
+        factor = 1.0
+    return [block.weighted(factor) for block in total]
 
 
 def joined(blocks: Iterable[Block]) -> Block:

@@ -21,6 +21,7 @@ from dpcore.stages.clipping.blocks import (
     Rows,
     Tied,
     add_sums,
+    combined,
     joined,
     norms_of,
     of_units,
@@ -216,6 +217,25 @@ def test_rows_are_normed_and_summed_in_one_operation_whatever_the_groups() -> No
     for norms, members in zip(found, groups, strict=True):
         whole = np.concatenate([loop(blocks[i]) for i in members], axis=1)
         np.testing.assert_allclose(norms, np.linalg.norm(whole, axis=1), rtol=1e-6)
+
+
+def test_points_of_all_kinds_are_combined_and_rows_by_one_operation_a_point() -> None:
+    calls: list[int] = []
+
+    def combine(first: list[Any], second: list[Any], weights: tuple[float, float]) -> Any:
+        calls.append(len(first))
+        return PORT.combine(first, second, weights)
+
+    kinds = ("rows", "linear", "rows", "embedding")
+    points = [[block_of(kind, 10 * point + seed) for seed, kind in enumerate(kinds)] for point in range(3)]
+    weights = (0.5, -1.25, 2.0)
+    found = combined(SimpleNamespace(combine=combine), weights, iter(points))  # type: ignore[arg-type]
+    assert calls == [2, 2]
+    for place, block in enumerate(found):
+        expected = sum(weight * loop(blocks[place]) for weight, blocks in zip(weights, points, strict=True))
+        np.testing.assert_allclose(block.rows(), expected, rtol=1e-5, atol=1e-5)
+    (alone,) = combined(PORT, (0.5,), [points[0][:1]])
+    np.testing.assert_array_equal(alone.rows(), 0.5 * points[0][0].rows())
 
 
 @pytest.mark.parametrize(
