@@ -582,6 +582,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_triton/stream.py": [
         ("take a tile at the end of a tensor for one inside, in the kernel", "return (low <= 0) & (high >= (BLOCKS + LANES - 1) // LANES * TILE)",
          "return (low <= 0) & (high >= TILE // 2)", "agreement/test_ops_step.py agreement/test_ops_stream.py"),
+        ("let both halves of a tile take the first one's elements, in the kernel", "block = (start % LANES).to(tl.int32) + tl.arange(0, BLOCKS)",
+         "block = tl.arange(0, BLOCKS)", "agreement/test_device_sizes.py"),
         ("take a tile at the beginning of a tensor for one inside, in the kernel", "return (low <= 0) & (high",
          "return (low <= LANES) & (high", "agreement/test_ops_step.py agreement/test_ops_stream.py"),
     ],

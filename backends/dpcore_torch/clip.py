@@ -104,10 +104,10 @@ def add_rows(
     """Add the sum of a block's rows times float64 weights; a row of weight 0 is left out, whatever it holds."""
     unused = (weights == 0).nonzero()[:, 0]
     for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):
-        if len(unused):
-            piece[unused[(unused >= examples.start) & (unused < examples.stop)] - examples.start] = 0.0
         if scale is not None:
             piece *= scale[columns]
+        if len(unused):
+            piece[unused[(unused >= examples.start) & (unused < examples.stop)] - examples.start] = 0.0
         total[columns].addmv_(piece.T, weights[examples])
 
 

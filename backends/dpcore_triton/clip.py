@@ -150,8 +150,8 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
         mask = (weight != 0)[:, None] & inside[None, :]
         at = block + example[:, None] * stride + columns[None, :]
         values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
-        if SCALED:
-            values *= scale.to(tl.float64)[None, :]
+        if SCALED:  # where the scale is infinite, a row that was not read must not become NaN
+            values = tl.where(mask, values * scale.to(tl.float64)[None, :], 0.0)
         sums += weight.to(tl.float64)[:, None] * values
         start += ROWS
     total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns

@@ -104,10 +104,13 @@ def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
     return default_device()
 
 
-def float32_only(**lists: Sequence[torch.Tensor]) -> None:
+def float32_only(**lists: Sequence[Any]) -> None:
     """Refuse float64, which the kernels compute with only where float32 would lose digits."""
     for name, tensors in lists.items():
         for index, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                kind = type(tensor).__name__
+                raise ArgumentTypeError(f"{name}[{index}] of type {kind}: must be a torch tensor; use from_numpy")
             if tensor.dtype is not torch.float32:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise ArgumentTypeError(f"{name}[{index}].dtype={kind}: must be float32, or use set_backend('numpy')")
@@ -139,8 +142,13 @@ def table(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torc
 
     A table is kept for the next call, for its content is its key: the same tensors in the next step cost no transfer.
     """
-    stream, counts = current_stream(device), tuple(programs)
-    return _table(tuple(rows), counts, device, stream), _row_of(counts, device, stream), sum(counts)
+    counts = tuple(programs)
+    return rows_of(rows, counts, device), _row_of(counts, device, current_stream(device)), sum(counts)
+
+
+def rows_of(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Put rows of integers on `device`, each led by the sum of the programs before it."""
+    return _table(tuple(rows), tuple(programs), device, current_stream(device))
 
 
 def current_stream(device: torch.device) -> int:

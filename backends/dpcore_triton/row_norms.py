@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_rows import check_rows
-from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, table
+from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, rows_of, table
 
 Tensor = torch.Tensor
 Scales = Sequence[Tensor | None] | None
@@ -48,7 +48,7 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int], scale: Scales) -> Tens
     )
     examples, count = rows[0].shape[0], max(groups) + 1
     parts_of_groups = [sum(p for i, p in zip(order, parts_of, strict=True) if groups[i] == g) for g in range(count)]
-    firsts, _, _ = table([(own,) for own in parts_of_groups], parts_of_groups, device)
+    firsts = rows_of([(own,) for own in parts_of_groups], parts_of_groups, device)
     partial = torch.empty((examples, parts), dtype=torch.float64, device=device)
     norms = torch.empty((count, examples), dtype=torch.float64, device=device)
     shape = {"ROWS": ROWS, "COLUMNS": COLUMNS}

@@ -72,9 +72,7 @@ def step(
     arguments = (
         *_cipher(noise, slots),
         *_cipher(squared, slots),
-        float(noise.scale),
-        float(squared.scale),
-        1 / batch_size,
+        numbers((float(noise.scale), float(squared.scale), 1 / batch_size), device, current_stream(device), "float64"),
         () if recurrence is None else taps_of(recurrence),
         tuple(chain.from_iterable(map(taps_of, filters))),
     )
@@ -172,7 +170,7 @@ def _check(
 
 
 def _length(part: Any) -> int | None:
-    return len(part) if isinstance(part, tuple) else None
+    return len(part) if hasattr(part, "__len__") else None
 
 
 def _tensors(slot: Slot[Tensor]) -> tuple[Tensor, ...]:

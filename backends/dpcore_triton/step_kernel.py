@@ -22,7 +22,7 @@ SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "
 def step_kernel(
     rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one,
     s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream, square_one,
-    scale, square_scale, per_example, noise_taps, taps, derived, ring_taps, ring_place,
+    scales, noise_taps, taps, derived, ring_taps, ring_place,
     RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, RING: tl.constexpr,
     RING_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr,
     SQUARE_RNG: tl.constexpr,
@@ -45,7 +45,8 @@ def step_kernel(
     settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
     arrays = (total, states, scale_and_square, displacement)
     ring = (row + 9, origin + place, ring_place)
-    numbers = ((scale, square_scale, per_example), noise_taps, taps, settings)
+    # From memory, in float64: an argument would be float32, and noise of that scale too small by up to 2^-24.
+    numbers = ((tl.load(scales), tl.load(scales + 1), tl.load(scales + 2)), noise_taps, taps, settings)
     if interior(low, high, BLOCKS):
         step_words(
             z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER, RING,

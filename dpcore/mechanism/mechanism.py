@@ -95,6 +95,9 @@ class Mechanism(DrawnBatches):
     def join(self) -> None:
         """End a micro-batch, after any number of `add`; all processes do so equally often."""
         with self.turns.alone("join"):
+            # A process that has added nothing gets the others' sums all the same.
+            self._drop_earlier_sum()
+            self._dirty = True
             self.peers.join(self.vectors.totals, self.layout, self.backend)
 
     def clipped_mean_norm(self) -> float:

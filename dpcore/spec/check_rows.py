@@ -85,7 +85,7 @@ def check_weighted_sum(
     check_count("out", out, len(rows), "one for each block of rows")
     fit: Any = None  # the weights of most blocks are the same array
     for index, block in enumerate(rows):
-        if weights[index] is not fit or dtype_name(block) != dtype_name(fit):
+        if weights[index] is not fit or fit is None or dtype_name(block) != dtype_name(fit):
             check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
             fit = weights[index]
         check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))

@@ -103,7 +103,7 @@ def _span(name: Name, array: Any, changed: bool) -> tuple[int, int]:
             # Five times as fast as __array_interface__, and this is asked of every array at every step.
             start = addressof(c_char.from_buffer(array))
             return start, start + array.nbytes
-        if changed and not flags.writeable:
+        if changed and not flags.writeable and array.nbytes:
             raise ArgumentTypeError(
                 f"{_words(name)} is read-only: it is changed in place, give an array that may be written"
             )

@@ -166,6 +166,17 @@ def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], scaled: bo
         np.testing.assert_array_equal(backend.to_numpy(read), given_)
 
 
+def test_rows_of_weight_zero_add_nothing_where_the_scale_is_infinite() -> None:
+    backend = load_backend(BACKEND)
+    ones = np.ones((5, 4), dtype=np.float32)
+    scale = np.array([1, np.inf, 1, -np.inf], dtype=np.float32)
+    for operations in (backend, reference):
+        out = operations.from_numpy(np.zeros(4))
+        weights = operations.from_numpy(np.zeros(5, dtype=np.float32))
+        operations.weighted_sum([operations.from_numpy(ones)], [weights], [out], [operations.from_numpy(scale)])
+        np.testing.assert_array_equal(operations.to_numpy(out), np.zeros(4))
+
+
 @few
 @given(seeds, examples, widths, st.booleans())
 def test_combinations_are_the_same_bits(seed: int, count: int, sizes: list[int], special: bool) -> None:

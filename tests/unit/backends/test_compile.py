@@ -70,8 +70,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         order = sum(max(len(f.a), len(f.b) - 1) for f in filters)
         taps = sum(1 + len(f.b) + len(f.a) for f in filters)
         noise_taps = 2 + 2 * noise_order if noise_order else 0
-        floats = dict.fromkeys(("scale", "square_scale", "per_example"), "fp32")
-        types_ = {**TABLE, **CIPHER, **SQUARE_CIPHER, **floats, "derived": "*fp32", "ring_place": "i32"}
+        types_ = {**TABLE, **CIPHER, **SQUARE_CIPHER, "scales": "*fp64", "derived": "*fp32", "ring_place": "i32"}
         types_ |= {"ring_taps": "*fp32"} if ring else {}
         types_ |= {"noise_taps": ("fp32",) * noise_taps, "taps": ("fp32",) * taps}
         constants = {
@@ -261,20 +260,20 @@ def bound_types() -> list[Any]:
         step_kernel.signature, step_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
     )
     table = torch.zeros(4, dtype=torch.int64)
-    floats = torch.zeros(4)
+    floats, scales = torch.zeros(4), torch.zeros(3, dtype=torch.float64)
     constants = (
         "adam", "chacha20", 1, 0, "output", 3, False, ((0, 2, 1, 0, 0),), 0, "separate", "philox", 2, False, False, 128,
     )  # fmt: skip
     found = []
-    for key, row, scale, b, place in (
-        (bytes(32), 0, 1.0, 1.0, 0),
-        (b"\x01\x00\x00\x00" * 8, 1, 16.0, 0.5, 1),
-        (b"\x10\x00\x00\x00" * 8, 16, 1e-3, 1.0, 16),
-        (b"\xff" * 32, 2**32 - 1, 3.0, 2.0, 5),
+    for key, row, b, place in (
+        (bytes(32), 0, 1.0, 0),
+        (b"\x01\x00\x00\x00" * 8, 1, 0.5, 1),
+        (b"\x10\x00\x00\x00" * 8, 16, 1.0, 16),
+        (b"\xff" * 32, 2**32 - 1, 2.0, 5),
     ):
         cipher = cipher_words(key, row, 0, 0, 1, "chacha20")
         square_cipher = cipher_words(key[::-1], 2**32 - 1 - row, 1, 0, 1, "philox")
-        numbers = (scale, 1 / scale, 1 / 7, (1.0, b), (b, 1.0))
+        numbers = (scales, (1.0, b), (b, 1.0))
         bound = binder(table, table.int(), *cipher, *square_cipher, *numbers, floats, floats, place, *constants)
         found.append(repr(bound[1]))
     return found
