@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpcore.spec.backends import load_backend
-from dpcore.stages.clipping.blocks import add_sums, group_norms, joined
+from dpcore.stages.clipping.blocks import add_sums, joined, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.model.compare import learn_and_check
 from dpcore.torch.model.per_example import PerExampleGradient
@@ -157,7 +157,7 @@ def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[
 
     c = 0.1
     everything = list(range(len(blocks)))
-    norms = group_norms(backend, blocks, everything, [None] * len(blocks))
+    (norms,) = norms_of(backend, blocks, [everything], [None] * len(blocks))
     sizes = [sum(value.numel() for value in here)]
     (factors,) = backend.clip_factors([norms], "standard", [c], sizes, blocks[0].dtype)
     for i in range(examples):
