@@ -28,7 +28,7 @@ from dpcore_triton.launch import (
     table,
     written_back,
 )
-from dpcore_triton.stream import LANES, bound
+from dpcore_triton.stream import LANES, load_at, store_at
 
 
 def ring(x: torch.Tensor, vectors: Sequence[torch.Tensor], coefficients: RingCoefficients) -> torch.Tensor:
@@ -77,8 +77,9 @@ def ring_elements(
         vector = tl.load(ring + (place + ORDER - j) % ORDER).to(tl.pointer_type(tl.float32)) + index
         added = ()
         for word in tl.static_range(len(x)):
-            mask = bound(first + word * LANES, low, high, MASKED)
-            added += (y[word] + weight * tl.load(vector + word * LANES, mask=mask),)  # type: ignore[assignment]
+            shift = word * LANES
+            earlier = load_at(vector + shift, first + shift, low, high, MASKED)
+            added += (y[word] + weight * earlier,)  # type: ignore[assignment]
         y = added
     normalizer, divided = tl.load(taps), ()
     for word in tl.static_range(len(x)):
@@ -87,5 +88,6 @@ def ring_elements(
         vector = tl.load(ring + place).to(tl.pointer_type(tl.float32)) + index
         kept = divided if KEEPS == "output" else x
         for word in tl.static_range(len(x)):
-            tl.store(vector + word * LANES, kept[word], mask=bound(first + word * LANES, low, high, MASKED))
+            shift = word * LANES
+            store_at(vector + shift, kept[word], first + shift, low, high, MASKED)
     return divided

@@ -9,7 +9,7 @@ from dpcore_triton.filter import pointers, recurrence_elements
 from dpcore_triton.launch import jit, kernel
 from dpcore_triton.noise import normals
 from dpcore_triton.ring import ring_elements
-from dpcore_triton.stream import CIPHER, LANES, bound, counters, interior, locate, places
+from dpcore_triton.stream import CIPHER, LANES, counters, interior, load_at, locate, places, store_at
 from dpcore_triton.update import UPDATE_NUMBERS, settings_of, update_elements
 
 # Elements of a thread that are loaded together: the most of 4, 2 and 1 that leave, with the normals, so few registers.
@@ -87,34 +87,34 @@ def step_words(
         read = ()
         for k in tl.static_range(group):
             shift = (first + k) * LANES
-            read += (load_each(reads, shift, bound(place + shift, low, high, MASKED)),)  # type: ignore[assignment]
+            read += (load_each(reads, shift, place, low, high, MASKED),)  # type: ignore[assignment]
         for k in tl.static_range(group):
             shift = (first + k) * LANES
-            mask = bound(place + shift, low, high, MASKED)
             after = step_elements(
                 None if z is None else z[first + k], None if z_square is None else z_square[first + k],
                 read[k], len(states), numbers,
                 RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL,
             )  # fmt: skip
-            store_each(states, after, shift, mask)
+            store_each(states, after, shift, place, low, high, MASKED)
             if DISPLACED:
-                tl.store(arrays[3][0] + shift, after[0] - read[k][1], mask=mask)
+                moved = after[0] - read[k][1]
+                store_at(arrays[3][0] + shift, moved, place + shift, low, high, MASKED)
 
 
 @jit
-def load_each(places, shift, mask):
+def load_each(pointers_, shift, place, low, high, MASKED: tl.constexpr):
     """Return the elements that lie `shift` further on than the pointers."""
     values = ()
-    for k in tl.static_range(len(places)):
-        values += (tl.load(places[k] + shift, mask=mask),)  # type: ignore[assignment]
+    for k in tl.static_range(len(pointers_)):
+        values += (load_at(pointers_[k] + shift, place + shift, low, high, MASKED),)  # type: ignore[assignment]
     return values
 
 
 @jit
-def store_each(places, values, shift, mask):
+def store_each(pointers_, values, shift, place, low, high, MASKED: tl.constexpr):
     """Store elements that lie `shift` further on than the pointers."""
-    for k in tl.static_range(len(places)):
-        tl.store(places[k] + shift, values[k], mask=mask)
+    for k in tl.static_range(len(pointers_)):
+        store_at(pointers_[k] + shift, values[k], place + shift, low, high, MASKED)
 
 
 @jit

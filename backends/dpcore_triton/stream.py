@@ -97,12 +97,21 @@ def inside(place, low, high):
 
 
 @jit
-def bound(place, low, high, MASKED: tl.constexpr):
-    """Return the mask of places at a tensor's edge; elsewhere none is needed."""
+def load_at(pointer, place, low, high, MASKED: tl.constexpr):
+    """Load the elements at places; only at a tensor's edge a mask is needed."""
     if MASKED:
-        return inside(place, low, high)
+        return tl.load(pointer, mask=inside(place, low, high))
     else:
-        return None
+        return tl.load(pointer)
+
+
+@jit
+def store_at(pointer, values, place, low, high, MASKED: tl.constexpr):
+    """Store elements at places."""
+    if MASKED:
+        tl.store(pointer, values, mask=inside(place, low, high))
+    else:
+        tl.store(pointer, values)
 
 
 @jit
@@ -116,10 +125,10 @@ def store_words(out, values, place, low, high, BLOCKS: tl.constexpr):
     """Store the 16 values of each block, masked at a tensor's edge only."""
     if interior(low, high, BLOCKS):
         for word in tl.static_range(16):
-            tl.store(out + word * LANES, values[word])
+            store_at(out + word * LANES, values[word], place + word * LANES, low, high, False)
     else:
         for word in tl.static_range(16):
-            tl.store(out + word * LANES, values[word], mask=inside(place + word * LANES, low, high))
+            store_at(out + word * LANES, values[word], place + word * LANES, low, high, True)
 
 
 @jit

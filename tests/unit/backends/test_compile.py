@@ -133,6 +133,10 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
         ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": False, **tile}, tiled),
+        (
+            "combine", clip._combine_kernel,
+            {**TABLE, "examples": "i32", "first_weight": "fp32", "second_weight": "fp32"}, tile, tiled,
+        ),
         ("weighted_sum, scale", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": True, **tile}, tiled),
         (
             "pairs: norms", pairs._bounds_kernel,
@@ -292,7 +296,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     measured: dict[str, Any] = json.loads(out.read_text())
-    assert len(measured["kernels"]) >= chosen(29, 45)
+    assert len(measured["kernels"]) >= chosen(30, 46)
     return measured
 
 
