@@ -77,6 +77,7 @@ class Working:
 
         Refuses another shape, dtype or device: the run's layout is fixed when it is built.
         """
+        kept: dict[str, torch.Tensor] = {}
         for name, parameter, kind in zip(self.names, self.parameters, self._kinds, strict=True):
             if (parameter.shape, parameter.dtype, parameter.device) != kind:
                 raise ArgumentError(
@@ -86,9 +87,19 @@ class Working:
             value = local(parameter)
             if value.dtype == self.dtype and value.is_contiguous():
                 self.copies.pop(name, None)
-            elif name not in self.copies or not torch.equal(self.copies[name].to(value.dtype), value):
-                # The copy holds digits that the cast drops: it is replaced only where the parameter no longer fits it.
-                self.copies[name] = value.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+            elif name in self.copies:
+                kept[name] = value
+            else:
+                self.copies[name] = self._copy(value)
+        # A copy holds digits that the cast drops: it is replaced only where the parameter no longer fits it. All are
+        # compared before the host waits, once.
+        fits = [(self.copies[name].to(value.dtype) == value).all() for name, value in kept.items()]
+        for (name, value), fit in zip(kept.items(), torch.stack(fits).tolist() if fits else (), strict=True):
+            if not fit:
+                self.copies[name] = self._copy(value)
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the working tensors: the parameters' own memory, or the copies."""
@@ -100,11 +111,12 @@ class Working:
 
     def store(self) -> None:
         """Write the copies back, cast last, and tell autograd that all parameters changed."""
+        named = dict(zip(self.names, self.parameters, strict=True))
         with torch.no_grad():
-            for name, parameter in zip(self.names, self.parameters, strict=True):
-                if name in self.copies:
-                    parameter.copy_(self.copies[name])
-                else:
+            if self.copies:
+                torch._foreach_copy_([named[name] for name in self.copies], list(self.copies.values()))
+            for name, parameter in named.items():
+                if name not in self.copies:
                     # The backend wrote to its memory unseen; a graph that saved the old value must not be used again.
                     torch.autograd.graph.increment_version(parameter)
 
