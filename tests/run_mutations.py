@@ -74,6 +74,8 @@ def red(folder: Path, tests: Sequence[str], *options: str) -> list[str]:
         return [f"still running after {TIMEOUT:.0f} s"]
     if done.returncode == 0:
         return []
+    if done.returncode < 0:  # a kernel that writes beyond its arrays
+        return [f"crashed by signal {-done.returncode}"]
     if found := re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE):
         return sorted(set(found))
     raise SystemExit(f"{' '.join(tests)}: pytest ended with {done.returncode}\n{done.stdout}{done.stderr}")
