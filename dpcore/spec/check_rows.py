@@ -37,7 +37,7 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequenc
                 check_float(f"scale[{index}]", vector, None, (rows[index].shape[1],))
     if groups is not None:
         check_count("groups", groups, len(rows), "one for each block of rows")
-        count = max(integer(0, group=group) for group in groups) + 1
+        count = max(integer(0, group=group) for group in set(groups)) + 1
         missing = set(range(count)) - set(groups)
         if missing:
             raise ArgumentError(f"groups={list(groups)}: group {min(missing)} must have a block, as each below {count}")
