@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (some minutes the first time)"
 	$(VENV)/bin/python -m pip install -qq "$$(grep '^torch==' requirements/constraints.txt)"
-	$(VENV)/bin/python -m pip install -qq -c requirements/constraints.txt -e '.[triton,crypto,cli,tensorboard,dev,docs]'
+	$(VENV)/bin/python -m pip install -qq -c requirements/constraints.txt -e '.[triton,plots,tensorboard,dev,docs]'
 	touch $@
 
 demo: $(READY)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dpcore.cli.interrupt import Stopped, immediate
+from dpcore.spec.extras import needs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as cause:
         if cause.name not in {"typer", "rich"}:
             raise
-        sys.stderr.write(f"dpcore: the command line needs {cause.name}; install it with: pip install 'dpcore[cli]'\n")
+        sys.stderr.write(f"dpcore: {needs('the command line', cause.name)}\n")
         return 2
     except Stopped as stop:
         sys.stderr.write(f"dpcore: {stop}\n")

@@ -15,6 +15,7 @@ import typer
 from dpcore.cli.interrupt import Stopped
 from dpcore.cli.options import flag
 from dpcore.errors import DpcoreError
+from dpcore.spec.extras import EXTRAS, needs
 from dpcore.spec.version import __version__
 
 # Place, words, example. A command is imported when it is asked for: the help of all needs none of them.
@@ -129,6 +130,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 (a defect of ours must still be one sentence)
         if isinstance(error, _UsageProblem):
             return _fail(_usage_sentence(error), 2, debug, as_json)
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            return _fail(needs("this command", error.name), 2, debug, as_json)
         message = f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where; please report it)"
         return _fail(message, 1, debug, as_json)
 

@@ -47,7 +47,7 @@ def model_card(
     lines += [
         "`statement.json` holds every setting that the guarantee rests on, and `statement.txt` the same for a person.",
         "",
-        "    pip install 'dpcore[cli]'",
+        "    pip install dpcore",
         "    dpcore verify statement.json",
         "",
         "derives the events again from these settings, and every epsilon from the events. It cannot tell whether the",

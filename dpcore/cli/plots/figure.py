@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.spec.extras import needs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ def drawing(path: PathLike, size: tuple[float, float], title: str = "") -> Itera
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as cause:
-        raise DpcoreError("a picture needs matplotlib; install it with: pip install 'dpcore[cli]'") from cause
+        raise DpcoreError(needs("a picture", "matplotlib")) from cause
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)

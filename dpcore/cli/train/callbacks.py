@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import DpcoreError
 from dpcore.spec.canonical import plain
+from dpcore.spec.extras import needs
 
 if TYPE_CHECKING:
     from dpcore.statement.statement import Statement
@@ -100,8 +101,7 @@ class TensorBoard(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as cause:
-            message = "tensorboard=True: needs tensorboard; install it with: pip install 'dpcore[tensorboard]'"
-            raise DpcoreError(message) from cause
+            raise DpcoreError(needs("tensorboard=True", "tensorboard")) from cause
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
     # No on_step: TensorBoard stamps each value with the time, and a step's time tells its batch's size.

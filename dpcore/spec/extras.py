@@ -1,0 +1,12 @@
+"""Which extra of the distribution brings a package that is not there: one table for every sentence that says so."""
+
+from __future__ import annotations
+
+# Package, as it is imported: the extra that brings it. The names are those of pyproject.toml; a test compares them.
+EXTRAS = {"matplotlib": "plots", "tensorboard": "tensorboard", "torch": "torch", "triton": "triton"}
+
+
+def needs(what: str, package: str) -> str:
+    """Return the sentence for `what` ("a picture") that cannot be had, since `package` is not installed."""
+    distribution = f"'dpcore[{EXTRAS[package]}]'" if package in EXTRAS else package
+    return f"{what} needs {package}; install it with: pip install {distribution}"
