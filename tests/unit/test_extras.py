@@ -45,7 +45,8 @@ def test_the_table_names_extras_of_the_distribution_that_bring_the_package():
 
 
 def test_sentences():
-    assert needs("a picture", "matplotlib") == "a picture needs matplotlib; install it with: pip install 'dpcore[plots]'"
+    sentence = "a picture needs matplotlib; install it with: pip install 'dpcore[plots]'"
+    assert needs("a picture", "matplotlib") == sentence
     assert needs("the command line", "rich") == "the command line needs rich; install it with: pip install rich"
 
 
@@ -75,6 +76,6 @@ def test_accounting_needs_no_extra(words: str, tmp_path: Path):
 def test_what_is_missing_is_named_with_its_extra(words: str, package: str, tmp_path: Path):
     done = command(NO_EXTRAS, *words.split(), folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(f"needs {package}; install it with: pip install 'dpcore[{EXTRAS[package]}]'")
+    assert done.stderr.splitlines()[-1].endswith(needs("", package))
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
