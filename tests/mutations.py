@@ -357,6 +357,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the atom at loss 0 out of subsets", "atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))", "atom = 0.0 * sigma",
          "unit/accounting/test_pld_oracle.py"),
     ],
+    "dpcore/accounting/opacus.py": [
+        ("read the first phase of a history only", "return phases[0] if len(phases) == 1 else Composed(phases)", "return phases[0]", "unit/accounting/test_opacus.py"),
+        ("take a rate for a noise multiplier", "noise_multiplier, sample_rate, steps = entry", "sample_rate, noise_multiplier, steps = entry",
+         "unit/accounting/test_opacus.py"),
+    ],
+    "dpcore/torch/opacus.py": [
+        ("unpickle a stranger's checkpoint", "weights_only=True)", "weights_only=False)", "unit/accounting/test_opacus.py"),
+    ],
     "dpcore/accounting/phases.py": [
         ("take the plain rate for a truncated batch", "inside, outside = q * almost + cut, (1.0 - q) * almost",
          "inside, outside = q * almost, (1.0 - q) * almost", "unit/sampling/test_truncated.py"),
