@@ -15,20 +15,20 @@ CHECKPOINT_KEY = "privacy_accountant_state_dict"
 
 OPACUS_ASSUMPTIONS = (
     (
-        "Batches were drawn by Poisson sampling, Opacus's default. With poisson_sampling=False it writes the same history "
-        "and reports the same epsilon, and neither that number nor this one holds."
+        "Batches were drawn by Poisson sampling, Opacus's default. With poisson_sampling=False it writes the same "
+        "history and reports the same epsilon, and neither that number nor this one holds."
     ),
     (
-        "The history is whole: all training and tuning on these data went through this accountant, and an example entered "
-        "a step at most once (no gradients accumulated over several batches)."
+        "The history is whole: all training and tuning on these data went through this accountant, and an example "
+        "entered a step at most once (no gradients accumulated over several batches)."
     ),
     (
         "Clipping was flat or per layer, with norms fixed beforehand. Adaptive clipping divides by the true size of a "
         "batch, which has no noise; before Opacus 1.6 it also recorded more noise than the gradients had."
     ),
     (
-        "The gradient of an example depended on that example alone, and none was NaN or infinite: one such example turns "
-        "all weights into NaN, which tells of it."
+        "The gradient of an example depended on that example alone, and none was NaN or infinite: one such example "
+        "turns all weights into NaN, which tells of it."
     ),
     (
         "Nobody can guess the batches or the noise (secure_mode=True). Torch's default generator is no secret, and a "
