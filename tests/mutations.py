@@ -772,6 +772,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_example_batch.py"),
         ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
     ],
+    "dpcore/torch/data/sampler.py": [
+        ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
+         "unit/torch/test_sampler.py"),
+        ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
+         "unit/torch/test_sampler.py"),
+        ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
+         "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
+         "unit/torch/test_sampler.py"),
+    ],
     "dpcore/torch/data/reading.py": [
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
