@@ -357,6 +357,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the atom at loss 0 out of subsets", "atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))", "atom = 0.0 * sigma",
          "unit/accounting/test_pld_oracle.py"),
     ],
+    "dpcore/accounting/opacus.py": [
+        ("read the first phase of a history only", "return phases[0] if len(phases) == 1 else Composed(phases)", "return phases[0]", "unit/accounting/test_opacus.py"),
+        ("take a rate for a noise multiplier", "noise_multiplier, sample_rate, steps = entry", "sample_rate, noise_multiplier, steps = entry",
+         "unit/accounting/test_opacus.py"),
+    ],
+    "dpcore/torch/opacus.py": [
+        ("unpickle a stranger's checkpoint", "weights_only=True)", "weights_only=False)", "unit/accounting/test_opacus.py"),
+    ],
     "dpcore/accounting/phases.py": [
         ("take the plain rate for a truncated batch", "inside, outside = q * almost + cut, (1.0 - q) * almost",
          "inside, outside = q * almost, (1.0 - q) * almost", "unit/sampling/test_truncated.py"),
@@ -763,6 +771,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("try the same public example twice", "return synthetic(batch, examples, seed=1)", "return synthetic(batch, examples)",
          "unit/torch/test_example_batch.py"),
         ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
+    ],
+    "dpcore/torch/data/sampler.py": [
+        ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
+         "unit/torch/test_sampler.py"),
+        ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
+         "unit/torch/test_sampler.py"),
+        ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
+         "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
+         "unit/torch/test_sampler.py"),
     ],
     "dpcore/torch/data/reading.py": [
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",

@@ -34,6 +34,7 @@ from dpcore.accounting.events import (
 )
 from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
+from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.remarks import delta_remark, known_dataset_size
 from dpcore.accounting.renyi.rdp import RdpAccountant
@@ -41,6 +42,7 @@ from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, clo
 from dpcore.spec import validate
 
 __all__ = [
+    "OPACUS_ASSUMPTIONS",
     "Accountant",
     "Adjacency",
     "Composed",
@@ -76,6 +78,7 @@ __all__ = [
     "epsilon",
     "epsilon_interval",
     "epsilons",
+    "from_opacus",
     "known_dataset_size",
     "neighboring_relation",
     "smallest_epsilon",

@@ -26,6 +26,8 @@ _COMMANDS = {
     "compare": ("dpcore.cli.compare.compare:compare",
         "Compare methods on one data set at the same epsilon and delta, over several seeds.",
         "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
+    "methods": ("dpcore.cli.reports.methods:methods", "List the methods, each with the paper that it comes from.",
+        "dpcore methods --json"),
     "epsilon": ("dpcore.cli.accounting.epsilon:epsilon", "Say what epsilon a noise multiplier gives.",
         "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     "delta": ("dpcore.cli.accounting.epsilon:delta", "Say what delta a plan has at an epsilon.",

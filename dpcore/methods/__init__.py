@@ -6,6 +6,7 @@ Every method takes the keywords of `Common` (or of `Shared` or `Adaptive`, where
 from dpcore.methods.adaptive import VARIANTS, Adaptive, dp_adagrad, dp_adam
 from dpcore.methods.common import BASES, METHODS, Common, Shared, keywords
 from dpcore.methods.filtered import disk, doppler, dp_sgd
+from dpcore.methods.papers import PAPERS, Paper
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
 from dpcore.methods.windows import inner_outer, pmlf
 
@@ -13,6 +14,6 @@ _MAKERS = (dp_sgd, doppler, disk, pmlf, inner_outer, memf, srg_memf, accelerated
 METHODS.update({make.__name__: make for make in _MAKERS})
 
 __all__ = [
-    "BASES", "METHODS", "VARIANTS", "Adaptive", "Common", "Shared", "accelerated_srgd", "disk", "doppler", "dp_adagrad",
-    "dp_adam", "dp_sgd", "inner_outer", "keywords", "memf", "pmlf", "srg_memf",
+    "BASES", "METHODS", "PAPERS", "VARIANTS", "Adaptive", "Common", "Paper", "Shared", "accelerated_srgd", "disk",
+    "doppler", "dp_adagrad", "dp_adam", "dp_sgd", "inner_outer", "keywords", "memf", "pmlf", "srg_memf",
 ]  # fmt: skip

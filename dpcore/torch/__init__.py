@@ -2,9 +2,18 @@
 
 from dpcore.torch.export import export
 from dpcore.torch.make_private import make_private
+from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.state.checkpoint import public_state
 from dpcore.torch.state.saving import save_state
 
-__all__ = ["PrivateOptimizer", "PrivateRun", "export", "make_private", "public_state", "save_state"]
+__all__ = [
+    "PrivateOptimizer",
+    "PrivateRun",
+    "export",
+    "make_private",
+    "public_state",
+    "read_opacus_checkpoint",
+    "save_state",
+]

@@ -97,7 +97,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         with self._engine.mechanism.turns.lock:  # a whole step of one thread
             if self._taking:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
-            self._loader.consume(batch)
+            batch = self._loader.consume(batch)
             mechanism, self._taking = self._engine.mechanism, True
             number, mechanism.asked = mechanism.step, False
             try:

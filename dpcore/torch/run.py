@@ -41,8 +41,8 @@ class PrivateRun:
         The caller's own, not wrapped.
     optimizer : PrivateOptimizer
         For learning-rate schedulers and checkpoints.
-    loader : PrivateLoader
-        Yields one epoch of drawn batches per iteration.
+    loader, sampler : PrivateLoader, PrivateSampler
+        Yield one epoch of drawn batches per iteration, or their indices, for a loader of your own.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class PrivateRun:
     ) -> None:
         engine = rehearsal.engine
         self.model = engine.gradient.model
-        self.optimizer = optimizer
-        self.loader = loader
+        self.optimizer, self.loader, self.sampler = optimizer, loader, loader.sampler
         self._engine, self._rehearsal, self._frozen = engine, rehearsal, frozen
         self._target_delta, self._caveats = target_delta, caveats
 
@@ -98,7 +97,7 @@ class PrivateRun:
             return explain(self._rehearsal)
 
     def step(self, batch: Tree, public: Tree | None = None) -> None:
-        """Take one private step on a batch from the loader.
+        """Take one private step on a batch from the loader, or on what `sampler.collate` made.
 
         Per-example gradients, clip, sum, noise, filter, update. The loss is not computed: it is a private diagnostic.
 

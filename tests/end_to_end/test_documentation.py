@@ -30,6 +30,11 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+def theirs(page: str) -> list[str]:
+    """The ```py blocks of a page: code of another library, which is not run."""
+    return re.findall(r"^```py\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
 def commands(page: str) -> list[str]:
     """The lines of a page's other code, fenced or indented, that are commands of ours; continued lines are joined."""
     text = re.sub(r"^```python\n.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -67,6 +72,21 @@ def test_examples_run_in_the_order_of_the_page(
         assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if theirs(page)])
+def test_code_of_other_libraries_is_python_and_stands_beside_ours(page: str):
+    for number, block in enumerate(theirs(page)):
+        compile(block, f"{page}, block {number} of another library", "exec", dont_inherit=True)
+    assert blocks(page)
+
+
+def test_the_page_on_opacus_shows_what_is_said(capsys: pytest.CaptureFixture[str]):
+    (shown,) = re.findall(
+        r"^```text\n(epsilon = .*?)^```$", (ROOT / "docs/migrating/opacus.md").read_text(), re.S | re.M
+    )
+    assert run(["epsilon", "--opacus", str(ROOT / "tests/golden/opacus-prv.pt"), "--delta", "1e-5"]) == 0
+    assert capsys.readouterr().out.startswith(shown)
+
+
 def parse(arguments: list[str]) -> None:
     """Find the command and read its options and their values, as the command line does, without running it."""
     command, context = typer.main.get_command(application(*NAMES)), None
@@ -92,6 +112,9 @@ def test_commands_exist_with_their_options(
         (tmp_path / file).parent.mkdir(exist_ok=True)
         ours = ROOT / file
         (tmp_path / file).write_bytes(ours.read_bytes() if ours.exists() else b"")
+    for file in (word for word in arguments if word.startswith("tests/golden/")):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
     parse(arguments)
     if line.removeprefix("dpcore ").startswith(CHEAP):
         status = run(arguments)

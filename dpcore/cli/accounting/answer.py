@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.accounting.opacus import OpacusHistory
 from dpcore.cli.options import flag, option
 from dpcore.cli.output import remarks
 from dpcore.cli.values import one_of
@@ -52,9 +53,9 @@ def every(bound: _Bound, event: Event, at: float) -> dict[str, float]:
     return table
 
 
-def sentence(accountant: str, plan: EventOptions, event: Event) -> str:
+def sentence(accountant: str, plan: EventOptions | OpacusHistory, event: Event) -> str:
     """Return what was asked, in words."""
-    noise = f", noise multiplier {plan.noise_multiplier:g}"
+    noise = "" if plan.noise_multiplier is None else f", noise multiplier {plan.noise_multiplier:g}"
     return f"{accountant} accountant, {event.adjacency} adjacency, {plan.words}{noise}"
 
 
@@ -62,7 +63,7 @@ def sentence(accountant: str, plan: EventOptions, event: Event) -> str:
 _LARGE_DELTA = 1e-3
 
 
-def remark_on_delta(delta: float, plan: EventOptions, event: Event) -> str | None:
+def remark_on_delta(delta: float, plan: EventOptions | OpacusHistory, event: Event) -> str | None:
     """Remark on standard error where delta is not below 1/n, or is large and n unknown; return the sentence."""
     size = plan.dataset_size if plan.dataset_size is not None else accounting.known_dataset_size(event)
     sentence = accounting.delta_remark(delta, size)

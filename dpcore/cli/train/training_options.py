@@ -60,7 +60,8 @@ class TrainingOptions:
     groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.", PRIVACY)] = None
     allow_nonprivate: Annotated[_Flag, flag("--allow-nonprivate",
         "For the variant noiseless_preconditioner, which guarantees nothing.", PRIVACY)] = None
-    method: Annotated[str, option(one_of(METHODS), "NAME", f"{', '.join(METHODS)}.", METHOD)] = "dp_sgd"
+    method: Annotated[str, option(one_of(METHODS), "NAME",
+        f"{', '.join(METHODS)}; dpcore methods names their papers.", METHOD)] = "dp_sgd"
     epochs: Annotated[int, option(count, "N", "Passes over the data.", METHOD)] = 10
     batch_size: Annotated[_Count, option(count, "N", "Expected; if not given, the power of two nearest to 2 sqrt(n).",
         METHOD)] = None

@@ -133,6 +133,15 @@ def form(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, tor
     return {name: (tensor.shape[1:], tensor.dtype) for name, tensor in tensors.items()}
 
 
+def check_form(tensors: Mapping[str, torch.Tensor], one: Tree) -> None:
+    """Refuse a step's examples that have other fields, shapes or dtypes than example 0 alone."""
+    if form(tensors) != form(named(one)):
+        raise ArgumentError(
+            "collate_fn gave a step's examples other fields, shapes or dtypes than example 0 has alone: pad every "
+            "example to one fixed length, since padding to the longest of a batch lets one example change all others"
+        )
+
+
 def call(function: Callable[..., Any], inputs: Tree) -> Any:
     """Call the model: a sequence as positional, a mapping as keyword arguments, all else as its one argument."""
     if isinstance(inputs, Mapping):

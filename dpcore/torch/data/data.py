@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.ahead import Ahead
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.data.reading import Reader, check_example
+from dpcore.torch.data.reading import Reader, check_example, read_examples
 from dpcore.torch.randomness import TRIAL
 
 
@@ -51,6 +52,11 @@ class Data:
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if tree is None and (isinstance(data, IterableDataset) or not sized):
             told = "must be a map-style dataset (with len and indexing) or a tuple of tensors"
+            if hasattr(data, "__iter__"):
+                told += (
+                    "; a stream gives its examples in an order that others know, and no draw of a batch from all of "
+                    "them, which is what the accounting needs: write it to disk, or into a list, once"
+                )
             raise ArgumentTypeError(f"data={type(data).__name__}: {told}")
         if collate_fn is not None and tree is not None:
             if not isinstance(data, Dataset):
@@ -90,26 +96,32 @@ class Data:
         one = self.template()
         if len(indices) == 0:
             return batches.tree_map(lambda tensor: tensor[:0].clone(), one)
-        places = self._places(indices)
+        places = self.places(indices)
         tensors = None if self._ahead is None else self._ahead.take(places, seed)
         if tensors is None:
             tensors = batches.named(self._reader.read(places, seed))
-        if batches.form(tensors) != batches.form(batches.named(one)):
-            raise ArgumentError(
-                "collate_fn gave a step's examples other fields, shapes or dtypes than example 0 has alone: pad every "
-                "example to one fixed length, since padding to the longest of a batch lets one example change all "
-                "others"
-            )
+        batches.check_form(tensors, one)
         return batches.named_map(lambda name, _: tensors[name].to(self.device), one)
 
     def read_ahead(self, indices: Indices, seed: bytes) -> None:
         """Begin to read the batch that `batch` will be asked for, in another process."""
         if self._ahead is not None and len(indices):
             self.template()  # what the first reading makes is there before the process begins
-            self._ahead.ask(self._places(indices), seed)
+            self._ahead.ask(self.places(indices), seed)
 
-    def _places(self, indices: Indices) -> list[int]:
+    def places(self, indices: Indices) -> list[int]:
+        """Return the places in the data that a draw reads, each once for every view."""
         return [int(index) for index in indices for _ in range(self.views)]
+
+    @property
+    def examples(self) -> Callable[[Sequence[int]], list[Any]]:
+        """Reads single examples; it can be sent to another process."""
+        return partial(read_examples, self.dataset) if self._tree is None else partial(_rows, self._tree)
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Joins single examples."""
+        return self._reader.collate
 
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
@@ -144,6 +156,11 @@ class Data:
                 "and the first are neighbors): by one in the place of another it shows whether the model mixes them"
             )
         return batches.Public(made)
+
+
+def _rows(tree: Tree, places: Sequence[int]) -> list[Tree]:
+    """Return rows of tensors as single examples."""
+    return [batches.tree_map(lambda tensor, place=place: tensor[place], tree) for place in places]  # type: ignore[misc]
 
 
 def _length(data: Any) -> int:

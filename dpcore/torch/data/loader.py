@@ -10,6 +10,7 @@ from dpcore.mechanism.mechanism import Mechanism
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
+from dpcore.torch.data.sampler import DrawnBatch, PrivateSampler, steps_left
 from dpcore.torch.randomness import step_seed
 
 
@@ -24,6 +25,7 @@ class PrivateLoader:
         self._data = data
         self._mechanism = mechanism
         self._pending: int | None = None  # examples of the batch drawn and not stepped yet: secret
+        self.sampler = PrivateSampler(data, mechanism)
 
     def __len__(self) -> int:
         """Steps of one epoch."""
@@ -32,14 +34,7 @@ class PrivateLoader:
     def __iter__(self) -> Iterator[Tree]:
         """Yield batches on the model's device, to the end of the epoch or of the plan, whichever comes first."""
         self._pending = None
-        start = self._mechanism.step
-        if start >= self._mechanism.plan.steps:
-            raise PrivacyError(
-                f"the plan's {start} steps have been taken: further ones are not covered by the guarantee; plan more "
-                "epochs from the start"
-            )
-        end = min((start // len(self) + 1) * len(self), self._mechanism.plan.steps)
-        for step in range(start, end):
+        for step in steps_left(self._mechanism):
             if self._mechanism.step != step:
                 raise PrivacyError(
                     f"step {step - 1} drew a batch that was not stepped, or others were stepped meanwhile: call "
@@ -71,11 +66,14 @@ class PrivateLoader:
         """Expect no step on the batch drawn last: it was stepped, or a state was loaded."""
         self._pending = None
 
-    def consume(self, batch: Tree) -> None:
-        """Check that this is the batch that was drawn, by its number of examples."""
+    def consume(self, batch: Tree) -> Tree:
+        """Return the batch, checked to be the one that was drawn: by its places where it has them, else by its size."""
+        if isinstance(batch, DrawnBatch):
+            return self.sampler.take(batch)
         if self._pending is None:
             raise PrivacyError(
-                "no drawn batch is waiting for a step: take each batch from private.loader and step it exactly once"
+                "no drawn batch is waiting for a step: take each batch from private.loader, or what "
+                "private.sampler.collate makes, and step it exactly once"
             )
         try:
             count = batches.size(batch)
@@ -88,3 +86,4 @@ class PrivateLoader:
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
                 "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
             )
+        return batch

@@ -61,27 +61,37 @@ class Reader:
                     "index below its len() as it was at first (the reason is this exception's __cause__, not quoted "
                     "because it may tell which examples were drawn)"
                 ) from cause
-            if self.collate is join:
-                check_example(examples[0])
-            try:
-                batch = self.collate(examples)
-            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
-                raise ArgumentError(
-                    "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys, so "
-                    "pad examples to one fixed length (the reason is this exception's __cause__, not quoted because it "
-                    "may show private values)"
-                ) from cause
-        if batches.size(batches.tree_map(lambda tensor: tensor, batch)) != len(places):
-            raise ArgumentError("collate_fn made another number of rows than of examples: it must keep each as one row")
-        return batch
+            return joined(self.collate, examples)
 
     def _examples(self, places: Sequence[int]) -> list[Any]:
         if not self._threads:
-            together = getattr(self.dataset, "__getitems__", None)  # what torch's own loader calls
-            return list(map(self.dataset.__getitem__, places)) if together is None else list(together(list(places)))
+            return read_examples(self.dataset, places)
         if self._pool is None or self._pool[0] != os.getpid():
             self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "dpcore-data")
         return list(self._pool[1].map(self.dataset.__getitem__, places))
+
+
+def read_examples(dataset: Any, places: Sequence[int]) -> list[Any]:
+    """Return the examples at `places`, all at once where the data set can do that."""
+    together = getattr(dataset, "__getitems__", None)  # what torch's own loader calls
+    return list(map(dataset.__getitem__, places)) if together is None else list(together(list(places)))
+
+
+def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
+    """Return the batch that `collate` makes of examples, one row for each; errors tell nothing of the examples."""
+    if collate is join:
+        check_example(examples[0])
+    try:
+        batch = collate(examples)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
+        raise ArgumentError(
+            "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys, so pad "
+            "examples to one fixed length (the reason is this exception's __cause__, not quoted because it may show "
+            "private values)"
+        ) from cause
+    if batches.size(batches.tree_map(lambda tensor: tensor, batch)) != len(examples):
+        raise ArgumentError("collate_fn made another number of rows than of examples: it must keep each as one row")
+    return batch
 
 
 def join(examples: Sequence[Any]) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import UserDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -501,3 +503,33 @@ def test_batches_of_one_and_of_none(name: str, data: Any) -> None:
 
     assert torch.equal(empty(1.0), empty(2.0))  # of the data nothing is in it
     assert not torch.equal(empty(1.0), values(model()))
+
+
+class WebStream(IterableDataset[Any]):
+    """As webdataset has them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(*DATA, strict=True)
+
+
+class Shards:
+    """A stream of no known base, with a length that somebody gave it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(WebStream())
+
+    def __len__(self) -> int:
+        return 30
+
+
+@pytest.mark.parametrize("stream", [WebStream(), Shards(), iter([DATA])])
+def test_streams_are_refused_with_the_reason(stream: Any) -> None:
+    words = rf"^data={type(stream).__name__}: must be a map-style dataset .*; a stream gives its examples in an order"
+    refused(ArgumentTypeError, words, start, model(), data=stream)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_stream_of_hugging_face_is_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"x": [1.0]}).to_iterable_dataset()
+    refused(ArgumentTypeError, "^data=IterableDataset: .*; a stream gives", start, model(), data=stream)

@@ -1,0 +1,95 @@
+"""The history that an Opacus accountant keeps, as an event."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from dpcore.accounting.events import Composed, Event, PoissonSampledGaussian
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
+from dpcore.spec import validate
+
+CHECKPOINT_KEY = "privacy_accountant_state_dict"
+"""Where `PrivacyEngine.save_checkpoint` puts the accountant's state."""
+
+OPACUS_ASSUMPTIONS = (
+    (
+        "Batches were drawn by Poisson sampling, Opacus's default. With poisson_sampling=False it writes the same "
+        "history and reports the same epsilon, and neither that number nor this one holds."
+    ),
+    (
+        "The history is whole: all training and tuning on these data went through this accountant, and an example "
+        "entered a step at most once (no gradients accumulated over several batches)."
+    ),
+    (
+        "Clipping was flat or per layer, with norms fixed beforehand. Adaptive clipping divides by the true size of a "
+        "batch, which has no noise; before Opacus 1.6 it also recorded more noise than the gradients had."
+    ),
+    (
+        "The gradient of an example depended on that example alone, and none was NaN or infinite: one such example "
+        "turns all weights into NaN, which tells of it."
+    ),
+    (
+        "Nobody can guess the batches or the noise (secure_mode=True). Torch's default generator is no secret, and a "
+        "noise_generator that starts again from its seed adds the same noise twice."
+    ),
+)
+"""What a history cannot say, and what its epsilon rests on."""
+
+
+def from_opacus(state: Mapping[str, Any]) -> Event:
+    """Return the event that the history of an Opacus accountant describes; the adjacency is add-remove.
+
+    Parameters
+    ----------
+    state : mapping
+        ``accountant.state_dict()`` of Opacus's "prv", "rdp" or "gdp" accountant, or a checkpoint's dictionary that has
+        it under "privacy_accountant_state_dict". The history holds (noise multiplier, sample rate, steps).
+
+    Returns
+    -------
+    Event
+        Poisson-subsampled Gaussian steps, phase after phase. What it costs is true under `OPACUS_ASSUMPTIONS` only.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If there is no history, it is empty, or an entry is not what Opacus writes.
+
+    Examples
+    --------
+    >>> from dpcore import accounting
+    >>> event = accounting.from_opacus({"history": [(1.1, 0.01, 1000)], "mechanism": "prv"})
+    >>> round(accounting.epsilon(event, delta=1e-6), 2)
+    1.75
+    """
+    history = validate.sequence(history=accountant_state(state)["history"])
+    if len(history) == 0:
+        raise ArgumentError("history=[]: Opacus recorded no step; save the checkpoint after training")
+    phases = tuple(_phase(number, entry) for number, entry in enumerate(history))
+    return phases[0] if len(phases) == 1 else Composed(phases)
+
+
+def accountant_state(content: Any) -> Mapping[str, Any]:
+    """Return the accountant's part of a checkpoint, or the content itself if it is such a part."""
+    found = content.get(CHECKPOINT_KEY, content) if isinstance(content, Mapping) else content
+    if isinstance(found, Mapping) and "history" in found:
+        return found
+    has = f"has {reprlib.repr(sorted(map(str, found)))}" if isinstance(found, Mapping) else f"is {reprlib.repr(found)}"
+    raise ArgumentTypeError(
+        f"state: must be an Opacus accountant's state_dict(), with a 'history', or hold it under {CHECKPOINT_KEY!r}; "
+        f"this one {has}"
+    )
+
+
+def _phase(number: int, entry: Any) -> PoissonSampledGaussian:
+    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
+        raise ArgumentTypeError(
+            f"history[{number}]={reprlib.repr(entry)}: must be (noise multiplier, sample rate, number of steps)"
+        )
+    noise_multiplier, sample_rate, steps = entry
+    try:
+        return PoissonSampledGaussian(sample_rate, noise_multiplier, validate.integer(steps=steps, minimum=1))
+    except DpcoreError as cause:
+        raise type(cause)(f"history[{number}]: {cause}") from cause
