@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dpcore.cli.interrupt import Stopped, immediate
+from dpcore.cli.output import remarked_warnings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with immediate():
             from dpcore.cli.app import run
 
-            return run(sys.argv[1:] if arguments is None else arguments)
+            with remarked_warnings():
+                return run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as cause:
         if cause.name not in {"typer", "rich"}:
             raise

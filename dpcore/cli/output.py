@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +21,21 @@ _WIDTH = 110
 def write_line(text: str = "") -> None:
     """Write one line of a result."""
     sys.stdout.write(text + "\n")
+
+
+@contextmanager
+def remarked_warnings() -> Iterator[None]:
+    """Write what Python warns of as a remark, without the line of code, which says nothing to a user."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        sys.stderr.write(f"remark: {message}\n")
+
+    former = warnings.showwarning
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = former
 
 
 def write_json(content: Any) -> None:

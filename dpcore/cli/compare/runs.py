@@ -16,7 +16,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from dpcore.accounting import Event
 from dpcore.cli.compare.comparison import Comparison, Run
 from dpcore.cli.compare.log import COMPLETE, Log, Record
-from dpcore.cli.compare.worker import Process, Task, shared_stop, train_once
+from dpcore.cli.compare.worker import Task, Worker, shared_stop, train_once
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.progress import Bars
@@ -137,7 +137,8 @@ def _side_by_side(
     end: Callable[[Record, float], None],
 ) -> None:
     stop = shared_stop()
-    active: dict[Any, tuple[Record, Process]] = {}
+    active: dict[Any, tuple[Record, Worker]] = {}
+    idle: list[Worker] = []
     failure, over_budget = "", False
     while True:
         if interruption.signal is not None:
@@ -147,17 +148,20 @@ def _side_by_side(
             waiting = [run for run in comparison.due(log.accuracies()) if run not in under_way]
             for run in waiting[: jobs - len(active)]:
                 record, task = begin(run)
-                process = Process(task, stop)
-                active[process.connection] = (record, process)
+                worker = idle.pop() if idle else Worker(stop)
+                worker.begin(task)
+                active[worker.connection] = (record, worker)
         if not active:
             break
         for connection in wait(list(active), timeout=_SECONDS_BETWEEN_LOOKS):
-            record, process = active[connection]
-            kind, content = process.receive()
+            record, worker = active[connection]
+            kind, content = worker.receive()
             if kind == "steps":
                 display.steps(record.run, *content)
                 continue
             del active[connection]
+            if kind != "died":
+                idle.append(worker)
             name = f"the run {described(record.run)}"
             if kind == "done":
                 end(record, content.seconds)
@@ -168,6 +172,8 @@ def _side_by_side(
             if failure:
                 # The others end after their step, with true statements; then the failure is told.
                 stop.value = int(signal.SIGTERM)
+    for worker in idle:
+        worker.close()
     if over_budget:
         raise BudgetError(failure)
     if failure:

@@ -12,6 +12,7 @@ from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.report import Row, Tuning, together
 from dpcore.cli.intervals import Estimate, difference_interval
+from dpcore.cli.train.run_folder import WRITTEN_BEFORE
 from dpcore.statement.text import format_epsilon, format_number
 
 _SAME_SET = (
@@ -168,7 +169,7 @@ def _spent(record: Record) -> str:
     statement = record.statement
     if statement is None:
         return "ended before its first step, and spent nothing"
-    most = "at most " if statement.note.startswith("Written before") else ""
+    most = "at most " if statement.note.startswith(WRITTEN_BEFORE) else ""
     return (
         f"spent {most}epsilon = {format_epsilon(statement.best_epsilon)} in {statement.steps_taken:,} of "
         f"{statement.steps_planned:,} steps"

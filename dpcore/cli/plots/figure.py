@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.spec.whole_file import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,9 +52,8 @@ def drawing(path: PathLike, size: tuple[float, float], title: str = "") -> Itera
         if title:
             figure.suptitle(title, x=0.012, ha="left", fontsize=11)
         target = Path(path)
-        draft = target.with_name(f".{target.stem}.draft{target.suffix}")
-        figure.savefig(draft)
-        draft.replace(target)
+        with whole_file(target) as file:
+            figure.savefig(file, format=target.suffix.lower().lstrip("."))
 
 
 def rows(names: str, *values: npt.ArrayLike) -> tuple[Array, ...]:

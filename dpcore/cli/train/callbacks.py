@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.errors import DpcoreError
 from dpcore.spec.canonical import plain
+from dpcore.spec.whole_file import whole_file
 
 if TYPE_CHECKING:
     from dpcore.statement.statement import Statement
+
+TENSORBOARD_MISSING = "tensorboard=True: needs tensorboard; install it with: pip install 'dpcore[tensorboard]'"
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,22 @@ class JsonLines(Callback):
 
     def __init__(self, path: str | os.PathLike[str], earlier: Sequence[EpochReleased] = ()) -> None:
         self._path = Path(path)
-        self._path.write_bytes(b"".join(map(_line, earlier)))
+        with whole_file(self._path) as file:
+            file.write(b"".join(map(_line, earlier)))
 
     def on_epoch(self, released: EpochReleased) -> None:
         """Write one line."""
         # One write of a whole line: killed before it, the file ends with the line before.
+        line = _line(released)
         with self._path.open("ab", buffering=0) as file:
-            file.write(_line(released))
+            size = file.tell()
+            try:
+                taken = file.write(line)
+            except OSError as cause:
+                raise OSError(cause.errno, cause.strerror, str(self._path)) from cause
+            if taken != len(line):  # a disk that is nearly full takes a part, and says nothing
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def _line(released: EpochReleased) -> bytes:
@@ -100,8 +113,7 @@ class TensorBoard(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as cause:
-            message = "tensorboard=True: needs tensorboard; install it with: pip install 'dpcore[tensorboard]'"
-            raise DpcoreError(message) from cause
+            raise DpcoreError(TENSORBOARD_MISSING) from cause
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
     # No on_step: TensorBoard stamps each value with the time, and a step's time tells its batch's size.
