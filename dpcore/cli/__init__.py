@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dpcore.cli.interrupt import Stopped, immediate
-from dpcore.cli.output import remarked_warnings
+from dpcore.cli.output import fitted, remarked_warnings, trimmed_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with immediate():
             from dpcore.cli.app import run
 
-            with remarked_warnings():
+            with remarked_warnings(), trimmed_output():
                 return run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as cause:
         if cause.name not in {"typer", "rich"}:
@@ -27,5 +27,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"dpcore: the command line needs {cause.name}; install it with: pip install 'dpcore[cli]'\n")
         return 2
     except Stopped as stop:
-        sys.stderr.write(f"dpcore: {stop}\n")
+        sys.stderr.write(fitted(f"dpcore: {stop}", sys.stderr) + "\n")
         return stop.status

@@ -148,7 +148,7 @@ class Storage:
         runs = sum(item.get("kind") == "begin" for item in found["entries"])
         readable = len(found["entries"])
         return DataError(
-            f"ledger {self.path}: is damaged: {problem}. {readable} entries about {runs} runs can still be read: "
+            f"ledger {self.path}: is damaged: {problem}. {readable} entries (runs: {runs}) can still be read: "
             f"dpcore ledger export {self.path} writes them out. The file was left as it is; do not train against it"
         )
 

@@ -114,7 +114,7 @@ def test_one_sentence_and_a_status(line: str, capsys, tmp_path):
     *before_it, sentence = printed.err.splitlines()
     assert sentence.startswith("dpcore: ")
     assert CASES[line] in sentence
-    assert all(said.startswith("Training ") for said in before_it)  # calibration takes longer than what is checked first
+    assert all(said.startswith("Training ") for said in before_it)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -12,18 +12,23 @@ from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.spec.validate import integer
-from dpcore.statement.text import format_number
+from dpcore.statement.text import counted, format_number
 
 
 def check_run(settings: Settings, dataset: Dataset, ledger: Path | None) -> Plan:
     """Refuse what is known to fail; return the plan, in which a noise multiplier may still be open."""
+    check_beside(settings, ledger)
+    return plan_of(settings, len(dataset))
+
+
+def check_beside(settings: Settings, ledger: Path | None) -> None:
+    """Refuse a ledger that cannot be used, and a package that is not there."""
     if settings.tensorboard and find_spec("tensorboard") is None:
         raise DpcoreError(TENSORBOARD_MISSING)
     if ledger is not None:
         from dpcore.ledger import Ledger
 
         Ledger.open(ledger)
-    return plan_of(settings, len(dataset))
 
 
 def plan_of(settings: Settings, examples: int) -> Plan:
@@ -52,6 +57,6 @@ def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
     else:
         noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
     return (
-        f"Training {settings.model} on {dataset.name} by {settings.method}: {len(dataset):,} examples, {plan.steps:,} "
-        f"steps, {noise}"
+        f"Training {settings.model} on {dataset.name} by {settings.method}: {counted(len(dataset), 'example')}, "
+        f"{counted(plan.steps, 'step')}, {noise}"
     )

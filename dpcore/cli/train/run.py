@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpcore import accounting
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
@@ -14,6 +14,7 @@ from dpcore.cli.train.processes import follow, joined
 from dpcore.cli.train.quick_checks import check_run, first_line
 from dpcore.cli.train.run_folder import NAMES, RESULTS, WRITTEN_BEFORE, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
+from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
         folder.written.add(save_gradients(folder.path, **outcome.recorded).name)
     curves = ([getattr(item, key) for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
     picture = folder.path / "learning-curve.png"
-    folder.written.add(plots.learning_curve(picture, *curves, title=title, target_epsilon=settings.epsilon).name)
+    beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
+    folder.written.add(plots.learning_curve(picture, *curves, **beside).name)
 
 
 def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
@@ -188,7 +190,9 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
-        write_json({"status": f"stopped by {who}" if stopped else "complete", "test_accuracy": last.test_accuracy,
+        spent = {"epsilon": plain(statement.best_epsilon), "delta": statement.delta}
+        write_json({"status": f"stopped by {who}" if stopped else "complete", **spent,
+            "test_accuracy": last.test_accuracy,
             "test_loss": last.test_loss, "run_folder": str(folder.path),
             **({"resume": _command(folder)} if folder.checkpoint.exists() else {}), "settings": settings.to_dict(),
             "statement": statement.to_dict()})  # fmt: skip

@@ -33,7 +33,8 @@ HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
 )
 _RESERVED = (
-    WRITTEN_BEFORE + " the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
+    WRITTEN_BEFORE
+    + " the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
     "killed during that epoch, and spent at most what is stated."
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpcore.cli.train.callbacks import EpochReleased, JsonLines, StepReleased
-from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, check_folder, holds, next_folder, read_run
+from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, next_folder, read_run
 from dpcore.errors import DataError
 from dpcore.torch.state.safetensors import encode
 from tests.unit.cli.refused import refused
