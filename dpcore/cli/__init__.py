@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dpcore.cli.interrupt import Stopped, immediate
+from dpcore.cli.output import fitted, remarked_warnings, trimmed_output
 from dpcore.spec.extras import needs
 
 
@@ -19,12 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with immediate():
             from dpcore.cli.app import run
 
-            return run(sys.argv[1:] if arguments is None else arguments)
+            with remarked_warnings(), trimmed_output():
+                return run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as cause:
         if cause.name not in {"typer", "rich"}:
             raise
         sys.stderr.write(f"dpcore: {needs('the command line', cause.name)}\n")
         return 2
     except Stopped as stop:
-        sys.stderr.write(f"dpcore: {stop}\n")
+        sys.stderr.write(fitted(f"dpcore: {stop}", sys.stderr) + "\n")
         return stop.status

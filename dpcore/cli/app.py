@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from dpcore.cli.interrupt import Stopped
-from dpcore.cli.options import flag
+from dpcore.cli.options import Commands, flag
+from dpcore.cli.output import fitted
 from dpcore.errors import DpcoreError
 from dpcore.spec.extras import EXTRAS, needs
+from dpcore.spec.validate import nearest
 from dpcore.spec.version import __version__
 
 # Place, words, example. A command is imported when it is asked for: the help of all needs none of them.
@@ -65,12 +67,11 @@ COMMANDS = tuple(_COMMANDS)
 
 def application(*commands: str) -> typer.Typer:
     """Return the application; of commands that are not named here it knows the name and one sentence."""
-    app = typer.Typer(
+    app = Commands(
         name="dpcore",
         help="Differentially private optimization: train with a stated guarantee, and know what noise costs.",
         epilog="Example:  dpcore train --data digits --model logistic --method disk --epsilon 3 --delta 1e-5",
         add_completion=False,
-        rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
@@ -143,16 +144,21 @@ def _fail(sentence: str, status: int, debug: bool, as_json: bool) -> int:
         traceback.print_exc()
     if as_json:
         sys.stdout.write(json.dumps({"error": sentence, "status": status}) + "\n")
-    sys.stderr.write(f"dpcore: {sentence}\n")
+    sys.stderr.write(fitted(f"dpcore: {sentence}", sys.stderr) + "\n")
     return status
 
 
 def _usage_sentence(error: Exception) -> str:
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     message = " ".join(message.split()).rstrip(".")
+    given, possible = getattr(error, "option_name", None), getattr(error, "possibilities", None)
+    if given:  # click lists all that resemble it a little, in no order
+        near = nearest(given, possible or ())
+        message = f"no such option: {given}" + (f"; did you mean {near}?" if near else "")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "dpcore"
-    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+    see = f" (see {command} --help)" if message.endswith("?") else f"; see {command} --help"
+    return f"{message[:1].lower()}{message[1:]}{see}"
 
 
 def _first_line(error: Exception) -> str:

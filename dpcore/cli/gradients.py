@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpcore.cli.datasets.archive import read_arrays
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DpcoreError
 from dpcore.spec.validate import integer, non_negative
+from dpcore.spec.whole_file import whole_file
 
 NAME = "gradients.npz"
 _SCALARS = ("dimension", "noise_std", "white_noise")
@@ -112,13 +113,9 @@ def save_gradients(
     """
     record = Gradients(released, filtered, negative_share, dimension, noise_std, white_noise)
     target = _file(path)
-    draft = target.with_name(f".{target.name}.draft")
-    with draft.open("wb") as file:
+    with whole_file(target) as file:
         held: dict[str, Any] = {key: getattr(record, key) for key in KEYS}
         np.savez_compressed(file, **held)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(target)
     return target
 
 

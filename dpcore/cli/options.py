@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 # What the commands train and compare draw by, and what the accounting commands know.
@@ -33,6 +34,36 @@ def option(parser: Callable[[Any], Any], metavar: str, words: str, panel: str | 
 def flag(name: str, words: str, panel: str | None = None) -> Any:
     """Return an option without a value; `name` has the dashes."""
     return typer.Option(name, metavar=" ", help=words, rich_help_panel=panel)
+
+
+class _PlainHelp:
+    """Shows --help as the flag that it is: without it, typer writes <bool> beside it."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option."""
+        found = super().get_help_option(ctx)  # type: ignore[misc]
+        if found is not None:
+            found.metavar = " "
+        return found
+
+
+class _Command(_PlainHelp, TyperCommand):
+    pass
+
+
+class _Group(_PlainHelp, TyperGroup):
+    pass
+
+
+class Commands(typer.Typer):
+    """Several commands under one name."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, rich_markup_mode="rich", **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
+        """Return the decorator that adds a command."""
+        return super().command(name, cls=_Command, **settings)
 
 
 Json = Annotated[bool, flag("--json", "Print one JSON object on standard output, nothing else there.")]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,8 +22,74 @@ _WIDTH = 110
 
 
 def write_line(text: str = "") -> None:
-    """Write one line of a result."""
-    sys.stdout.write(text + "\n")
+    """Write one line of a result; on a terminal in lines that it shows whole, between words."""
+    sys.stdout.write(fitted(text, sys.stdout) + "\n")
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Return a text broken between words to a terminal's width; as it is where nothing is a terminal.
+
+    Where it begins with a name and a gap, the further lines stand below what comes after the gap.
+    """
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    name = re.match(r"\S.*?  +", text)
+    indent = " " * (len(name[0]) if name and len(name[0]) <= width // 2 else 0)
+    lines = (textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
+        or [""] for line in text.split("\n"))  # fmt: skip
+    return "\n".join(part for wrapped in lines for part in wrapped)
+
+
+class _Trimmed:
+    """A stream whose lines end without blanks; everything else is that of the stream within."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._held = stream, ""
+
+    def write(self, text: str) -> int:
+        whole, newline, self._held = (self._held + text).rpartition("\n")
+        self._stream.write("".join(f"{line.rstrip(' ')}\n" for line in whole.split("\n")) if newline else "")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.write(self._held)
+        self._held = ""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def trimmed_output() -> Iterator[None]:
+    """Let no line of standard output end with blanks, which tables have and no pipe needs; a terminal hides them."""
+    former = sys.stdout
+    if former.isatty():
+        yield
+        return
+    sys.stdout = _Trimmed(former)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with suppress(BrokenPipeError):  # its reader has gone, and was told of already
+            sys.stdout.flush()
+        sys.stdout = former
+
+
+@contextmanager
+def remarked_warnings() -> Iterator[None]:
+    """Write what Python warns of as a remark, without the line of code, which says nothing to a user."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        sys.stderr.write(fitted(f"remark: {message}", sys.stderr) + "\n")
+
+    former = warnings.showwarning
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = former
 
 
 def write_json(content: Any) -> None:
@@ -34,7 +106,7 @@ def remarks() -> Console:
     """Return a console on standard error, made now: tests and pipes may have replaced the stream since import."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 def results() -> Console:

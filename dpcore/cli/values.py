@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +10,11 @@ from typing import Any
 
 import typer
 
+from dpcore.spec.validate import nearest
+
+# What a signed 64-bit integer holds; nothing that is counted here needs more.
+_LARGEST = 2**63 - 1
+_DIGITS = re.compile(r"[+-]?(\d+(_\d+)*|\d{1,3}(,\d{3})+)")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _POWER = re.compile(r"(\d+)(?:\^|\*\*)\(?([+-]?\d+)\)?")
 _SUFFIXES = {"k": 1e3, "m": 1e6, "%": 1e-2}
@@ -36,17 +40,21 @@ def real(value: Any) -> float:
 
 def count(value: Any) -> int:
     """Return an integer of at least 0: 60000, 60_000, 60,000, 60k and 6e4 are the same."""
-    result = real(value)
-    if result != int(result) or result < 0:
+    result = whole(value)
+    if result < 0:
         raise typer.BadParameter(f"{value!r} is not a whole number of 0 or more")
-    return int(result)
+    return result
 
 
 def whole(value: Any) -> int:
     """Return any integer, negative ones too."""
-    result = real(value)
+    digits = str(value).strip()
+    # By way of a float, 9007199254740993 would become another number.
+    result = int(re.sub("[,_]", "", digits)) if _DIGITS.fullmatch(digits) else real(value)
     if result != int(result):
         raise typer.BadParameter(f"{value!r} is not a whole number")
+    if abs(result) > _LARGEST:
+        raise typer.BadParameter(f"{value!r} is too large; write a whole number of at most {_LARGEST:,}")
     return int(result)
 
 
@@ -54,10 +62,8 @@ def reals(value: Any) -> tuple[float, ...]:
     """Return numbers separated by commas or spaces, or the list of a configuration file."""
     if isinstance(value, (list, tuple)):
         return tuple(real(item) for item in value)
-    parts = [part for part in re.split(r"[,\s]+", str(value).strip().strip("[]()")) if part]
-    if not parts:
-        raise typer.BadParameter(f"{value!r} holds no number; write numbers with commas between them")
-    return tuple(real(part) for part in parts)
+    parts = _between_commas(value, "number")
+    return tuple(real(number) for part in parts for number in part.split())
 
 
 def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[Any], str]:
@@ -67,10 +73,8 @@ def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[An
         known = {_key(option): option for option in (options() if callable(options) else options)}
         if _key(str(value)) in known:
             return known[_key(str(value))]
-        key = _key(str(value))
-        begun = [name for name in known if key and name.startswith(key)]
-        near = begun[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {known[near[0]]}? " if near else ""
+        near = nearest(_key(str(value)), known)
+        hint = f"did you mean {known[near]}? " if near else ""
         raise typer.BadParameter(f"{value!r} is unknown; {hint}known: {', '.join(known.values())}")
 
     return parse
@@ -91,8 +95,7 @@ def names(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[Any
     parse_one = one_of(options)
 
     def parse(value: Any) -> tuple[str, ...]:
-        parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
-        found = tuple(parse_one(part) for part in parts if str(part).strip())
+        found = tuple(map(parse_one, value if isinstance(value, (list, tuple)) else _between_commas(value, "name")))
         if not found:
             raise typer.BadParameter(f"{value!r} holds no name; write names with commas between them")
         return found
@@ -106,8 +109,20 @@ def group_norms(value: Any) -> str | dict[str, float]:
         return {str(pattern): real(norm) for pattern, norm in value.items()}
     if "=" not in str(value):
         return one_of(("flat", "per_layer", "per_tensor"))(value)
-    pairs = [part.rpartition("=") for part in str(value).split(",") if part.strip()]
+    pairs = [part.rpartition("=") for part in _between_commas(value, "norm")]
+    if not all(pattern.strip() for pattern, _, _ in pairs):
+        raise typer.BadParameter(f"{value!r} has a norm without a pattern; write such as 'conv*=0.5,*=1'")
     return {pattern.strip(): real(norm) for pattern, _, norm in pairs}
+
+
+def _between_commas(value: Any, what: str) -> list[str]:
+    """Return the parts between commas, and refuse an empty one: something may have been forgotten there."""
+    parts = [part.strip() for part in str(value).strip().strip("[]()").split(",")]
+    if not any(parts):
+        raise typer.BadParameter(f"{value!r} holds no {what}; write {what}s with commas between them")
+    if not all(parts):
+        raise typer.BadParameter(f"{value!r} lacks a {what} at one of its commas; write {what}s with one comma between")
+    return parts
 
 
 def _key(name: str) -> str:

@@ -45,10 +45,13 @@ PRAGMA user_version = {FORMAT};
 
 
 class Storage:
-    """A ledger's file; `read_only` forbids even to put right what a crashed writer left."""
+    """A ledger's file; `read_only` forbids even to put right what a crashed writer left.
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path, self.read_only = path, read_only
+    `named` is the path that errors name, where that is another one.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False, named: Path | None = None) -> None:
+        self.path, self.read_only, self.named = path, read_only, named or path
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
@@ -80,7 +83,8 @@ class Storage:
             try:
                 yield connection
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # SQLite may have taken it back already, as on a full disk
+                    connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
 
@@ -90,7 +94,7 @@ class Storage:
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         try:
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            with cls(draft).connection() as connection:
+            with cls(draft, named=path).connection() as connection:
                 connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}")
                 connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries)
                 connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
@@ -144,7 +148,7 @@ class Storage:
         runs = sum(item.get("kind") == "begin" for item in found["entries"])
         readable = len(found["entries"])
         return DataError(
-            f"ledger {self.path}: is damaged: {problem}. {readable} entries about {runs} runs can still be read: "
+            f"ledger {self.path}: is damaged: {problem}. {readable} entries (runs: {runs}) can still be read: "
             f"dpcore ledger export {self.path} writes them out. The file was left as it is; do not train against it"
         )
 
@@ -155,13 +159,18 @@ class Storage:
         if isinstance(cause, sqlite3.OperationalError):
             if "locked" in text or "busy" in text:
                 return DataError(
-                    f"ledger {self.path}: another process has kept it locked for {PATIENCE:g} s; try again when that "
+                    f"ledger {self.named}: another process has kept it locked for {PATIENCE:g} s; try again when that "
                     "one is done, or has been stopped"
                 )
             if "readonly" in text:
-                return DataError(f"ledger {self.path}: is read-only, so that nothing could be reserved in it ({text})")
+                return DataError(f"ledger {self.named}: is read-only, so that nothing could be reserved in it ({text})")
+            if "full" in text:
+                return DataError(
+                    f"ledger {self.named}: the disk is full, so that nothing could be written in it and nothing was "
+                    "reserved; make room on the disk and try again"
+                )
             if "malformed" not in text and "no such" not in text:
-                return DataError(f"ledger {self.path}: cannot be used now ({text}); nothing was reserved")
+                return DataError(f"ledger {self.named}: cannot be used now ({text}); nothing was reserved")
         found = salvage(self.path)
         if "not a database" in text and not found["entries"]:
             return DataError(f"ledger {self.path}: is no ledger of dpcore: not even a database")

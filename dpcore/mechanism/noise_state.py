@@ -22,15 +22,16 @@ _RANGE: Final = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
 
 
 def check_noise_range(plan: Plan, dtype: str) -> None:
-    """Refuse clip norms whose noise `dtype` numbers do not hold."""
+    """Refuse clip norms and noise multipliers whose noise `dtype` numbers do not hold."""
     query, (least, most) = plan.method.preconditioning, _RANGE[dtype]
     cases = [(0, None), (0 if query is None else query.unscaled_steps, None), *((0, norm) for norm in plan.clip_limits)]
     for step, norm in cases:
         for scale in (plan.noise_standard_deviation(step, norm), plan.square_noise_standard_deviation(step)):
             if scale and not least <= scale <= most:
                 raise ArgumentError(
-                    f"max_grad_norm={plan.clip_at(step, norm).max_grad_norm!r}: the noise then has the standard "
-                    f"deviation {scale:.3g}, which {dtype} numbers do not hold; take a clip norm nearer to 1"
+                    f"max_grad_norm={plan.clip_at(step, norm).max_grad_norm!r} and "
+                    f"noise_multiplier={plan.noise_multiplier!r}: the noise then has the standard deviation "
+                    f"{scale:.3g}, which {dtype} numbers do not hold; take values nearer to 1"
                 )
 
 

@@ -59,6 +59,8 @@ positive = _bounded(lambda value: value > 0, "be greater than 0")
 non_negative = _bounded(lambda value: value >= 0, "be 0 or greater")
 open_unit = _bounded(lambda value: 0 < value < 1, "lie strictly between 0 and 1")
 fraction = _bounded(lambda value: 0 < value <= 1, "be greater than 0 and at most 1")
+# Of vectors: their squares are numbers of float64, too.
+norm = _bounded(lambda value: 1e-100 <= value <= 1e100, "lie between 1e-100 and 1e100")
 decay = _bounded(lambda value: 0 <= value < 1, "be at least 0 and less than 1")  # of a momentum or moment
 unit_interval = _bounded(lambda value: 0 <= value <= 1, "lie between 0 and 1")
 
@@ -128,9 +130,17 @@ def choice(options: Iterable[str], **values: Any) -> str:
     known = list(options)
     if isinstance(value, str) and value in known:
         return value
-    near = difflib.get_close_matches(str(value), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest(str(value), known)
+    hint = f"did you mean {near!r}? " if near else ""
     raise ArgumentError(f"{name}={value!r}: {hint}must be one of {', '.join(map(repr, known))}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return what was probably meant: the only name that begins so, or a name of nearly the same letters."""
+    names = list(known)
+    begun = [other for other in names if name and other.startswith(name)]
+    close = begun if len(begun) == 1 else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return close[0] if close else None
 
 
 Rules = Mapping[str, Callable[..., Any]]

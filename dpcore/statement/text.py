@@ -62,6 +62,11 @@ def format_number(value: float) -> str:
     return f"{mantissa}e{int(exponent)}" if e else text
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: 1 run, 1,438 runs; `many` is the plural where an s does not make it."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def statement_text(statement: Statement, width: int = 80) -> str:
     """Return the whole statement, headline first, in lines of at most `width` characters."""
     lines = ["Privacy statement", "=" * 17, ""]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dpcore.errors import DataError
+from dpcore.spec.whole_file import whole_file
 from dpcore.statement.card import model_card
 from dpcore.statement.statement import Statement
 from dpcore.torch.run import PrivateRun
@@ -80,9 +81,8 @@ def export(
         raise DataError(f"folder={str(target)!r}: cannot be made ({cause.strerror})") from cause
     (target / "README.md").unlink(missing_ok=True)
     for name, content in contents.items():
-        draft = target / f".{name}.draft"
-        draft.write_bytes(content)
-        draft.replace(target / name)
+        with whole_file(target / name) as file:
+            file.write(content)
     return statement
 
 

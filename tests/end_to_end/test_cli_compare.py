@@ -288,7 +288,9 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     printed = capsys.readouterr()
     assert "remark" not in printed.err
     # What the ledger counts is not said to be uncounted.
-    assert "Tuning is accounted for by the ledger, not here: it paid for each of the 1 runs" in printed.out
+    assert (
+        "Tuning is accounted for by the ledger, not here: it paid for every run (1, of them 0 in search" in printed.out
+    )
     assert "NOT accounted for" not in printed.out + (tmp_path / "other" / "statement.txt").read_text()
 
 

@@ -125,7 +125,9 @@ def test_any_one_unknown(unknown: str, line: str, capsys):
 
 def test_not_even_one_step(capsys):
     line = "calibrate --epsilon 3 --delta 1e-5 --noise-multiplier 0.1 --sample-rate .1"
-    assert "Not even one step meets epsilon = 3" in say(capsys, line.split()).out
+    printed = say(capsys, line.split(), 2)
+    assert "epsilon=3: not even one step meets it at delta=1e-5; more noise" in printed.err
+    assert printed.out == ""
 
 
 def test_what_a_ledger_leaves(tmp_path):

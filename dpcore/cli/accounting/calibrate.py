@@ -16,7 +16,7 @@ from dpcore.cli.options import Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.statement.text import format_epsilon, format_lower, format_number
+from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
 
 UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
@@ -52,6 +52,11 @@ def calibrate(
         known = plan.with_(unknown, value)
         event = _together(spent, known.event())
         reached = accounting.epsilon(event, delta, name)
+    if value == 0 and unknown != "delta":
+        raise PrivacyError(
+            f"epsilon={format_number(epsilon)}: not even one step meets it at delta={format_number(delta)}; more noise "
+            "(--noise-multiplier) is needed, or a larger epsilon"
+        )
     remark = answer.remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
     granted = None if spent is None else _granted(spent, plan, unknown, value)
     if as_json:
@@ -61,9 +66,6 @@ def calibrate(
             **({} if remark is None else {"remark": remark})})  # fmt: skip
         return
     write_line(f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}")
-    if value == 0:
-        write_line(f"Not even one step meets epsilon = {format_epsilon(epsilon)}: more noise is needed.")
-        return
     at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
     write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {at}")
     said = answer.sentence(name, known, event)
@@ -77,8 +79,6 @@ def calibrate(
 
 def _granted(spent: Spent, plan: EventOptions, unknown: str, value: float) -> float | None:
     """Return what the ledger itself pays for, of what was found."""
-    if value == 0 and unknown == "steps":
-        return None
 
     def make_event(found: float) -> Event:
         return (plan if unknown == "delta" else plan.with_(unknown, found)).event()
@@ -92,7 +92,10 @@ def _tell_epochs(steps: int, known: EventOptions) -> None:
     if epoch is None or epoch == 1:
         return
     whole, more = divmod(steps, epoch)
-    write_line(f"{steps:,} steps: {whole:,} epochs of {epoch:,} steps" + (f", and {more:,} more" if more else ""))
+    write_line(
+        f"{counted(steps, 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps"
+        + (f", and {more:,} more" if more else "")
+    )
 
 
 def _unknown(plan: EventOptions, delta: float | None, asked: str | None) -> str:

@@ -22,6 +22,7 @@ from dpcore.cli.stored import stored
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError, PrivacyError
 from dpcore.spec.canonical import plain
+from dpcore.spec.whole_file import whole_file
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
@@ -88,7 +89,8 @@ def curve(
     if out is not None:
         _draw(out, points, subject)
     if table is not None:
-        table.write_text(points.csv(), encoding="utf-8")
+        with whole_file(table) as file:
+            file.write(points.csv().encode())
     if as_json:
         content = {"curve": kind, "x": points.x_name, "y": points.y_name,
             "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)], **points.beside,

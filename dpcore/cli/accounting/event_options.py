@@ -18,6 +18,7 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
 from dpcore.stages.strategies import NAMES, NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
+from dpcore.statement.text import counted
 
 _Real: TypeAlias = float | None
 _Count: TypeAlias = int | None
@@ -109,11 +110,11 @@ class EventOptions:
         sampler = self.sampler()
         epoch = None if sampler is None else sampler.steps_per_epoch
         if self.sampling in _A_NAME and epoch is None:
-            return f"{_WORDS[self.sampling]}, {math.ceil(self.epochs or 0):,} epochs"
+            return f"{_WORDS[self.sampling]}, {counted(math.ceil(self.epochs or 0), 'epoch')}"
         total = self._steps(self._epoch_of_rate() if epoch is None else epoch)
         if self.sampling in _A_NAME:
             used = getattr(sampler, "participations", int)(total)
-            return f"{_WORDS[self.sampling]}, each example in {used:,} of {total:,} steps"
+            return f"{_WORDS[self.sampling]}, each example in {used:,} of {counted(total, 'step')}"
         rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
         said = _WORDS[self.sampling] if rate is None else f"{_WORDS[self.sampling]} at rate {rate:.6g}"
         if self.sampling == "truncated-poisson":
@@ -121,8 +122,8 @@ class EventOptions:
         if self.sampling == "fixed-size":
             said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
         if self.groups is not None:
-            said += f" in {self.groups:,} groups"
-        return f"{said}, {total:,} steps"
+            said += f" in {counted(self.groups, 'group')}"
+        return f"{said}, {counted(total, 'step')}"
 
     @property
     def steps_per_epoch(self) -> int | None:

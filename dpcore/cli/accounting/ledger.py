@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcore.cli.accounting.answer import large_delta
-from dpcore.cli.options import Json, option
+from dpcore.cli.options import Commands, Json, option
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.canonical import plain
-from dpcore.statement.text import format_epsilon, format_number
+from dpcore.statement.text import counted, format_epsilon, format_number
 
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger, Total
 
-ledger = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
+ledger = Commands()  # its words stand in dpcore.cli.app
 
 _NARROWEST = 80
 
@@ -86,6 +86,8 @@ def show_command(
         runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
         return
+    write_line(_spent(shown, total))
+    write_line()
     write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
     write_line(f"budget  {_budget(shown)}")
     if shown.file_systems:
@@ -113,7 +115,7 @@ def verify_command(
         for problem in found.problems:
             write_line(f"problem  {problem}")
         word = "valid" if found.valid else "NOT valid"
-        write_line(f"{word}: {found.entries} entries, the last with the seal {found.seal}")
+        write_line(f"{word}: {counted(found.entries, 'entry', 'entries')}, the last with the seal {found.seal}")
     return 0 if found.valid else 2
 
 
@@ -200,6 +202,27 @@ def _table(shown: Ledger, delta: float) -> None:
     write_line()
 
 
+def _spent(shown: Ledger, total: Total) -> str:
+    """Say in one line what is spent, what is left, and of what."""
+    who = counted(total.runs, "run")
+    if shown.budget is None or total.limit is None:
+        at = f"at delta = {format_number(total.delta)}"
+        return f"Spent: epsilon = {format_epsilon(total.odometer)} {at} by {who}; there is no budget."
+    epsilon, delta = shown.budget
+    whole = f"of a budget of epsilon = {format_number(epsilon)} at delta = {format_number(delta)}"
+    if total.alone:
+        return f"Spent, or kept for plans fixed beforehand: all {whole}, by {who}. Nothing is left for another run."
+    spent, kept, left = _shares(total, total.limit)
+    middle = f"; kept for plans fixed beforehand: {kept:.1f}%" if kept else ""
+    return f"Spent: {spent:.1f}% {whole}, by {who}{middle}; left: {left:.1f}%."
+
+
+def _shares(total: Total, limit: float) -> tuple[float, float, float]:
+    """Return which percentages of a budget are spent, kept and left."""
+    spent, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
+    return spent, kept, max(0.0, 100 - spent - kept)
+
+
 def _tell(total: Total) -> None:
     at = f"at delta = {format_number(total.delta)}"
     if total.adjacency is not None:
@@ -207,8 +230,10 @@ def _tell(total: Total) -> None:
     write_line(f"so far, if all were fixed beforehand     epsilon = {format_epsilon(total.fixed)} {at}")
     if not total.alone:
         write_line(f"so far, however they were chosen         epsilon = {format_epsilon(total.odometer)} {at}")
+        if total.budget is not None and total.odometer:
+            write_line(" " * 41 + "(holds whenever one looks, which costs more than its share of the budget)")
     if total.plan is not None:
-        plans = "1 plan" if len(total.fixed_runs) == 1 else f"{len(total.fixed_runs)} plans"
+        plans = counted(len(total.fixed_runs), "plan")
         write_line(f"{f'whole, {plans} fixed beforehand':<40} epsilon = {format_epsilon(total.plan)} {at}")
     if total.budget is not None and total.limit is not None:
         write_line(f"with all to come, however it is chosen   epsilon = {format_epsilon(total.budget)} {at}")
@@ -225,8 +250,8 @@ def _tell_budget(total: Total, limit: float) -> None:
     if not total.fixed_runs and total.spent == 0.0:
         write_line(f"{start}0.0% spent, 100.0% left; what is begun before the first row is reserved may use all of it")
         return
-    spent, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
+    spent, kept, left = _shares(total, limit)
     middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
-    write_line(f"{start}{spent:.1f}% spent{middle}, {max(0.0, 100 - spent - kept):.1f}% left")
-    if spent + kept < 100:
+    write_line(f"{start}{spent:.1f}% spent{middle}, {left:.1f}% left")
+    if left:
         write_line(f"{'what a plan can have of it':<40} dpcore calibrate --ledger FILE")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import Composed, Event
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
-from dpcore.statement.text import format_epsilon, format_number
+from dpcore.statement.text import counted, format_epsilon, format_number
 
 if TYPE_CHECKING:
     from dpcore.ledger import Remaining
@@ -60,7 +60,7 @@ class Spent:
 
     def words(self, unknown: str, found: float, granted: float | None) -> list[str]:
         """Return the same for a person, and what the value holds for."""
-        held = f"{self.runs:,} run{'' if self.runs == 1 else 's'}"
+        held = counted(self.runs, "run")
         ends = "" if self.budget is None else _budget(self.budget)
         first = f"together with the {held} of the ledger {self.name}{ends}, as if all had been fixed beforehand"
         if self.budget is None:
@@ -69,7 +69,7 @@ class Spent:
             return [first, "the ledger does NOT pay for this run as a whole (dpcore ledger show)"]
         if granted == found:
             return [first, "the ledger pays for this run as a whole"]
-        less = f"pays for {granted:,.0f} steps only"
+        less = f"pays for {counted(int(granted), 'step')} only"
         if unknown != "steps":
             less = f"asks for noise multiplier = {format_epsilon(granted, digits=6)}"
         return [first, f"the ledger itself {less}: it covers runs that are chosen by looking at earlier ones, too"]

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Json, flag, option, picture
+from dpcore.cli.options import Commands, Json, flag, option, picture
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import count, names, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
 from dpcore.stages.strategies.search.kinds import KINDS, WITH_BANDS
+from dpcore.statement.text import counted
 
 if TYPE_CHECKING:
     from dpcore.stages.strategies import Optimum, Strategy, Workload
     from dpcore.stages.strategies.search.single import Bracket
 
-strategy = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
+strategy = Commands()  # its words stand in dpcore.cli.app
 
 WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
 
@@ -79,7 +80,7 @@ def optimize_command(
             **_figures(found), "finished": found.finished, "strategy": plain(described(found.strategy))})  # fmt: skip
         return
     what = "largest" if largest else "root mean squared"
-    write_line(f"{what} error of {wanted.name} over {steps:,} steps at mu = 1: {found.error:.6g} clip norms")
+    write_line(f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms")
     if found.lower_bound is not None:
         write_line(
             f"no mechanism is below {found.lower_bound:.6g}: this one is at most {found.above:.2%} above the best"
@@ -123,14 +124,18 @@ def compare_command(
 
         noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
         errors = {name: error for name, (_, error) in found.items()}
-        strategies_picture(out, errors, bound, noise, title=f"{wanted.name}, {steps:,} steps, {epochs} epoch(s)")
+        strategies_picture(
+            out, errors, bound, noise, title=f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
+        )
     if as_json:
         write_json({"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
             {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order,
                     "streaming": asdict(strategies.streaming_cost(chosen, steps))}
              for name, (chosen, error) in found.items()}})  # fmt: skip
         return
-    write_line(f"{wanted.name}, {steps:,} steps, {epochs} epoch(s); no mechanism is below {bound:.5g}")
+    write_line(
+        f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}; no mechanism is below {bound:.5g}"
+    )
     write_line(f"{'strategy':<18}{'error':>10}{'above the best':>16}  streaming")
     for name, (chosen, error) in sorted(found.items(), key=lambda item: item[1][1]):
         words = strategies.streaming_cost(chosen, steps).words
@@ -162,13 +167,13 @@ def show_command(
     if out is not None:
         from dpcore.cli.plots.strategy_plots import matrices_picture
 
-        matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {length:,} steps")
+        matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {counted(length, 'step')}")
     if as_json:
         write_json({"strategy": plain(described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
             "error": error, "lower_bound": bound, "above": error / bound - 1,
             "state_vectors": chosen.order, "streaming": asdict(cost)})  # fmt: skip
         return
-    write_line(f"{chosen.describe()['kind']}, {length:,} steps")
+    write_line(f"{chosen.describe()['kind']}, {counted(length, 'step')}")
     write_line(f"streams with {cost.words}")
     write_line(
         f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {error / bound - 1:.2%} above the best of all"

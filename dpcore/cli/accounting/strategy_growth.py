@@ -10,6 +10,7 @@ from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import count, names, one_of, real, reals
 from dpcore.errors import ArgumentError
 from dpcore.stages.strategies.search.kinds import KINDS
+from dpcore.statement.text import counted
 
 _OTHERS = ("square-root", "tree-optimal", "identity")
 
@@ -50,7 +51,7 @@ def growth_command(
     if out is not None:
         from dpcore.cli.plots.strategy_plots import growth_picture
 
-        growth_picture(out, sizes, errors, bounds, title=f"{workload}, {epochs} epoch(s)")
+        growth_picture(out, sizes, errors, bounds, title=f"{workload}, {counted(epochs, 'epoch')}")
     if as_json:
         write_json({"workload": workload, "epochs": epochs, "steps": sizes, "lower_bound": bounds, "errors": errors})
         return

@@ -12,6 +12,7 @@ from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import count, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
+from dpcore.statement.text import counted
 
 
 @strategy.command(
@@ -44,7 +45,7 @@ def recommend_command(
             "strategy": plain(described(first.strategy)), "candidates": [
                 {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in found]})  # fmt: skip
         return
-    write_line(f"{wanted.name}, {steps:,} steps, {epochs} epoch(s), at most {vectors} vectors kept")
+    write_line(f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}, at most {vectors} vectors kept")
     write_line(f"take {first.kind}: {first.strategy!r}" if len(repr(first.strategy)) < 200 else f"take {first.kind}")
     why = "its error is the least of those that fit"
     if first.error > best:

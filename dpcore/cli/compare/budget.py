@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpcore.accounting import Adjacency, Composed, Event
 from dpcore.errors import PrivacyError
+from dpcore.statement.text import counted
 
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger
@@ -37,8 +38,8 @@ def remark(ledger: Ledger, events: Sequence[Event]) -> str | None:
     if paid == len(events):
         return None
     return (
-        f"the ledger's budget pays for {paid or 'none'} of the {len(events)} runs to come, made one after the other; "
-        "the comparison stops before it is crossed, and what was spent until then is spent"
+        f"the ledger's budget pays for {paid or 'none'} of the {counted(len(events), 'run')} to come, made one "
+        "after the other; the comparison stops before it is crossed, and what was spent until then is spent"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from dpcore.cli.options import parsers
 from dpcore.cli.train.training_options import TrainingOptions
 from dpcore.cli.values import reals
 from dpcore.errors import ArgumentError
+from dpcore.spec.validate import nearest
 
 
 def from_methods(methods: Iterable[str], lr: tuple[float, ...]) -> tuple[Contestant, ...]:
@@ -46,8 +46,8 @@ def _parser(contestant: str, key: str) -> Callable[[Any], Any]:
     if key in known:
         return known[key]
     own = sorted(set(known).difference(SAME_FOR_ALL) | {"lr"})
-    near = difflib.get_close_matches(key, own, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(own)}"
+    near = nearest(key, own)
+    hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(own)}"
     raise ArgumentError(f"contestant {contestant!r}: has the unknown key {key!r}; {hint}")
 
 

@@ -14,7 +14,16 @@ from typing import Any
 
 from dpcore.accounting import Event
 from dpcore.cli.compare.comparison import Comparison, Run
-from dpcore.cli.train.run_folder import COMPARISON, RUNS, RunFolder, checkpoint_of, holds, locked, read_run
+from dpcore.cli.train.run_folder import (
+    COMPARISON,
+    RUNS,
+    RunFolder,
+    check_folder,
+    checkpoint_of,
+    holds,
+    locked,
+    read_run,
+)
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
@@ -65,24 +74,14 @@ class Log:
     @classmethod
     def open(cls, path: Path, comparison: Comparison, *, overwrite: bool) -> Log:
         """Begin a comparison in a folder, or take up the one with the same settings that is there; else DataError."""
-        settings = json.loads(json.dumps(plain(comparison.to_dict())))
-        if (path / "config.json").is_file():
-            with locked(path):
-                pass
-        if overwrite or not holds(path, COMPARISON):
-            folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
-            folder.write_config(settings)
-            log = cls(folder, [])
-            log.write()
-            return log
-        held, records = _held(path)
-        difference = _difference(held, settings)
-        if difference:
-            raise DataError(
-                f"out={str(path)!r}: holds a comparison with other settings ({difference}); name another folder, or "
-                "add --overwrite to begin anew"
-            )
-        return cls(RunFolder.existing(path, COMPARISON), records)
+        records = earlier(path, comparison, overwrite=overwrite)
+        if records is not None:
+            return cls(RunFolder.existing(path, COMPARISON), records)
+        folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
+        folder.write_config(_settings(comparison))
+        log = cls(folder, [])
+        log.write()
+        return log
 
     def begin(self, run: Run) -> Record:
         """Write down that a run begins, and where."""
@@ -122,6 +121,31 @@ class Log:
             for record in self.records
         ]
         self.folder.write_json("results.json", {"format": 2, "summary": self.summary, "runs": runs})
+
+
+def earlier(path: Path, comparison: Comparison, *, overwrite: bool) -> list[Record] | None:
+    """Return the runs of the comparison with the same settings in a folder; None where a new one may begin.
+
+    DataError where neither can be; nothing is made and nothing is deleted.
+    """
+    if (path / "config.json").is_file():
+        with locked(path):
+            pass
+    if overwrite or not holds(path, COMPARISON):
+        check_folder(path, overwrite=overwrite, kind=COMPARISON)
+        return None
+    held, records = _held(path)
+    difference = _difference(held, _settings(comparison))
+    if difference:
+        raise DataError(
+            f"out={str(path)!r}: holds a comparison with other settings ({difference}); name another folder, or "
+            "add --overwrite to begin anew"
+        )
+    return records
+
+
+def _settings(comparison: Comparison) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(plain(comparison.to_dict()))))
 
 
 def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:

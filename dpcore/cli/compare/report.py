@@ -14,7 +14,7 @@ from dpcore.cli.compare.runs import Previews
 from dpcore.cli.intervals import Estimate, mean_interval
 from dpcore.cli.plots.comparison_plots import Curves
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import format_epsilon, format_number
+from dpcore.statement.text import counted, format_epsilon, format_number
 
 
 @dataclass(frozen=True)
@@ -90,26 +90,27 @@ class Tuning:
         """The same for a person."""
         if self.epsilon is not None:
             best = format_epsilon(min(self.epsilon.values()))
+            begun = f"{self.runs}, of them {self.searched} in search of learning rates; also what was stopped or killed"
             return (
-                f"Tuning is accounted for: all {self.runs} runs that were begun since this folder was last begun anew "
-                f"({self.searched} in search of learning rates, with those that were stopped or killed) are together "
-                f"({best}, {format_number(self.delta)})-differentially private under {self.adjacency} adjacency, by "
-                "composition of their events."
+                f"Tuning is accounted for: all runs that were begun since this folder was last begun anew ({begun}) "
+                f"are together ({best}, {format_number(self.delta)})-differentially private under {self.adjacency} "
+                "adjacency, by composition of their events."
             )
         if self.charged:
             return (
-                f"Tuning is accounted for by the ledger, not here: it paid for each of the {self.runs} runs "
-                f"({self.searched} in search of learning rates), and its total counts them all, also as chosen by "
+                f"Tuning is accounted for by the ledger, not here: it paid for every run ({self.runs}, of them "
+                f"{self.searched} in search of learning rates), and its total counts them all, also as chosen by "
                 "looking at earlier ones (dpcore ledger show). The guarantee of each run is its own."
             )
         what = (
-            f"the {self.searched} runs in search of learning rates and the choice among them"
+            f"the {counted(self.searched, 'run')} in search of learning rates and the choice among them"
             if self.searched
             else "how the learning rates were found"
         )
+        spend = f"{what} spends more" if self.runs == 1 else f"{what}, and the {self.runs} runs together, spend more"
         return (
-            f"Tuning is NOT accounted for: each run has its guarantee on its own; {what}, and the {self.runs} runs "
-            "together, spend more. On private data that would have to be counted (--account-for-tuning, or --ledger)."
+            f"Tuning is NOT accounted for: each run has its guarantee on its own; {spend}. On private data that would "
+            "have to be counted (--account-for-tuning, or --ledger)."
         )
 
     def to_dict(self) -> dict[str, Any]:

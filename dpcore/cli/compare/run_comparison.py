@@ -10,15 +10,15 @@ from rich.console import Console
 from dpcore import accounting
 from dpcore.cli.compare import budget, report, words
 from dpcore.cli.compare.comparison import Comparison
-from dpcore.cli.compare.log import Log
-from dpcore.cli.compare.runs import Display, Previews, make_runs, preview
+from dpcore.cli.compare.log import Log, earlier
+from dpcore.cli.compare.runs import Display, Previews, check_plans, make_runs, preview
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
-from dpcore.statement.text import format_epsilon, format_number
+from dpcore.statement.text import counted, format_epsilon, format_number
 
 _WIDTH_OF_FILES = 120
 
@@ -31,10 +31,13 @@ def run_comparison(
         raise ArgumentError(f"jobs={jobs}: must be at least 1")
     shared = comparison.shared
     dataset = load(shared.data, shared.data_dir)
+    earlier(out, comparison, overwrite=overwrite)
+    check_plans(comparison, dataset, ledger)
     console = remarks()
     warning = accounting.delta_remark(shared.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
+    console.print(f"{counted(comparison.total, 'run')} planned.")
     plans = preview(comparison, dataset)
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     _announce(comparison, plans, console)
@@ -42,7 +45,8 @@ def run_comparison(
     with locked(out), deferred() as interruption:
         complete = len(log.complete())
         if complete:
-            console.print(f"{complete} of {comparison.total} runs were made before and are kept.")
+            were = "was made before and is" if complete == 1 else "were made before and are"
+            console.print(f"{complete} of {counted(comparison.total, 'run')} {were} kept.")
         if paying is not None:
             due = [plans[run.contestant, run.epsilon, run.role].event for run in comparison.ahead(log.accuracies())]
             remark = budget.remark(paying, due)
@@ -74,8 +78,7 @@ def run_comparison(
 
 
 def _announce(comparison: Comparison, plans: Previews, console: Console) -> None:
-    """Say how many runs there will be and, where asked, what they cost together; refuse where nobody can say."""
-    console.print(f"{comparison.total} runs are planned.")
+    """Say, where asked, what all runs cost together; refuse where nobody can say."""
     if not comparison.account_for_tuning:
         return
     events = []

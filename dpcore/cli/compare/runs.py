@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
@@ -16,12 +17,13 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from dpcore.accounting import Event
 from dpcore.cli.compare.comparison import Comparison, Run
 from dpcore.cli.compare.log import COMPLETE, Log, Record
-from dpcore.cli.compare.worker import Process, Task, shared_stop, train_once
+from dpcore.cli.compare.worker import Task, Worker, shared_stop, train_once
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.progress import Bars
+from dpcore.cli.train.quick_checks import check_beside, plan_of
 from dpcore.errors import BudgetError, DpcoreError
-from dpcore.statement.text import format_number
+from dpcore.statement.text import counted, format_number
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 
@@ -38,19 +40,34 @@ Previews = Mapping[tuple[str, float, str], Preview]
 """By contestant, epsilon and role."""
 
 
+def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
+    """Refuse what is known to fail of the runs, without torch."""
+    check_beside(comparison.shared, ledger)
+    for run in comparison.examples:
+        with _naming(run):
+            plan_of(comparison.settings_for(run), len(dataset))
+
+
 def preview(comparison: Comparison, dataset: Dataset) -> dict[tuple[str, float, str], Preview]:
     """Build one run of every plan, so that nothing is refused after hours of training."""
     from dpcore.cli.train.training import Training
 
     plans = {}
     for run in comparison.examples:
-        try:
+        with _naming(run):
             plan = Training(comparison.settings_for(run), dataset).plan
-        except DpcoreError as error:
-            raise type(error)(f"contestant {run.contestant!r}: {error}") from error
         gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
         plans[run.contestant, run.epsilon, run.role] = Preview(plan.event_after(plan.steps), gradients)
     return plans
+
+
+@contextmanager
+def _naming(run: Run) -> Iterator[None]:
+    """Let a refusal name the contestant."""
+    try:
+        yield
+    except DpcoreError as error:
+        raise type(error)(f"contestant {run.contestant!r}: {error}") from error
 
 
 class Display(Bars):
@@ -64,7 +81,7 @@ class Display(Bars):
 
     @property
     def _words(self) -> str:
-        return f"{self._complete} of {self._total} runs"
+        return f"{self._complete} of {counted(self._total, 'run')}"
 
     def begin(self, run: Run) -> None:
         """Add the bar of a run."""
@@ -137,7 +154,8 @@ def _side_by_side(
     end: Callable[[Record, float], None],
 ) -> None:
     stop = shared_stop()
-    active: dict[Any, tuple[Record, Process]] = {}
+    active: dict[Any, tuple[Record, Worker]] = {}
+    idle: list[Worker] = []
     failure, over_budget = "", False
     while True:
         if interruption.signal is not None:
@@ -147,17 +165,20 @@ def _side_by_side(
             waiting = [run for run in comparison.due(log.accuracies()) if run not in under_way]
             for run in waiting[: jobs - len(active)]:
                 record, task = begin(run)
-                process = Process(task, stop)
-                active[process.connection] = (record, process)
+                worker = idle.pop() if idle else Worker(stop)
+                worker.begin(task)
+                active[worker.connection] = (record, worker)
         if not active:
             break
         for connection in wait(list(active), timeout=_SECONDS_BETWEEN_LOOKS):
-            record, process = active[connection]
-            kind, content = process.receive()
+            record, worker = active[connection]
+            kind, content = worker.receive()
             if kind == "steps":
                 display.steps(record.run, *content)
                 continue
             del active[connection]
+            if kind != "died":
+                idle.append(worker)
             name = f"the run {described(record.run)}"
             if kind == "done":
                 end(record, content.seconds)
@@ -168,6 +189,8 @@ def _side_by_side(
             if failure:
                 # The others end after their step, with true statements; then the failure is told.
                 stop.value = int(signal.SIGTERM)
+    for worker in idle:
+        worker.close()
     if over_budget:
         raise BudgetError(failure)
     if failure:

@@ -12,7 +12,8 @@ from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.report import Row, Tuning, together
 from dpcore.cli.intervals import Estimate, difference_interval
-from dpcore.statement.text import format_epsilon, format_number
+from dpcore.cli.train.run_folder import WRITTEN_BEFORE
+from dpcore.statement.text import counted, format_epsilon, format_number
 
 _SAME_SET = (
     "The learning rates were chosen on the held-out set that also measures the accuracy, which flatters every "
@@ -22,7 +23,7 @@ _SAME_SET = (
 
 def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Table:
     """Return the table; `seconds` adds a column that is not covered by the guarantee."""
-    seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    seeds = counted(comparison.seeds, "seed")
     result = Table(
         title=f"Held-out accuracy, {comparison.shared.data}, {comparison.shared.model}, {seeds}", title_justify="left"
     )
@@ -65,8 +66,8 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: Tuning) -> list[s
             lines.append(f"Learning rate{whose}: {format_number(grid[0])}, given, not searched.")
             continue
         values = ", ".join(format_number(lr) for lr in grid)
-        length = "" if comparison.search_epochs is None else f", {comparison.search_epochs} epochs each"
-        seeds = f"{comparison.search_seeds} other seed{'s' if comparison.search_seeds > 1 else ''}{length}"
+        length = "" if comparison.search_epochs is None else f", {counted(comparison.search_epochs, 'epoch')} each"
+        seeds = f"{counted(comparison.search_seeds, 'other seed')}{length}"
         lines.append(f"Learning rate{whose}: best of {values} by mean held-out accuracy over {seeds}.")
     if any(row.at_edge for row in made):
         lines.append("* at the edge of its grid: a better one may lie outside.")
@@ -151,7 +152,9 @@ def _listed(items: Sequence[str]) -> str:
 def stopped(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True) -> str:
     """Return what an interrupted comparison spent, and whether the same command goes on from there."""
     complete = log.complete()
-    parts = [f"Stopped by {name}: {len(complete)} of {comparison.total} runs are complete, each at its full epsilon."]
+    are = "is" if len(complete) == 1 else "are"
+    of_all = f"{len(complete)} of {counted(comparison.total, 'run')}"
+    parts = [f"Stopped by {name}: {of_all} {are} complete, each at its full epsilon."]
     for record in log.records:
         if record.status != COMPLETE:
             run = f"{record.run.contestant} (lr {format_number(record.run.lr)}, seed {record.run.seed})"
@@ -168,8 +171,8 @@ def _spent(record: Record) -> str:
     statement = record.statement
     if statement is None:
         return "ended before its first step, and spent nothing"
-    most = "at most " if statement.note.startswith("Written before") else ""
+    most = "at most " if statement.note.startswith(WRITTEN_BEFORE) else ""
     return (
         f"spent {most}epsilon = {format_epsilon(statement.best_epsilon)} in {statement.steps_taken:,} of "
-        f"{statement.steps_planned:,} steps"
+        f"{counted(statement.steps_planned, 'step')}"
     )

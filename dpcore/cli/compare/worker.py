@@ -1,4 +1,4 @@
-"""One run of a comparison, into a folder of its own as of ``dpcore train``: here, or in a process of its own."""
+"""The runs of a comparison, each into a folder of its own as of ``dpcore train``: here, or in other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -95,33 +95,40 @@ class _Remote(Interruption):
         return self.signal is not None
 
 
-class Process:
-    """A run in a process of its own, single-threaded.
+class Worker:
+    """A process of its own, single-threaded, that makes one run after the other: it imports torch once, not each time.
 
     `stop` is shared, as `shared_stop` returns it: the number of the signal that asks to stop, 0 while there is none.
     """
 
-    def __init__(self, task: Task, stop: Any) -> None:
+    def __init__(self, stop: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe(duplex=False)
+        self.connection, theirs = context.Pipe()
         # A daemon: it does not outlive this process, however that ends.
-        self._process = context.Process(target=_work, args=(task, theirs, stop), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs, stop), daemon=True)
         with _environment(dict.fromkeys(_ONE_THREAD, "1")), _held_back(signal.SIGINT):
             self._process.start()
         theirs.close()
+
+    def begin(self, task: Task) -> None:
+        """Let it make a run; one that has died meanwhile says so in `receive`."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(task)
 
     def receive(self) -> tuple[str, Any]:
         """Return the next message: ("steps", (taken, planned)), ("done", Ended), ("failed" or "died", words)."""
         try:
             kind, content = self.connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self._process.join()
             code = self._process.exitcode or 0
             words = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
             return "died", words
-        if kind != "steps":
-            self._process.join()
         return kind, content
+
+    def close(self) -> None:
+        """Let it end once it has nothing to do; this process does not wait for that."""
+        self.connection.close()
 
 
 def shared_stop() -> Any:
@@ -129,21 +136,30 @@ def shared_stop() -> Any:
     return multiprocessing.get_context("spawn").Value("i", 0)
 
 
-def _work(task: Task, connection: Connection, stop: Any) -> None:
+def _work(connection: Connection, stop: Any) -> None:
     # Ctrl-C reaches the whole group of processes; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
     torch.set_num_threads(1)
+    interruption, dataset = _Remote(stop), None
     try:
-        dataset = load(task.settings.data, task.settings.data_dir)
-        ended = train_once(task, dataset, _Remote(stop), lambda *steps: connection.send(("steps", steps)))
-        connection.send(("done", ended))
-    except BrokenPipeError:
+        while True:
+            task = connection.recv()
+            try:
+                if dataset is None:  # the same for all runs of a comparison
+                    dataset = load(task.settings.data, task.settings.data_dir)
+                ended = train_once(task, dataset, interruption, lambda *steps: connection.send(("steps", steps)))
+                connection.send(("done", ended))
+            except BrokenPipeError:
+                raise
+            except (DpcoreError, OSError) as error:
+                connection.send(("failed", str(error)))
+    except EOFError:
+        return
+    except (BrokenPipeError, ConnectionResetError):
         # The parent is gone: nobody would count the run as one of the comparison from here on.
         sys.exit(1)
-    except DpcoreError as error:
-        connection.send(("failed", str(error)))
 
 
 @contextmanager

@@ -47,6 +47,12 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
+            shape = getattr(self, f"{part}_inputs").shape
+            if 0 in shape:
+                raise DataError(
+                    f"{self.name}: the {part} set is empty (inputs of shape {shape}); it needs at least one example"
+                )
+        for part in ("train", "test"):
             inputs: npt.NDArray[Any] = getattr(self, f"{part}_inputs")
             targets: npt.NDArray[Any] = getattr(self, f"{part}_targets")
             where = f"{self.name}: the {part} set"
@@ -59,8 +65,12 @@ class Dataset:
                 )
             if len(inputs) != len(targets):
                 raise DataError(f"{where} has {len(inputs):,} inputs but {len(targets):,} targets; they must pair up")
-            if inputs.size == 0:
-                raise DataError(f"{where} is empty (inputs of shape {inputs.shape}); it needs at least one example")
+            if not np.isfinite(inputs).all():
+                row = int(np.argmin(np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1)))
+                raise DataError(
+                    f"{where} has values that are not finite (NaN, or too large for float32), the first in row {row}; "
+                    "leave such examples out, or put numbers in their place"
+                )
             if targets.min() < 0 or targets.max() >= self.classes:
                 raise DataError(f"{where} has a target outside 0..{self.classes - 1}, with {self.classes} classes")
             # Every run may share one loaded data set: nobody gets to write into it.
@@ -87,7 +97,7 @@ def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
 
     Unsigned integers are divided by the largest value of their dtype (255 for uint8) and booleans become 0 and 1.
     Floating-point values are taken as they are: a scale estimated from the training set would be a release that nobody
-    accounted for. Non-finite values stay too; an example that has one contributes exactly zero to a private step.
+    accounted for. Non-finite values stay too, and `Dataset` refuses them.
     """
     if values.dtype == np.bool_:
         return values.astype(np.float32)

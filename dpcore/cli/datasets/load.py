@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ from dpcore.cli.datasets import idx
 from dpcore.cli.datasets.archive import read_arrays
 from dpcore.cli.datasets.dataset import Dataset, Targets, as_images, class_numbers, scaled
 from dpcore.errors import ArgumentError, DataError
+from dpcore.spec.validate import nearest
 
 # Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
 _IDX_SETS = {"mnist": (10, (28, 28)), "fashion-mnist": (10, (28, 28)), "kmnist": (10, (28, 28))}
@@ -55,8 +55,8 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
     folder = Path(data_dir) if data_dir is not None else None
     own = None if folder is None else folder / f"{name}.npz"
     if name not in NAMES and not (own is not None and own.is_file()):
-        near = difflib.get_close_matches(name.lower(), NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name.lower(), NAMES)
+        hint = f"did you mean {near!r}? " if near else ""
         elsewhere = f", or NAME where {folder}/NAME.npz exists" if folder is not None else ""
         raise ArgumentError(f"data={name!r}: {hint}known data are {', '.join(NAMES)}{elsewhere}")
     if folder is None:

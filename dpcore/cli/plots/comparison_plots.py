@@ -18,6 +18,7 @@ from dpcore.errors import ArgumentError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_MOST_TICKS = 6
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -88,8 +89,10 @@ def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> Non
     axes.plot(x, mean, color=color, marker=marker, markersize=3.5, linewidth=1.6, label=name)
     # With few seeds the interval can be wider than the range of an accuracy.
     axes.vlines(x, np.clip(mean - half, 0, 100), np.clip(mean + half, 0, 100), color=color, linewidth=1.2, alpha=0.5)
-    whole_epochs(axes, x)
-    if len(x) == 1:
+    whole_epochs(axes)
+    if len(x) > 1:
+        axes.margins(x=0.02)
+    else:
         axes.set_xlim(curves.epochs[0] - 0.5, curves.epochs[0] + 0.5)
         axes.set_xticks(curves.epochs)
 
@@ -99,7 +102,8 @@ def _epsilon_ticks(axes: Axes, curves: list[Curves]) -> None:
     epochs, epsilon = curves[0].epochs, curves[0].epsilon
     if len({(item.epochs, item.epsilon) for item in curves}) > 1 or not epsilon or not np.isfinite(epsilon).all():
         return
-    chosen = np.unique(np.linspace(0, len(epochs) - 1, min(6, len(epochs))).round().astype(int))
+    # Every so many epochs, back from the last one: so the gaps are equal.
+    chosen = range(len(epochs) - 1, -1, -max(1, math.ceil(len(epochs) / _MOST_TICKS)))
     second = axes.secondary_xaxis(-0.17)
     shown = [f"{epsilon[index]:.2g}" for index in chosen]
     second.set_xticks([epochs[index] for index in chosen], shown, color=GRAY, fontsize=9)

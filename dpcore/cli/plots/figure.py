@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.spec.extras import needs
+from dpcore.spec.whole_file import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +53,8 @@ def drawing(path: PathLike, size: tuple[float, float], title: str = "") -> Itera
         if title:
             figure.suptitle(title, x=0.012, ha="left", fontsize=11)
         target = Path(path)
-        draft = target.with_name(f".{target.stem}.draft{target.suffix}")
-        figure.savefig(draft)
-        draft.replace(target)
+        with whole_file(target) as file:
+            figure.savefig(file, format=target.suffix.lower().lstrip("."))
 
 
 def rows(names: str, *values: npt.ArrayLike) -> tuple[Array, ...]:
@@ -73,23 +73,24 @@ def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
     axes.set_ylabel(y)
 
 
-def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False) -> None:
-    """Write a small text beside a vertical line at `x`, or over the right (left) end of a horizontal one at `y`."""
+def note(
+    axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False, right: bool = False
+) -> None:
+    """Write a small text left (right) of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
     if y is None:
-        at, offset, frame = (x, 0.04), (-4, 0), ("data", "axes fraction")
+        at, offset, frame = (x, 0.04), (4 if right else -4, 0), ("data", "axes fraction")
+        left = right
     else:
         at, offset, frame = (0.01 if left else 0.99, y), (0, 3), ("axes fraction", "data")
     style: Any = {"ha": "left" if left else "right", "color": GRAY, "fontsize": 8}
     axes.annotate(text, at, xycoords=frame, xytext=offset, textcoords="offset points", **style)
 
 
-def whole_epochs(axes: Axes, x: Array) -> None:
+def whole_epochs(axes: Axes) -> None:
     """Put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(x) > 1:
-        axes.margins(x=0.02)
 
 
 def frequency_axes(axes: Axes, x: Array) -> None:

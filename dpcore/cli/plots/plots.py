@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cli.plots.figure import COLORS, PathLike, drawing, label, note, rows, whole_epochs
+from dpcore.cli.plots.figure import COLORS, DOTTED, PathLike, drawing, label, note, rows, whole_epochs
 
 
 def learning_curve(
@@ -18,6 +18,7 @@ def learning_curve(
     *,
     title: str = "",
     target_epsilon: float | None = None,
+    planned_epochs: float | None = None,
 ) -> Path:
     """Draw held-out accuracy against epochs, with the epsilon spent on a second axis.
 
@@ -29,6 +30,8 @@ def learning_curve(
         Accuracy in [0, 1], after each epoch; the epsilon spent by then (infinite values are left out).
     target_epsilon : float, optional
         Drawn as a thin line on the second axis.
+    planned_epochs : float, optional
+        Where the horizontal axis ends; a run that stopped before has a line where it did.
     """
     x, shown, spent = rows("epochs, accuracy, epsilon", epochs, accuracy, epsilon)
     finite = np.isfinite(spent)
@@ -37,12 +40,20 @@ def learning_curve(
         axes.plot(x, 100 * shown, color=COLORS[0], marker="o", markersize=3.5, linewidth=1.8)
         label(axes, "epoch", "held-out accuracy (%)", title, fontsize=11)
         axes.yaxis.label.set_color(COLORS[0])
-        whole_epochs(axes, x)
+        last, end = float(x[-1]), max(float(x[-1]), planned_epochs or 0.0)
+        # From 0: also a single evaluation then has a place in the run.
+        axes.set_xlim(0, 1.03 * end)
+        if end >= 1:
+            whole_epochs(axes)
+        if last < end:
+            axes.axvline(last, **DOTTED)
+            note(axes, f"stopped at {last:.3g}", x=last, right=last < end / 4)
         if finite.any():
             second = axes.twinx()
             second.spines["right"].set_visible(True)
             second.grid(False)
-            second.plot(x, np.where(finite, spent, np.nan), color=COLORS[1], linestyle="--", linewidth=1.5)
+            line = {"linestyle": "--", "linewidth": 1.5, "marker": "s", "markersize": 3.0}
+            second.plot(x, np.where(finite, spent, np.nan), color=COLORS[1], **line)
             second.set_ylabel("epsilon spent", color=COLORS[1])
             second.set_ylim(0, 1.08 * max(spent[finite].max(), target_epsilon or 0) or 1)
             if target_epsilon is not None and np.isfinite(target_epsilon):

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Json, option, picture
+from dpcore.cli.options import Commands, Json, option, picture
 from dpcore.cli.values import count, real
 
-inspect = typer.Typer(rich_markup_mode="rich")  # its words stand in dpcore.cli.app
+inspect = Commands()  # its words stand in dpcore.cli.app
 
 _Picture = Annotated[
     Path | None,

@@ -13,6 +13,7 @@ import typer
 from dpcore.cli.options import Json
 from dpcore.cli.output import results, write_json, write_line
 from dpcore.cli.stored import stored
+from dpcore.statement.text import counted
 
 if TYPE_CHECKING:
     from dpcore.statement.verify import Finding
@@ -60,9 +61,10 @@ def _table(findings: list[Finding]) -> None:
 
 def _verdict(found: Collection[list[Finding]]) -> str:
     counts = Counter(finding.status for findings in found for finding in findings)
-    beside = f"{counts['ok']} checks hold, {counts['trusted']} points are taken on trust"
+    hold, are = ("holds" if counts["ok"] == 1 else "hold"), ("is" if counts["trusted"] == 1 else "are")
+    beside = f"{counted(counts['ok'], 'check')} {hold}, {counted(counts['trusted'], 'point')} {are} taken on trust"
     if counts["remark"]:
-        beside += f", {counts['remark']} remark{'' if counts['remark'] == 1 else 's'}"
+        beside += f", {counted(counts['remark'], 'remark')}"
     if counts["failed"]:
         return f"\nDOES NOT HOLD: {counts['failed']} of the checks failed. {beside}."
     events = [finding for findings in found for finding in findings if finding.check in ("event", "event planned")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.errors import DpcoreError
 from dpcore.spec.canonical import plain
 from dpcore.spec.extras import needs
+from dpcore.spec.whole_file import whole_file
 
 if TYPE_CHECKING:
     from dpcore.statement.statement import Statement
@@ -68,13 +70,22 @@ class JsonLines(Callback):
 
     def __init__(self, path: str | os.PathLike[str], earlier: Sequence[EpochReleased] = ()) -> None:
         self._path = Path(path)
-        self._path.write_bytes(b"".join(map(_line, earlier)))
+        with whole_file(self._path) as file:
+            file.write(b"".join(map(_line, earlier)))
 
     def on_epoch(self, released: EpochReleased) -> None:
         """Write one line."""
         # One write of a whole line: killed before it, the file ends with the line before.
+        line = _line(released)
         with self._path.open("ab", buffering=0) as file:
-            file.write(_line(released))
+            size = file.tell()
+            try:
+                taken = file.write(line)
+            except OSError as cause:
+                raise OSError(cause.errno, cause.strerror, str(self._path)) from cause
+            if taken != len(line):  # a disk that is nearly full takes a part, and says nothing
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def _line(released: EpochReleased) -> bytes:

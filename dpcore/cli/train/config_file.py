@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import typer
 
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.canonical import read_json_file
+from dpcore.spec.validate import nearest
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
@@ -31,10 +31,8 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as cause:
         raise DataError(f"config={str(path)!r}: cannot be read ({cause.strerror})") from cause
     except ValueError as cause:
-        problem = str(cause).splitlines()[0]
-        raise DataError(
-            f"config={str(path)!r}: is not valid {path.suffix.lstrip('.') or 'TOML'} ({problem})"
-        ) from cause
+        problem, kind = str(cause).splitlines()[0], "JSON" if path.suffix == ".json" else "TOML"
+        raise DataError(f"config={str(path)!r}: is not valid {kind} ({problem})") from cause
 
 
 def use(context: typer.Context, path: Path | None) -> Path | None:
@@ -62,8 +60,8 @@ def use_with_tables(context: typer.Context, path: Path | None, tables: tuple[str
         if plain_key in _NOT_SETTINGS:
             raise ArgumentError(f"config={str(path)!r}: {key!r} belongs to the command line, not into the file")
         if plain_key not in known:
-            near = difflib.get_close_matches(plain_key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(sorted(known))}"
+            near = nearest(plain_key, known)
+            hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(sorted(known))}"
             raise ArgumentError(f"config={str(path)!r}: has the unknown key {key!r}; {hint}")
         if isinstance(value, dict) and plain_key != "clipping_groups":
             raise ArgumentError(

@@ -12,12 +12,13 @@ from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
+from dpcore.cli.train.quick_checks import check_run, first_line
 from dpcore.cli.train.run import train
 from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import plain, read_json_file
-from dpcore.statement.text import format_epsilon
+from dpcore.statement.text import counted, format_epsilon
 
 if TYPE_CHECKING:
     from dpcore.cli.train.training import Training
@@ -49,15 +50,18 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
     """
     with locked(path):
         from dpcore.cli.datasets import load
-        from dpcore.cli.train import checkpoint
 
         folder = RunFolder.existing(path, RUN)
         stated = _statement(path)
         if not folder.checkpoint.exists():
             raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
-        saved = checkpoint.read(folder.checkpoint)
         dataset = load(settings.data, settings.data_dir)
         settings = settings.resolved(len(dataset))
+        plan = check_run(settings, dataset, ledger)
+        remarks().print(first_line(settings, dataset, plan), markup=False)
+        from dpcore.cli.train import checkpoint  # imports torch, which takes seconds
+
+        saved = checkpoint.read(folder.checkpoint)
         _check(saved, settings, stated, folder)
         ledger = _ledger(saved, ledger)
         from dpcore.cli.train.training import Training
@@ -136,7 +140,7 @@ def _how(training: Training, saved: Mapping[str, Any]) -> str:
     if not lost:
         return f"{where}. This costs 0 steps: nothing was released since."
     return (
-        f"{where}. This costs {lost:,} step(s), which may have been released since the checkpoint and stay counted; "
-        f"with {now.steps_abandoned:,} abandoned steps in all the whole run comes to epsilon = "
+        f"{where}. This costs {counted(lost, 'step')}, which may have been released since the checkpoint and stay "
+        f"counted; with {counted(now.steps_abandoned, 'abandoned step')} in all the whole run comes to epsilon = "
         f"{format_epsilon(training.epsilon_after(steps))}."
     )

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpcore import accounting
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.train.processes import follow, joined
-from dpcore.cli.train.run_folder import RunFolder, locked
+from dpcore.cli.train.quick_checks import check_run, first_line
+from dpcore.cli.train.run_folder import NAMES, RESULTS, WRITTEN_BEFORE, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
+from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
@@ -34,28 +36,29 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     dataset = load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
-    with joined(settings, ledger) as rank:
-        if rank:
-            return follow(settings, dataset)
-        return _run(settings, dataset, out, overwrite, as_json, ledger)
-
-
-def _run(
-    settings: Settings, dataset: Dataset, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None
-) -> int:
-    # After the quick checks: torch takes a second to import.
-    from dpcore.cli.train.training import Training
-
+    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
+    place = next_folder(Path("runs"), name) if out is None else out
+    check_folder(place, overwrite=overwrite)
+    plan = check_run(settings, dataset, ledger)
     console = remarks()
     warning = accounting.delta_remark(settings.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
+    with joined(settings, ledger) as rank:
+        if rank:
+            return follow(settings, dataset)
+        console.print(first_line(settings, dataset, plan), markup=False)
+        return _run(settings, dataset, place, overwrite, as_json, ledger)
+
+
+def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
+    from dpcore.cli.train.training import Training  # imports torch, which takes seconds
+
     training = Training(settings, dataset, ledger)
     if ledger is not None:
-        _warn_of_budget(ledger, training, console)
+        _warn_of_budget(ledger, training, remarks())
     training.private.begin()
-    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
-    folder = RunFolder(out, overwrite=overwrite) if out is not None else RunFolder.next(Path("runs"), name)
+    folder = RunFolder(out, overwrite=overwrite)
     with deferred() as interruption:
         folder.write_config(settings.to_dict(), training.statement(0).software)
         with locked(folder.path):
@@ -89,7 +92,7 @@ def train(
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
-        console.print(f"remark: {_left(folder)}")
+        console.print(f"remark: {_left(folder)}", markup=False)
         raise
     complete = outcome.steps_taken == outcome.statement.steps_planned
     if complete:
@@ -112,6 +115,7 @@ def train_into(
     from dpcore.cli.train.callbacks import JsonLines, TensorBoard
 
     heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
+    folder.written.add("metrics.jsonl")
     if training.settings.tensorboard:
         after = training.private.steps_taken if resumed else None
         heard.append(TensorBoard(folder.path / "tensorboard", after))
@@ -136,8 +140,22 @@ def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
 
 
 def _left(folder: RunFolder) -> str:
-    bound = f"{folder.path / 'statement.txt'} states an upper bound of what was spent: it counts the whole epoch"
-    return f"{bound}; to go on: {_command(folder)}" if folder.checkpoint.exists() else bound
+    """Say what of a run that ended badly was saved, what was not, and where it stands what was spent."""
+    statement = folder.path / "statement.txt"
+    if folder.stated is not None:
+        upper = folder.stated.note.startswith(WRITTEN_BEFORE)
+        bound = "an upper bound of what was spent: it counts the whole epoch" if upper else "what was spent"
+        said = f"{statement} states {bound}"
+    elif statement.exists():
+        said = f"no step was taken since {statement} was written"
+    else:
+        said = "no step was taken, and nothing was spent"
+    saved = [name for name in NAMES if name in folder.written]
+    missing = [name for name in RESULTS if name not in folder.written]
+    said += f"; saved in {folder.path}: {', '.join(saved) or 'nothing'}"
+    if missing:
+        said += f"; not saved: {', '.join(missing)}"
+    return f"{said}; to go on: {_command(folder)}" if folder.checkpoint.exists() else said
 
 
 def _command(folder: RunFolder) -> str:
@@ -158,10 +176,11 @@ def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
     if outcome.recorded is not None:
         from dpcore.cli.gradients import save_gradients
 
-        save_gradients(folder.path, **outcome.recorded)
+        folder.written.add(save_gradients(folder.path, **outcome.recorded).name)
     curves = ([getattr(item, key) for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
     picture = folder.path / "learning-curve.png"
-    plots.learning_curve(picture, *curves, title=title, target_epsilon=settings.epsilon)
+    beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
+    folder.written.add(plots.learning_curve(picture, *curves, **beside).name)
 
 
 def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
@@ -171,7 +190,9 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
-        write_json({"status": f"stopped by {who}" if stopped else "complete", "test_accuracy": last.test_accuracy,
+        spent = {"epsilon": plain(statement.best_epsilon), "delta": statement.delta}
+        write_json({"status": f"stopped by {who}" if stopped else "complete", **spent,
+            "test_accuracy": last.test_accuracy,
             "test_loss": last.test_loss, "run_folder": str(folder.path),
             **({"resume": _command(folder)} if folder.checkpoint.exists() else {}), "settings": settings.to_dict(),
             "statement": statement.to_dict()})  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpcore.errors import DataError
 from dpcore.spec.canonical import read_json_file
+from dpcore.spec.whole_file import whole_file
 from dpcore.statement.statement import Statement
 
 RUN = "dpcore run"
@@ -26,7 +27,11 @@ RUNS = "runs"
 # The only names that this module creates, and so the only ones that it deletes.
 NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
     "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
+# Those that a run has only at its end.
+RESULTS = ("model.safetensors", "README.md", "learning-curve.png")
 TENSORBOARD = "tensorboard"
+# So begins the note of a statement that counts steps before they are taken.
+WRITTEN_BEFORE = "Written before"
 
 
 class RunFolder:
@@ -34,48 +39,31 @@ class RunFolder:
 
     With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
     A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
-    in.
+    in. `written` are the files that were put there since, and `stated` the last statement among them.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
-        self.path, self.kind = path, kind
-        if path.exists() and not path.is_dir():
-            raise DataError(f"out={str(path)!r}: is a file; name a folder")
-        held = {item.name for item in path.iterdir()} if path.exists() else set()
-        if held:
-            if not holds(path, kind):
-                raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
-            if not overwrite:
-                resume = f"go on with it (dpcore train --resume {path}), " if self._has_checkpoint() else ""
-                raise DataError(
-                    f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite"
-                )
+        check_folder(path, overwrite=overwrite, kind=kind)
+        self._take(path, kind)
+        if holds(path, kind):
             with locked(path):
                 _clear(path, kind)
-        if self._has_checkpoint():
-            raise DataError(
-                f"out={str(path)!r}: the checkpoint of another run, {self.checkpoint}, lies where this one's would; "
-                "delete it or name another folder"
-            )
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
 
+    def _take(self, path: Path, kind: str) -> None:
+        self.path, self.kind = path, kind
+        self.written: set[str] = set()
+        self.stated: Statement | None = None
+
     @classmethod
     def existing(cls, path: Path, kind: str) -> RunFolder:
         """Take up a folder of this kind as it stands; the caller has looked at what is in it."""
         folder = cls.__new__(cls)
-        folder.path, folder.kind = path, kind
+        folder._take(path, kind)
         return folder
-
-    @classmethod
-    def next(cls, parent: Path, name: str) -> RunFolder:
-        """Make ``parent/name``, or ``parent/name-2`` and so on where that exists."""
-        number = 1
-        while (path := parent / (name if number == 1 else f"{name}-{number}")).exists() or checkpoint_of(path).exists():
-            number += 1
-        return cls(path)
 
     @property
     def checkpoint(self) -> Path:
@@ -91,6 +79,7 @@ class RunFolder:
         """Write the statement as text and as JSON."""
         self.write("statement.txt", statement.text().encode())
         self.write("statement.json", (statement.to_json() + "\n").encode())
+        self.stated = statement
 
     def write_json(self, name: str, content: Any) -> None:
         """Write one JSON file."""
@@ -100,15 +89,43 @@ class RunFolder:
         """Write one file whole: a crash leaves the old content or the new, never a part."""
         if name not in NAMES:
             raise ValueError(f"name={name!r}: must be one of {NAMES}, so that --overwrite finds it again")
-        draft = self.path / f".{name}.draft"
-        with draft.open("wb") as file:
+        with whole_file(self.path / name) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path / name)
+        self.written.add(name)
 
-    def _has_checkpoint(self) -> bool:
-        return self.kind == RUN and self.checkpoint.exists()
+
+def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
+    """Refuse a folder that cannot be taken; nothing is made and nothing is deleted."""
+    if path.exists() and not path.is_dir():
+        raise DataError(f"out={str(path)!r}: is a file; name a folder")
+    kept = checkpoint_of(path)
+    waiting = kind == RUN and kept.exists()
+    if path.exists() and any(path.iterdir()):
+        if not holds(path, kind):
+            raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
+        if not overwrite:
+            resume = f"go on with it (dpcore train --resume {path}), " if waiting else ""
+            raise DataError(f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite")
+        with locked(path):
+            pass
+    elif waiting:
+        raise DataError(
+            f"out={str(path)!r}: the checkpoint of another run, {kept}, lies where this one's would; delete it or name "
+            "another folder"
+        )
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise DataError(f"out={str(path)!r}: cannot be made ({there} is a file); name another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise DataError(f"out={str(path)!r}: cannot be written ({there} is read-only); name another folder")
+
+
+def next_folder(parent: Path, name: str) -> Path:
+    """Return ``parent/name``, or ``parent/name-2`` and so on where that exists."""
+    number = 1
+    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists() or checkpoint_of(path).exists():
+        number += 1
+    return path
 
 
 def _clear(path: Path, kind: str) -> None:

@@ -16,6 +16,7 @@ from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
+from dpcore.cli.train.run_folder import WRITTEN_BEFORE
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DeltaWarning
 from dpcore.plan.plan import Plan
@@ -32,7 +33,8 @@ HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
 )
 _RESERVED = (
-    "Written before the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
+    WRITTEN_BEFORE
+    + " the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
     "killed during that epoch, and spent at most what is stated."
 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
-from dpcore.spec.validate import choice, plain, positive
+from dpcore.spec.validate import choice, norm, plain
 from dpcore.stages.clipping.adaptive import AdaptiveClip
 from dpcore.stages.clipping.groups import Grouping
 
@@ -67,13 +67,13 @@ class Clip:
 
     def __post_init__(self) -> None:
         plain(self)
-        positive(max_grad_norm=self.max_grad_norm)
+        norm(max_grad_norm=self.max_grad_norm)
         choice(CLIP_RULES, clipping=self.rule)
         if isinstance(self.groups, Mapping):
             if not self.groups:
                 raise ArgumentError("clipping_groups={}: must map at least one name pattern to its clip norm")
             for pattern, bound in self.groups.items():
-                positive(**{f"clipping_groups[{pattern!r}]": bound})
+                norm(**{f"clipping_groups[{pattern!r}]": bound})
         else:
             choice(("flat", "per_layer", "per_tensor"), clipping_groups=self.groups)
         if self.adaptive is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.validate import Checked, Rules, integer, positive
+from dpcore.spec.validate import Checked, Rules, integer, norm, positive
 from dpcore.stages.queries.base import Outer, Plain, Point, Query
 
 
@@ -58,7 +58,7 @@ class Preconditioned(Checked, Outer):
 
     rules: ClassVar[Rules] = {
         "scale_eps": positive,
-        "max_scaled_norm": positive,
+        "max_scaled_norm": norm,
         "unscaled_steps": partial(integer, 0),
         "scaled_steps": partial(integer, 1),
     }

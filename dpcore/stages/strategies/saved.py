@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.spec.whole_file import whole_file
 from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.base import Strategy
 from dpcore.stages.strategies.blt import BLT
@@ -46,15 +47,11 @@ def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
         raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: has no numbers to keep; its name stands for it")
     arrays: dict[str, Any] = {name: np.asarray(getattr(strategy, name)) for name in fields}
     target = Path(path)
-    draft = target.with_name(f".{target.name}.draft")
     try:
-        with draft.open("wb") as file:
+        with whole_file(target) as file:
             np.savez(file, allow_pickle=False, kind=np.array(type(strategy).__name__), **arrays)
-        draft.replace(target)
     except OSError as cause:
         raise DataError(f"strategy {target}: cannot be written ({cause.strerror})") from cause
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> Strategy:

@@ -10,6 +10,7 @@ from typing import IO, Any
 import torch
 
 from dpcore.errors import DataError
+from dpcore.spec.whole_file import whole_file
 
 
 def save_state(path: str | os.PathLike[str], state: Any) -> None:
@@ -39,16 +40,9 @@ def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 def _replace(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
     target = Path(path)
-    draft = target.with_name(f".{target.name}.draft")
     try:
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with whole_file(target, secret=True) as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
     except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
         reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
         raise DataError(f"checkpoint {target}: cannot be written ({reason})") from cause
-    finally:
-        draft.unlink(missing_ok=True)

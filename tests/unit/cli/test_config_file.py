@@ -57,7 +57,7 @@ def test_the_config_of_a_run_can_be_run_again(tmp_path):
     ("learning_rate = 1\nbatch_sise = 3", "has the unknown key 'learning_rate'; known keys are"),
     ("batch_sise = 3", "has the unknown key 'batch_sise'; did you mean 'batch_size'?"),
     ("json = true", "'json' belongs to the command line"), ("config = 'a'", "'config' belongs to the command line"),
-    ("[lr]\nvalue = 3", "'lr' is a table"), ("lr = ", "is not valid toml"), ("lr = 1\nlr = 2", "is not valid toml"),
+    ("[lr]\nvalue = 3", "'lr' is a table"), ("lr = ", "is not valid TOML"), ("lr = 1\nlr = 2", "is not valid TOML"),
 ])  # fmt: skip
 def test_wrong_files_are_one_sentence(tmp_path, text: str, message: str):
     path = tmp_path / "run.toml"
@@ -72,6 +72,6 @@ def test_missing_and_binary_files_are_one_sentence(tmp_path):
     path, other = tmp_path / "run.toml", tmp_path / "config.json"
     refused(DataError, "cannot be read", run, ["--config", str(path)])
     path.write_bytes(b"\xff\xfe\x00")
-    refused(DataError, "is not valid toml", run, ["--config", str(path)])
+    refused(DataError, "is not valid TOML", run, ["--config", str(path)])
     other.write_text("[]")
     refused(DataError, "holds no settings", run, ["--config", str(other)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpcore.cli.train.callbacks import EpochReleased, JsonLines, StepReleased
-from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, read_run
+from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, next_folder, read_run
 from dpcore.errors import DataError
 from dpcore.torch.state.safetensors import encode
 from tests.unit.cli.refused import refused
@@ -37,7 +37,7 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
     folder.checkpoint.write_text("keys of a run whose folder is gone")
     for overwrite in (False, True):
         refused(DataError, "the checkpoint of another run, ", RunFolder, tmp_path / "run", overwrite=overwrite)
-    assert RunFolder.next(tmp_path, "run").path.name == "run-2"
+    assert next_folder(tmp_path, "run").name == "run-2"
     (tmp_path / "other.checkpoint").write_text("not a comparison's")
     RunFolder(tmp_path / "other", kind=COMPARISON)
 
@@ -74,7 +74,7 @@ def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path):
 
 def test_an_empty_folder_is_taken_and_names_count_up(tmp_path):
     assert RunFolder(tmp_path).path == tmp_path
-    names = [RunFolder.next(tmp_path / "runs", "digits").path.name for _ in range(3)]
+    names = [RunFolder(next_folder(tmp_path / "runs", "digits")).path.name for _ in range(3)]
     assert names == ["digits", "digits-2", "digits-3"]
 
 

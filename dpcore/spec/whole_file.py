@@ -1,0 +1,38 @@
+"""Files that are written whole: beside their place, and moved there in one step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def whole_file(target: Path, *, secret: bool = False) -> Iterator[IO[bytes]]:
+    """Give a file to write to, which takes the place of `target` when the block ends well.
+
+    A crash leaves the old content or the new, never a part; an error or a signal leaves no draft either. With `secret`
+    only its owner can read it, whatever the umask.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written, as on a full disk; it names `target`, not the draft.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    try:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as cause:
+        if cause.errno is None:
+            raise
+        raise OSError(cause.errno, os.strerror(cause.errno), str(target)) from cause
+    finally:
+        draft.unlink(missing_ok=True)
