@@ -13,6 +13,7 @@ from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.train.processes import follow, joined
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
+from dpcore.errors import DivergenceError
 from dpcore.statement.text import format_epsilon, format_number
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def _run(
     settings: Settings, dataset: Dataset, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None
 ) -> int:
     # After the quick checks: torch takes a second to import.
+    from rich.markup import escape
+
     from dpcore.cli.train.training import Training
 
     console = remarks()
@@ -51,6 +54,8 @@ def _run(
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     training = Training(settings, dataset, ledger)
+    for sentence in training.remarks:
+        console.print(f"[yellow]remark:[/] {escape(sentence)}")
     if ledger is not None:
         _warn_of_budget(ledger, training, console)
     training.private.begin()
@@ -85,12 +90,16 @@ def train(
         save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
     try:
         with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
-            outcome = train_into(training, folder, interruption, display, save if ledger is not None else None, resumed)
+            saving = save if ledger is not None else None
+            outcome = train_into(training, folder, interruption, display, saving, resumed, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
         console.print(f"remark: {_left(folder)}")
         raise
+    if outcome.diverged:
+        folder.checkpoint.unlink(missing_ok=True)
+        raise DivergenceError(_diverged(folder, settings, outcome))
     complete = outcome.steps_taken == outcome.statement.steps_planned
     if complete:
         folder.checkpoint.unlink(missing_ok=True)
@@ -107,16 +116,22 @@ def train_into(
     display: Callback,
     save: Callable[[], None] | None = None,
     resumed: bool = False,
+    *,
+    halt: bool = False,
 ) -> Outcome:
-    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json."""
+    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json.
+
+    With `halt` a run that diverges ends there, and leaves its statement and no model.
+    """
     from dpcore.cli.train.callbacks import JsonLines, TensorBoard
 
     heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
     if training.settings.tensorboard:
         after = training.private.steps_taken if resumed else None
         heard.append(TensorBoard(folder.path / "tensorboard", after))
-    outcome = training.run(heard, interruption, folder.write_statement, save)
-    _finish(folder, training.settings, outcome)
+    outcome = training.run(heard, interruption, folder.write_statement, save, halt=halt)
+    if not outcome.diverged:
+        _finish(folder, training.settings, outcome)
     return outcome
 
 
@@ -133,6 +148,16 @@ def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
             f"[yellow]remark:[/] the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
             "it is crossed, and what was spent until then is spent"
         )
+
+
+def _diverged(folder: RunFolder, settings: Settings, outcome: Outcome) -> str:
+    statement = outcome.statement
+    return (
+        f"training diverged: after {outcome.steps_taken:,} of {statement.steps_planned:,} steps {outcome.diverged} no "
+        f"longer finite; lower --lr ({settings.lr:g}). No model was kept; what was spent is spent, epsilon = "
+        f"{format_epsilon(statement.best_epsilon)} at delta = {format_number(statement.delta)}: "
+        f"{folder.path / 'statement.txt'}"
+    )
 
 
 def _left(folder: RunFolder) -> str:
