@@ -230,7 +230,7 @@ class Training:
             epsilon=float(self.epsilon_after(taken)),
             delta=self.settings.delta,
             test_accuracy=correct / examples,
-            test_loss=loss / examples,
+            test_loss=math.inf if math.isnan(loss) else loss / examples,  # a record holds no NaN
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
 
