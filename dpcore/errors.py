@@ -31,9 +31,21 @@ class BudgetError(PrivacyError):
     """The budget of a ledger does not allow the next step; nothing was drawn or released for it."""
 
 
+class DivergenceError(DpcoreError, ArithmeticError):
+    """Training left the range of numbers; what was spent until then is spent."""
+
+
+class MissingPackageError(DpcoreError, ModuleNotFoundError):
+    """A part of dpcore needs a package that is not installed."""
+
+
 class DeltaWarning(UserWarning):
     """A delta of at least 1/n: within it, one random example could be published in full."""
 
 
 class SpeedWarning(UserWarning):
     """A run that takes a slower way than it could, with the reason."""
+
+
+class TrainingWarning(UserWarning):
+    """A run that will probably train badly: values that are not finite, unscaled inputs, a model in eval mode."""

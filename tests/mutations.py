@@ -166,6 +166,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_numpy/clip.py": [
         ("sum in float32", "total[columns] += factors @ values",
          "total[columns] = np.float32(total[columns]) + np.float32(factors) @ np.float32(values)", "unit/mechanism/test_sums.py"),
+        ("halve the norm that bounds a vector under psac", "factor = lowered / (raised + PSAC_STABILITY",
+         "factor = lowered / (raised / 2 + PSAC_STABILITY", "unit/stages/test_clip.py"),
         ("trust the measured norm", "lowered = (bound - underflow) * (1 - 2 * float(info.eps))", "lowered = bound", "unit/stages/test_clip.py"),
         ("accumulate norms in float32", 'squares[part] += np.vecdot(values, values)',
          "squares[part] += np.square(values, dtype=np.float32).cumsum(axis=1)[:, -1]", "unit/stages/test_clip.py"),
@@ -383,7 +385,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take Nesterov's step before the momentum", "else g + beta1 * m)", "else g + m)", "unit/stages/test_updates.py"),
     ],
     "dpcore/stages/queries/base.py": [
-        ("take points that are not kept", "if not 0 <= point.lag <= step or needed > query.lags:", "if False:", "unit/plan/test_plan.py"),
+        ("take points that are not kept", "if not 0 <= lag <= step or needed > query.lags:", "if False:", "unit/plan/test_plan.py"),
     ],
     "dpcore/stages/filters/base.py": [
         ("take an unstable filter of the callers own", "if largest > 1 + _ROUNDING:", "if False:", "unit/plan/test_plan.py"),
@@ -606,6 +608,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_step.py"),
     ],
     "backends/dpcore_triton/clip.py": [
+        ("halve the norm that bounds a vector under psac, in the kernel", "return room / (raised + PSAC_STABILITY",
+         "return room / (raised / 2 + PSAC_STABILITY", "agreement/test_ops_clip.py"),
         ("drop the clip, in the kernel", "return tl.where(raised <= bound, 1.0, room / raised)", "return tl.where(raised <= bound, 1.0, 1.0)",
          "agreement/test_ops_clip.py"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check_rows import check_combined, check_factors, check_rows, check_weighted_sum
-from dpcore.spec.ops import AUTOMATIC_STABILITY
+from dpcore.spec.ops import AUTOMATIC_STABILITY, PSAC_STABILITY
 from dpcore_numpy.denormals import check_denormals
 
 Floats = NDArray[Any]
@@ -91,7 +91,9 @@ def _certified_factor(norms: Floats, rule: str, bound: float, size: int, dtype: 
 
     With N >= ||v|| the raised norm, f the factor and u the unit roundoff of `dtype`, a rounded product obeys
     ``|fl(f v_j)| <= f |v_j| (1 + u) + 2^-149`` (the last term where it underflows), so the rounded vector has norm at
-    most ``f N (1 + u) + sqrt(d) 2^-149``, which is at most C for ``f = (C - sqrt(d) 2^-149) (1 - 4u) / N``.
+    most ``f N (1 + u) + sqrt(d) 2^-149``, which is at most C for ``f = (C - sqrt(d) 2^-149) (1 - 4u) / N``. Where the
+    denominator is N and something that is not negative, as in "automatic" and "psac", f is smaller: no sum of the two
+    rounds below N. That "psac" rises and falls with N does not matter, since N bounds the norm in this one place.
     """
     info = np.finfo(dtype)
     raised = norms * (1 + (size + 8) * 2.0**-53)
@@ -102,6 +104,8 @@ def _certified_factor(norms: Floats, rule: str, bound: float, size: int, dtype: 
             factor = np.where(raised <= bound, 1.0, lowered / raised)
         elif rule == "automatic":
             factor = lowered / (raised + AUTOMATIC_STABILITY)
+        elif rule == "psac":
+            factor = lowered / (raised + PSAC_STABILITY / (raised + PSAC_STABILITY))
         elif rule == "automatic_v":
             factor = np.where(raised == 0, 0.0, lowered / raised)
         else:

@@ -26,6 +26,7 @@ _PIECE = 16 * TILE  # whose numbers stay in a processor's cache
 np.empty(1 << 24, dtype=np.uint8)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # where training diverges the parameters say so, as under other backends
 def step(
     slots: Sequence[Slot[Floats]],
     noise: NoiseRow,

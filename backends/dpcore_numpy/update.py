@@ -14,6 +14,7 @@ from dpcore.spec.ops import UpdateSettings
 Floats = NDArray[Any]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # where training diverges the parameters say so, as under other backends
 def update(
     rule: str,
     parameter: Floats,

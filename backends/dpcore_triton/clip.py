@@ -31,6 +31,7 @@ from dpcore_triton.row_norms import Scales, address, contiguous, dense_rows, loc
 Tensor = torch.Tensor
 
 AUTOMATIC_STABILITY = tl.constexpr(ops.AUTOMATIC_STABILITY)
+PSAC_STABILITY = tl.constexpr(ops.PSAC_STABILITY)
 LARGEST = tl.constexpr(float(np.finfo(np.float32).max))
 SLACK = tl.constexpr(1 - 2 * float(np.finfo(np.float32).eps))
 
@@ -98,6 +99,8 @@ def factor_of(RULE: tl.constexpr, raised, bound, underflow):
         return tl.where(raised <= bound, 1.0, room / raised)
     elif RULE == "automatic":
         return room / (raised + AUTOMATIC_STABILITY)
+    elif RULE == "psac":
+        return room / (raised + PSAC_STABILITY / (raised + PSAC_STABILITY))
     elif RULE == "automatic_v":
         return tl.where(raised == 0, 0.0, room / raised)
     else:

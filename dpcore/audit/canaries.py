@@ -102,7 +102,7 @@ class CanaryRun:
             self.used[step].append(np.asarray(indices))
         clip = self.plan.clip_at(step, mechanism.clip_norm)
         # Automatic clipping leaves a vector the shorter, the nearer its norm is to 0.01.
-        bound = max(clip.max_grad_norm, 1.0) if clip.rule == "automatic" else clip.max_grad_norm
+        bound = max(clip.max_grad_norm, 1.0) if clip.rule in ("automatic", "psac") else clip.max_grad_norm
         length = LENGTH * bound * self.signs[step]
         length = -length if point.weight < 0 else length
         units, blocks = self.plan.sampler.unit_of(np.asarray(indices)), []

@@ -147,7 +147,7 @@ class Mechanism(DrawnBatches):
             if self.account is not None:
                 self.account.before_release(row)
             variances = self._variances if method.update.bias_corrected else None
-            numbers = numbers_of(self.plan, row, settings, len(parameters), variances)
+            numbers = numbers_of(self.plan, row, settings, parameters, variances)
             if method.update.rule == "accelerated" and row == 0:
                 self.vectors.start_moments(parameters, self.inside)
             self._drop_earlier_sum()

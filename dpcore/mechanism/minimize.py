@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting import Event
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, TrainingWarning
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Loop
 from dpcore.mechanism.mechanism import Mechanism
@@ -162,6 +163,11 @@ def minimize(
         For shapes, dtypes or numbers that do not fit.
     PrivacyError
         If no accountant covers the sampler; if the ledger's budget does not allow one step.
+
+    Warns
+    -----
+    TrainingWarning
+        If the result is not finite.
     """
     function(per_example_gradient=per_example_gradient)
     backend = load_backend()
@@ -209,7 +215,7 @@ def minimize(
         recorded["gradients"] = recorded.pop("released")
     taken = loop.diagnostics
     return MinimizeResult(
-        x=backend.to_numpy(mechanism.output([device_x])[0]).copy(),
+        x=_outcome(mechanism, device_x),
         path=np.stack(path) if record else None,
         event=plan.event_after(mechanism.step) if noise is None else CALLER_NOISE,
         plan=plan,
@@ -222,6 +228,13 @@ def minimize(
         private_diagnostics=None if taken is None else {"clipped_mean_norm": np.array(taken)},
         **recorded,
     )
+
+
+def _outcome(mechanism: Mechanism, x: Any) -> NDArray[Any]:
+    found: NDArray[Any] = mechanism.backend.to_numpy(mechanism.output([x])[0]).copy()
+    if not np.isfinite(found).all():  # of releases: to say so tells nothing of the data
+        warnings.warn("minimize diverged: x is not finite; lower the learning rate", TrainingWarning, stacklevel=3)
+    return found
 
 
 def _descend(step: Callable[[], None], mechanism: Mechanism, kept: Callable[[], None]) -> str:

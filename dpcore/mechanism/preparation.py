@@ -12,6 +12,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.noise_variance import noise_variances
 from dpcore.plan.plan import Plan
+from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Slot, UpdateSettings
 
@@ -26,6 +27,13 @@ def check_release(plan: Plan, row: int, public: Sequence[Any] | None) -> None:
         )
 
 
+def check_rate(rate: float, dtype: str) -> None:
+    """Refuse a learning rate that the parameters' dtype cannot hold: the first step would leave no number."""
+    largest = float(np.finfo(dtype).max)
+    if not rate <= largest:
+        raise ArgumentError(f"lr={rate:g}: must be at most {largest:.4g}, the largest {dtype}, and far lower to train")
+
+
 def variances_in_squares(plan: Plan) -> NDArray[np.float64]:
     """Return the variance of the noise in each coordinate of what is squared, by step."""
     method = plan.method
@@ -35,16 +43,21 @@ def variances_in_squares(plan: Plan) -> NDArray[np.float64]:
 
 
 def numbers_of(
-    plan: Plan, row: int, settings: Sequence[UpdateSettings] | None, count: int, variances: NDArray[np.float64] | None
+    plan: Plan,
+    row: int,
+    settings: Sequence[UpdateSettings] | None,
+    parameters: Sequence[Any],
+    variances: NDArray[np.float64] | None,
 ) -> list[UpdateSettings]:
     """Return each tensor's numbers of a step: schedule, bias of the second moment, denominators."""
     method = plan.method
-    chosen = [method.update.settings()] * count if settings is None else settings
+    chosen = [method.update.settings()] * len(parameters) if settings is None else settings
     factor = 1.0 if method.schedule is None else method.schedule.factor(row, plan.steps)
     known: dict[UpdateSettings, UpdateSettings] = {}
     for numbers in chosen:
         if numbers not in known:
             scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
+            check_rate(scheduled.learning_rate, dtype_name(parameters[0]))
             known[numbers] = method.update.prepared(scheduled, row, variances)
     return [known[numbers] for numbers in chosen]
 

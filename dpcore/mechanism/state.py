@@ -15,7 +15,7 @@ from dpcore.accounting.branches import Branches
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.noise_state import check_noise_range, rebuild
 from dpcore.mechanism.peers import Alone, Peers
-from dpcore.mechanism.preparation import variances_in_squares
+from dpcore.mechanism.preparation import check_rate, variances_in_squares
 from dpcore.mechanism.turns import Turns
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Plan
@@ -70,6 +70,7 @@ class MechanismState:
         self.turns = Turns(self._place)
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))
+        check_rate(plan.method.update.settings().learning_rate, dtype_name(parameters[0]))
         with backend.beside(parameters[0]):
             self.vectors = RunVectors.of(plan, layout, parameters, backend, bool(self._square_noise(0)), self.peers)
         adaptive = plan.adaptive_clip

@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict, get_args, get_type_hints
 
 import numpy as np
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.validate import choice
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.filters import Filter, Identity, LowPass, named_filter
@@ -158,6 +158,7 @@ def keywords(method: str, base: str | None = None) -> tuple[str, ...]:
 def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any]) -> Update:
     """Return the base's update: made by name, with its settings, or given whole."""
     if not isinstance(base, str):
+        _check_base(base)
         if lr is not None or settings:
             raise ArgumentError(
                 "base: an update carries its own settings, so lr and the like must not be given beside it"
@@ -171,6 +172,19 @@ def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any
     for name in settings:
         choice(known, **{f"setting of base={base!r}": name})
     return make(lr=lr, **settings)
+
+
+def _check_base(base: Any) -> None:
+    """Refuse what is no update, an optimizer of torch's or a class first of all."""
+    if not isinstance(base, type) and all(hasattr(base, member) for member in ("rule", "settings", "prepared")):
+        return
+    kind = base if isinstance(base, type) else type(base)
+    name = kind.__name__.lower()
+    remedy = f"; give base={name!r}, and its settings beside it, lr=..." if name in BASES else ""
+    raise ArgumentTypeError(
+        f"base={kind.__name__}: must be one of {', '.join(map(repr, BASES))}, or an update of dpcore.updates, such as "
+        f"Adam(lr=0.001){remedy}"
+    )
 
 
 def make_noise(noise_multiplier: float | None, strategy: Any) -> Noise:

@@ -15,9 +15,9 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan.step_scales import StepScales
 from dpcore.sampling import Sampler, check_sampler
 from dpcore.spec.validate import integer
-from dpcore.stages.filters.base import check_coefficients
+from dpcore.stages.filters.base import check_filter
 from dpcore.stages.method import Method
-from dpcore.stages.queries.base import check_points
+from dpcore.stages.queries.base import check_query
 from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
 from dpcore.stages.strategies.bands import bands, largest_column_norm
 
@@ -86,10 +86,8 @@ class Plan(StepScales):
                 "step is scaled; variant='post_processing' never scales"
             )
         # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
-        for step in {0, self.steps - 1}:
-            check_points(self.method.query, step)
-            if not self.method.filter.adaptive:
-                check_coefficients(self.method.filter, step)
+        check_query(self.method.query, self.steps)
+        check_filter(self.method.filter, self.steps)
 
     def _check_sampling(self) -> None:
         strategy, moment = self.method.noise.strategy, self.method.update.second_moment

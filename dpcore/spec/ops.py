@@ -20,8 +20,9 @@ from dpcore.spec.pair_ops import PairOperations
 
 A = TypeVar("A")
 
-CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized")
+CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized", "psac")
 AUTOMATIC_STABILITY: Final = 0.01
+PSAC_STABILITY: Final = 0.1
 # Update rule -> number of state vectors: momentum; first and second moment; the sum of squares; the sequences z and y.
 UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
 # Rules with a second moment, and where it stands among the state vectors.
@@ -215,7 +216,7 @@ class Backend(PairOperations[A], Protocol[A]):
             From `row_norms`, one array for each group.
         rule : str
             One of `CLIP_RULES`: with N the norm and C the bound, "standard" min(1, C/N), "automatic" C/(N + 0.01),
-            "automatic_v" C/N (0 for N = 0), "normalized" min(1, C/N)/C.
+            "automatic_v" C/N (0 for N = 0), "normalized" min(1, C/N)/C, "psac" C/(N + r/(N + r)) with r = 0.1.
         bounds, sizes : sequences of length G
             Clip norm C and number of coordinates d of each group.
 

@@ -77,7 +77,8 @@ class Method:
             wrong = isinstance(value, type) or not all(hasattr(value, member) for member in members)
             if wrong and not (extra and value is None):
                 words = "None or" if extra else "a stage"
-                raise ArgumentTypeError(f"{name}={value!r}: must be {words} from dpcore.{module}")
+                told = repr(value) if "\n" not in repr(value) else type(value).__name__  # as torch's optimizers have it
+                raise ArgumentTypeError(f"{name}={told}: must be {words} from dpcore.{module}")
         for name in ("batch_size", "radius"):
             if getattr(self, name) is not None:
                 positive(**{name: getattr(self, name)})

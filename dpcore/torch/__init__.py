@@ -1,5 +1,15 @@
 """The PyTorch edge: per-example gradients, batches and a private optimizer for a torch model."""
 
+from importlib.util import find_spec
+
+from dpcore.errors import MissingPackageError
+
+if find_spec("torch") is None:
+    raise MissingPackageError(
+        "dpcore.torch: needs PyTorch, which is not installed; install it with: pip install 'dpcore[torch]'",
+        name="torch",
+    )
+
 from dpcore.torch.export import export
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore import accounting
-from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning
+from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning, TrainingWarning
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import by_the_first
 from dpcore.sampling import Sampler
@@ -22,9 +22,11 @@ from dpcore.torch.check_data import check_same_data
 from dpcore.torch.check_processes import check_alike, check_alone, check_plain
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
+from dpcore.torch.data.remarks import remarks
 from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
+from dpcore.torch.model.modes import Modes
 from dpcore.torch.model.per_example import WAYS, Loss
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
@@ -35,8 +37,10 @@ from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
+from dpcore.torch.wrong_arguments import check_method, explained
 
 
+@explained
 def make_private(
     model: nn.Module,
     data: Any,
@@ -162,16 +166,20 @@ def make_private(
     -----
     DeltaWarning
         If `target_delta` is at least 1/n.
+    TrainingWarning
+        If tensors of `data` hold values that are not finite, or inputs far from 1 in size; from the first step on, if a
+        model with dropout is in eval mode. Such a sentence is about **private** data: it is for the one who starts the
+        run, changes nothing of it, and is written nowhere.
 
     Notes
     -----
-    Only shapes and dtypes of the data are read here; the model is tried out on synthetic values, or `example_batch`.
+    Only shapes and dtypes of the data are read here, and tensors for a TrainingWarning; the model is tried out on
+    synthetic values, or `example_batch`.
     """
     # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
-    if not isinstance(method, Method):
-        raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.disk(...) returns")
+    check_method(method)
     if max_memory is not None:
         parse_memory(max_memory)
     validate.choice(("auto", *WAYS), gradients=gradients)
@@ -195,7 +203,7 @@ def make_private(
     plan = with_noise(plan, target_epsilon, target_delta, accountant)
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
-        warnings.warn(remark, DeltaWarning, stacklevel=2)
+        warnings.warn(remark, DeltaWarning, stacklevel=3)
     layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
     more = {"key": key, "ledger (given or not)": ledger is not None, "data_id": data_id, "run_name": run_name}
     check_alike(peers, model, plan, layout, backend.name, source, more)
@@ -217,12 +225,14 @@ def make_private(
     if gradient.way != WAYS[0] and gradients == "auto":
         told = gradient.reasons[WAYS[0]]
         warnings.warn(
-            f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=2
+            f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=3
         )
+    for told in remarks(source, loss) if peers.rank == 0 else ():
+        warnings.warn(told, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
     if size is None:
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    return PrivateRun(optimizer, loader, rehearsal, frozen, target_delta, caveats + caveats_of(peers))
+    return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats + caveats_of(peers))

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from dpcore import accounting
 from dpcore.accounting import Event
@@ -24,10 +23,11 @@ from dpcore.statement.statement import Statement
 from dpcore.torch.check_processes import check_alone
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
+from dpcore.torch.described import described
 from dpcore.torch.explain import explain
 from dpcore.torch.explanation import Explanation
-from dpcore.torch.model.check_module import check_still_frozen
 from dpcore.torch.model.functional import whole_state
+from dpcore.torch.model.modes import Modes
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.rehearsal import Rehearsal
 
@@ -50,15 +50,19 @@ class PrivateRun:
         optimizer: PrivateOptimizer,
         loader: PrivateLoader,
         rehearsal: Rehearsal,
-        frozen: tuple[nn.Module, ...],
+        modes: Modes,
         target_delta: float | None,
         caveats: tuple[str, ...],
     ) -> None:
         engine = rehearsal.engine
         self.model = engine.gradient.model
         self.optimizer, self.loader, self.sampler = optimizer, loader, loader.sampler
-        self._engine, self._rehearsal, self._frozen = engine, rehearsal, frozen
+        self._engine, self._rehearsal, self._modes = engine, rehearsal, modes
         self._target_delta, self._caveats = target_delta, caveats
+
+    def __repr__(self) -> str:
+        """Say what is trained how, what was spent of what, and where."""
+        return described(self, self._engine.mechanism, self._target_delta)
 
     @property
     def plan(self) -> Plan:
@@ -73,10 +77,7 @@ class PrivateRun:
     def event_after(self, steps: int) -> Event:
         """Return what is released once `steps` steps are taken, abandoned ones included.
 
-        Parameters
-        ----------
-        steps : int
-            On the way to the parameters; at least `steps_taken` for what may be known by now.
+        `steps` lead to the parameters; at least `steps_taken` for what may be known by now.
         """
         return self.plan.event_after(steps, self._engine.mechanism.abandoned)
 
@@ -118,7 +119,7 @@ class PrivateRun:
         ArgumentError
             If the model changed so that it no longer is the one that was checked; if `public` is missing or not wanted.
         """
-        check_still_frozen(self.model, self._frozen)
+        self._modes.check()
         self.optimizer.take(batch, public)
 
     @contextmanager
@@ -138,10 +139,7 @@ class PrivateRun:
             return whole_state(self.model)
 
     def negative_share(self) -> float:
-        """Return the share of coordinates whose debiased second moment is negative: what the last step left.
-
-        A function of releases. NaN for updates without a second moment, and before this object's first step.
-        """
+        """Return the share of coordinates whose debiased second moment is negative after the last step; NaN without."""
         return self._engine.mechanism.negative_share()
 
     def record_gradients(self, coordinates: int) -> None:

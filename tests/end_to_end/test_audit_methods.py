@@ -86,7 +86,7 @@ def test_correlated_noise_under_other_orders(name: str, sampler: str) -> None:
     passes(METHODS[name](lr=0.1, noise_multiplier=2.0), SAMPLERS[sampler])
 
 
-@pytest.mark.parametrize("clipping", ["standard", "automatic", "automatic_v", "normalized"])
+@pytest.mark.parametrize("clipping", ["standard", "automatic", "automatic_v", "normalized", "psac"])
 @pytest.mark.parametrize("groups", ["flat", "per_layer", "per_tensor", {"first.*": 0.3, "*": 2.0}])
 def test_every_clip(clipping: str, groups: Any) -> None:
     method = methods.dp_sgd(lr=0.1, noise_multiplier=2.0, clipping=clipping, clipping_groups=groups, max_grad_norm=7.0)

@@ -59,7 +59,7 @@ from dpcore.stages.updates.galore import GaLore
 
 SHAPES = [("a.w", (3, 2)), ("a.b", (2,)), ("c.w", (2,))]
 GROUPS = ["flat", "flat", "per_layer", "per_tensor", {"a.*": 0.3, "*": 2.0}]
-RULES = ["standard", "standard", "automatic", "automatic_v", "normalized"]
+RULES = ["standard", "standard", "automatic", "automatic_v", "normalized", "psac"]
 BETAS = (0.9, 0.5)
 SAMPLED = (PoissonSampledGaussian, TruncatedPoissonSampledGaussian, CyclicPoissonSampledGaussian)
 ADAPTIVE = ["post_processing", "bias_corrected", "scale_then_privatize", "side_information"]

@@ -58,6 +58,8 @@ def clip_one(v: Array, c: float, rule: str) -> Array:
         return v * min(1, c / norm) if norm else v
     if rule == "automatic":
         return v * c / (norm + 0.01)
+    if rule == "psac":
+        return v * c / (norm + 0.1 / (norm + 0.1))
     if rule == "automatic_v":
         return v * c / norm if norm else v
     return v / c * min(1, c / norm) if norm else v

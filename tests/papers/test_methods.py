@@ -13,7 +13,7 @@ from dpcore import methods
 from dpcore.spec.keys import RunKeys
 
 
-@pytest.mark.parametrize("rule", ["standard", "automatic", "automatic_v", "normalized"])
+@pytest.mark.parametrize("rule", ["standard", "automatic", "automatic_v", "normalized", "psac"])
 def test_dp_sgd_is_its_loop(rule: str) -> None:
     method = methods.dp_sgd(lr=0.3, max_grad_norm=0.7, clipping=rule, noise_multiplier=0.5, batch_size=6)
     assert_same(run(method), loop(rule=rule, size=6))

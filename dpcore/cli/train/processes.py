@@ -48,5 +48,5 @@ def follow(settings: Settings, dataset: Dataset) -> int:
     training = Training(settings, dataset)
     training.private.begin()
     with deferred() as interruption:
-        outcome = training.run([], interruption)
-    return 0 if outcome.steps_taken == outcome.statement.steps_planned else interruption.status
+        outcome = training.run([], interruption, halt=True)
+    return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status

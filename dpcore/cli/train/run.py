@@ -14,6 +14,7 @@ from dpcore.cli.train.processes import follow, joined
 from dpcore.cli.train.quick_checks import check_run, first_line
 from dpcore.cli.train.run_folder import NAMES, RESULTS, WRITTEN_BEFORE, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
+from dpcore.errors import DivergenceError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_number
 
@@ -52,11 +53,17 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
 
 
 def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
-    from dpcore.cli.train.training import Training  # imports torch, which takes seconds
+    # After the quick checks: torch takes a second to import.
+    from rich.markup import escape
 
+    from dpcore.cli.train.training import Training
+
+    console = remarks()
     training = Training(settings, dataset, ledger)
+    for sentence in training.remarks:
+        console.print(f"[yellow]remark:[/] {escape(sentence)}")
     if ledger is not None:
-        _warn_of_budget(ledger, training, remarks())
+        _warn_of_budget(ledger, training, console)
     training.private.begin()
     folder = RunFolder(out, overwrite=overwrite)
     with deferred() as interruption:
@@ -88,12 +95,16 @@ def train(
         save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
     try:
         with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
-            outcome = train_into(training, folder, interruption, display, save if ledger is not None else None, resumed)
+            saving = save if ledger is not None else None
+            outcome = train_into(training, folder, interruption, display, saving, resumed, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
         console.print(f"remark: {_left(folder)}", markup=False)
         raise
+    if outcome.diverged:
+        folder.checkpoint.unlink(missing_ok=True)
+        raise DivergenceError(_diverged(folder, settings, outcome))
     complete = outcome.steps_taken == outcome.statement.steps_planned
     if complete:
         folder.checkpoint.unlink(missing_ok=True)
@@ -110,8 +121,13 @@ def train_into(
     display: Callback,
     save: Callable[[], None] | None = None,
     resumed: bool = False,
+    *,
+    halt: bool = False,
 ) -> Outcome:
-    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json."""
+    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json.
+
+    With `halt` a run that diverges ends there, and leaves its statement and no model.
+    """
     from dpcore.cli.train.callbacks import JsonLines, TensorBoard
 
     heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
@@ -119,8 +135,9 @@ def train_into(
     if training.settings.tensorboard:
         after = training.private.steps_taken if resumed else None
         heard.append(TensorBoard(folder.path / "tensorboard", after))
-    outcome = training.run(heard, interruption, folder.write_statement, save)
-    _finish(folder, training.settings, outcome)
+    outcome = training.run(heard, interruption, folder.write_statement, save, halt=halt)
+    if not outcome.diverged:
+        _finish(folder, training.settings, outcome)
     return outcome
 
 
@@ -137,6 +154,16 @@ def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
             f"[yellow]remark:[/] the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
             "it is crossed, and what was spent until then is spent"
         )
+
+
+def _diverged(folder: RunFolder, settings: Settings, outcome: Outcome) -> str:
+    statement = outcome.statement
+    return (
+        f"training diverged: after {outcome.steps_taken:,} of {statement.steps_planned:,} steps {outcome.diverged} no "
+        f"longer finite; lower --lr ({settings.lr:g}). No model was kept; what was spent is spent, epsilon = "
+        f"{format_epsilon(statement.best_epsilon)} at delta = {format_number(statement.delta)}: "
+        f"{folder.path / 'statement.txt'}"
+    )
 
 
 def _left(folder: RunFolder) -> str:

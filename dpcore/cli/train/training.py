@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.cli.train.run_folder import WRITTEN_BEFORE
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BackendError, BudgetError, DeltaWarning
+from dpcore.errors import BackendError, BudgetError, DeltaWarning, TrainingWarning
 from dpcore.plan.plan import Plan
 from dpcore.spec import backends as config
 from dpcore.spec.canonical import plain
@@ -45,8 +46,8 @@ class Outcome:
 
     `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
     the keywords of `dpcore.cli.gradients.save_gradients`, where a record was asked for. `budget` says why a
-    ledger's budget ended the run, if it did. `steps_taken` lead to the parameters; the statement counts more where a
-    run was killed and resumed.
+    ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `steps_taken` lead to the
+    parameters; the statement counts more where a run was killed and resumed.
     """
 
     parameters: dict[str, Any]
@@ -55,10 +56,11 @@ class Outcome:
     steps_taken: int
     recorded: dict[str, Any] | None = None
     budget: str = ""
+    diverged: str = ""
 
 
 class Training:
-    """A run that is built and can be started; `evaluations` are those so far.
+    """A run that is built and can be started; `evaluations` are those so far, `remarks` sentences for its user alone.
 
     The data's training part is private; its test part is declared not to be in it. A ledger pays for the steps, and
     knows the run by `run_name`.
@@ -75,8 +77,8 @@ class Training:
         self._test_targets = torch.tensor(dataset.test_targets, device=device)
         method = settings.build_method(len(dataset))
         train = (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets))
-        with config.use_backend(settings.backend), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeltaWarning)  # the commands say it in a remark of their own
+        with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
                 train,
@@ -91,6 +93,11 @@ class Training:
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
+        # The commands say all of it in remarks of their own.
+        self.remarks = [str(one.message) for one in told if one.category is TrainingWarning]
+        for one in told:
+            if one.category not in (DeltaWarning, TrainingWarning):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
         self.steps_per_epoch = len(self.private.loader)
@@ -131,8 +138,13 @@ class Training:
         interruption: Interruption,
         state: Callable[[Statement], None] | None = None,
         save: Callable[[], None] | None = None,
+        *,
+        halt: bool = False,
     ) -> Outcome:
         """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
+
+        With `halt` also until the parameters or the held-out loss are not finite: both are free to look at, since the
+        ones are released and the other is of them and of data that are not in the training set.
 
         `state` is given a statement *before* the steps that it covers are taken, and again when they were: whoever
         kills the process in between finds a statement that counts too much, never too little. `save` is called where a
@@ -142,7 +154,7 @@ class Training:
         saves = None if save is None else Autosave(save, self.plan.steps)
         if saves is not None:
             saves.begin(begun)
-        budget, stopped = "", False
+        budget, diverged, stopped = "", "", False
         for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
             if state is not None:
@@ -153,7 +165,9 @@ class Training:
                     taken += 1
                     for callback in callbacks:
                         callback.on_step(StepReleased(taken, self.plan.steps))
-                    if stopped := self._stopped(interruption):
+                    if halt and not self._finite():
+                        diverged = "the parameters are"
+                    if (stopped := self._stopped(interruption)) or diverged:
                         break
                     if saves is not None:
                         saves.after(taken)
@@ -161,25 +175,33 @@ class Training:
                 if taken == 0:
                     raise
                 budget = str(end)
-            if not self.evaluations or self.evaluations[-1].step < taken:
+            if not diverged and (not self.evaluations or self.evaluations[-1].step < taken):
                 self.evaluations.append(self._evaluate(taken))
+                if halt and not math.isfinite(self.evaluations[-1].test_loss):
+                    diverged = "the held-out loss is"
                 for callback in callbacks:
                     callback.on_epoch(self.evaluations[-1])
                 if saves is not None:
                     saves.now(taken)
-            if stopped or budget or self._stopped(interruption):
+            if stopped or budget or diverged or self._stopped(interruption):
                 break
         self.private.close()
         note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
         if budget:
             note = f"Stopped by the ledger's budget: {budget}."
+        if diverged:
+            note = f"Training diverged: {diverged} no longer finite. No model was kept."
         statement = self.statement(taken, note)
         if state is not None:
             state(statement)
         for callback in callbacks:
             callback.on_end(statement)
         recorded = None if self.settings.record_gradients is None else self.private.recorded
-        return Outcome(self._parameters(), tuple(self.evaluations), statement, taken, recorded, budget)
+        return Outcome(self._parameters(), tuple(self.evaluations), statement, taken, recorded, budget, diverged)
+
+    def _finite(self) -> bool:
+        """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
+        return bool(torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum().isfinite())
 
     def _stopped(self, interruption: Interruption) -> bool:
         """Whether this process or another was asked to stop: all stop after the same step."""
@@ -210,7 +232,7 @@ class Training:
             epsilon=float(self.epsilon_after(taken)),
             delta=self.settings.delta,
             test_accuracy=correct / examples,
-            test_loss=loss / examples,
+            test_loss=math.inf if math.isnan(loss) else loss / examples,  # a record holds no NaN
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
 

@@ -19,7 +19,7 @@ from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.accelerated import COUPLINGS
 
 MODELS = ("logistic", "mlp", "cnn-5")
-CLIPPING = ("standard", "automatic", "automatic_v", "normalized")
+CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")
 DATA, METHOD, PRIVACY, RUN = "Data and model", "Method", "Privacy", "Run"
 UPDATE, CORRELATED, SCALED = "Update", "Correlated noise", "Scaled gradients (dp_adam, dp_adagrad)"
 

@@ -46,8 +46,9 @@ class Clip:
     ----------
     max_grad_norm : float
         The L2 bound C. With a mapping of groups it is not used.
-    rule : {"standard", "automatic", "automatic_v", "normalized"}
-        ``v min(1, C/||v||)``, ``v C/(||v|| + 0.01)`` (AUTO-S), ``v C/||v||`` (AUTO-V), ``(v/C) min(1, C/||v||)``.
+    rule : {"standard", "automatic", "automatic_v", "normalized", "psac"}
+        ``v min(1, C/||v||)``, ``v C/(||v|| + 0.01)`` (AUTO-S), ``v C/||v||`` (AUTO-V), ``(v/C) min(1, C/||v||)``,
+        ``v C/(||v|| + r/(||v|| + r))`` with r = 0.1 (per-sample adaptive clipping).
     groups : {"flat", "per_layer", "per_tensor"} or mapping of str to float
         The coordinates that are clipped together: see `Grouping.of`.
     adaptive : AdaptiveClip or None
@@ -84,8 +85,8 @@ class Clip:
                 )
             if self.rule not in ("standard", "normalized"):
                 raise ArgumentError(
-                    f"clipping={self.rule!r}: must be 'standard' or 'normalized' with adaptive_clip; automatic "
-                    "clipping leaves no vector as it is, and its norm only rescales the sum"
+                    f"clipping={self.rule!r}: must be 'standard' or 'normalized' with adaptive_clip; the other "
+                    "rules leave no vector as it is, and their norm only rescales the sum"
                 )
             if self.groups != "flat":
                 raise ArgumentError(
@@ -101,7 +102,8 @@ class Clip:
         """Return the bound on one example's contribution over all groups together.
 
         The groups are orthogonal, so their bounds add in squares: ``sqrt(sum C_l^2)``, and ``sqrt(L)`` under
-        "normalized", whose clipped vectors have norm 1 in each group.
+        "normalized", whose clipped vectors have norm 1 in each group. Each other rule leaves a norm of at most C_l:
+        with N the norm, ``min(N, C_l)``, or C_l times N over itself and what is not negative.
         """
         if self.rule == "normalized":
             return Sensitivity(math.sqrt(len(grouping.bounds)))

@@ -9,8 +9,11 @@ import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.validate import integer, number
+from dpcore.stages.checked_steps import checked_steps
 
 _ROUNDING = 1e-6  # of a double pole on the circle, in `numpy.roots`
+_ADAPTIVE = ("memory", "initial", "observe", "weights")
 
 
 class Filter(Protocol):
@@ -46,21 +49,54 @@ class Identity:
         return ()
 
 
-def check_coefficients(filter: Filter, step: int) -> None:  # noqa: A002
-    """Refuse coefficients of a step that make no filter: one of the caller's own may be wrong in any way."""
+def check_filter(filter: Filter, steps: int) -> None:  # noqa: A002
+    """Refuse a filter that is none at some step of the run: one of the caller's own may be wrong in any way.
+
+    All steps up to `CHECKED_STEPS` are asked for, and the last. Where coefficients change from step to step, the poles
+    of each step are looked at by themselves, as if they stayed.
+    """
     name = f"filter={type(filter).__name__}(...)"
+    order = integer(0, **{f"{name}: order": filter.order})
+    if filter.adaptive:
+        missing = [member for member in _ADAPTIVE if not hasattr(filter, member)]
+        if missing:
+            raise ArgumentTypeError(f"{name}: must have {', '.join(missing)}, since it says adaptive=True")
+        return
+    lengths: list[tuple[int, int]] | None = None
+    known: set[tuple[float, ...]] = set()
+    for step in checked_steps(steps):
+        at, found = f"{name}: coefficients({step})", _coefficients(name, filter, step)
+        own = [(len(b), len(a)) for b, a, _ in found]
+        needed = sum(max(count_a, count_b - 1) for count_b, count_a in own)
+        if needed != order:
+            raise ArgumentError(
+                f"{name}: order={order}: must be {needed}, the state vectors of its coefficients({step})"
+            )
+        if own != (lengths or own):
+            raise ArgumentError(f"{at}: has other numbers of b and a than at step 0; must have the same at every step")
+        lengths = own
+        for a in {a for _, a, _ in found} - known:
+            largest = abs(a[0]) if len(a) == 1 else np.abs(np.roots([1.0, *a])).max(initial=0.0)
+            if largest > 1 + _ROUNDING:
+                raise ArgumentError(
+                    f"{name}: is unstable at step {step}, a pole has modulus {largest:.4g}; no pole may lie outside "
+                    "the unit circle"
+                )
+            known.add(a)
+
+
+def _coefficients(name: str, filter: Filter, step: int) -> tuple[FilterCoefficients, ...]:  # noqa: A002
+    """Return one step's coefficients, each a finite number in its place."""
     found: Any = filter.coefficients(step)
-    if not isinstance(found, tuple) or not all(isinstance(one, FilterCoefficients) and one.b for one in found):
+    if not isinstance(found, tuple) or not all(isinstance(one, FilterCoefficients) for one in found):
         raise ArgumentTypeError(f"{name}: coefficients({step}) must be a tuple of FilterCoefficients with a b_0 each")
     for b, a, normalizer in found:
-        if not np.isfinite([*b, *a, normalizer]).all() or normalizer == 0:
-            raise ArgumentError(f"{name}: coefficients({step}) must be finite, and the normalizer not 0")
-        largest = np.abs(np.roots([1.0, *a])).max(initial=0.0)
-        if largest > 1 + _ROUNDING:
-            raise ArgumentError(
-                f"{name}: is unstable at step {step}, a pole has modulus {largest:.4g}; no pole may lie outside the "
-                "unit circle"
+        if not isinstance(b, tuple) or not isinstance(a, tuple) or not b:
+            raise ArgumentTypeError(
+                f"{name}: coefficients({step}) has b={b!r}, a={a!r}; both must be tuples of numbers, b with its b_0"
             )
-    order = sum(max(len(a), len(b) - 1) for b, a, _ in found)
-    if order != filter.order:
-        raise ArgumentError(f"{name}: order={filter.order}: must be {order}, the state vectors of its coefficients")
+        for part, value in (*(("b", each) for each in b), *(("a", each) for each in a), ("normalizer", normalizer)):
+            number(**{f"{name}: coefficients({step}).{part}": value})
+        if normalizer == 0:
+            raise ArgumentError(f"{name}: coefficients({step}).normalizer=0: must not be 0")
+    return found

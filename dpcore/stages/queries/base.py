@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.validate import integer, number
+from dpcore.stages.checked_steps import checked_steps
 
 
 class Point(NamedTuple):
@@ -52,24 +53,38 @@ class Plain:
         return (Point(1.0),)
 
 
-def check_points(query: Query, step: int) -> None:
-    """Refuse points that cannot be taken: a query of the caller's own may promise one thing and do another."""
-    name, points = f"query={type(query).__name__}(...)", tuple(query.points(step))
-    if not points:
-        raise ArgumentError(f"{name}: has no point at step {step}; a query of nothing is (Point(0.0),)")
-    for point in points:
-        if not isinstance(point, Point):
-            raise ArgumentTypeError(f"{name}: points({step}) must hold dpcore.queries.Point, not {point!r}")
-        if not math.isfinite(point.weight) or not math.isfinite(point.displacement):
-            raise ArgumentError(f"{name}: the numbers of {point} at step {step} must be finite")
-        needed = point.lag + bool(point.displacement and 0 < point.lag < step)
-        if not 0 <= point.lag <= step or needed > query.lags:
-            raise ArgumentError(
-                f"{name}: {point} needs {needed} earlier parameter points, and at step {step} there are "
-                f"{min(step, query.lags)}; lags={query.lags} says how many are kept"
-            )
-        if point.displacement and not point.lag and not query.uses_displacement:
-            raise ArgumentError(f"{name}: {point} needs the last displacement; say uses_displacement=True")
+def check_query(query: Query, steps: int) -> None:
+    """Refuse a query whose points cannot be taken: one of the caller's own may promise one thing and do another.
+
+    All steps up to `dpcore.stages.checked_steps.CHECKED_STEPS` are asked for, and the last.
+    """
+    name = f"query={type(query).__name__}(...)"
+    integer(0, **{f"{name}: lags": query.lags})
+    for step in checked_steps(steps):
+        points: Any = query.points(step)
+        if not isinstance(points, tuple) or isinstance(points, Point):
+            raise ArgumentTypeError(f"{name}: points({step}) must be a tuple of dpcore.queries.Point, not {points!r}")
+        if not points:
+            raise ArgumentError(f"{name}: has no point at step {step}; a query of nothing is (Point(0.0),)")
+        for point in points:
+            _check_point(name, query, point, step)
+
+
+def _check_point(name: str, query: Query, point: Any, step: int) -> None:
+    if not isinstance(point, Point):
+        raise ArgumentTypeError(f"{name}: points({step}) must hold dpcore.queries.Point, not {point!r}")
+    at = f"{name}: points({step})"
+    number(**{f"{at}.weight": point.weight})
+    number(**{f"{at}.displacement": point.displacement})
+    lag = integer(**{f"{at}.lag": point.lag})
+    needed = lag + bool(point.displacement and 0 < lag < step)
+    if not 0 <= lag <= step or needed > query.lags:
+        raise ArgumentError(
+            f"{name}: {point} needs {needed} earlier parameter points, and at step {step} there are "
+            f"{min(step, query.lags)}; lags={query.lags} says how many are kept"
+        )
+    if point.displacement and not lag and not query.uses_displacement:
+        raise ArgumentError(f"{name}: {point} needs the last displacement; say uses_displacement=True")
 
 
 class Outer:

@@ -72,7 +72,7 @@ class Data:
                 f"augmentations={views} with tensors as data: a row of a tensor is the same at each reading; pass a "
                 "dataset whose __getitem__ draws"
             )
-        self._tree = tree
+        self.tree = tree
         self.tensors = None if tree is None else tuple(batches.leaves(tree))
         self.dataset = data
         self.length = _length(data) if tree is None else batches.size(tree)
@@ -90,9 +90,9 @@ class Data:
         What reading and joining them draws follows from the secret `seed`. Refuses rows of other shapes than example 0
         has alone: padding to the longest of a batch lets one example change the inputs of all others.
         """
-        if self._tree is not None:
+        if self.tree is not None:
             index = torch.from_numpy(np.array(indices, dtype=np.int64))
-            return batches.tree_map(lambda tensor: tensor[index.to(tensor.device)].to(self.device), self._tree)
+            return batches.tree_map(lambda tensor: tensor[index.to(tensor.device)].to(self.device), self.tree)
         one = self.template()
         if len(indices) == 0:
             return batches.tree_map(lambda tensor: tensor[:0].clone(), one)
@@ -126,8 +126,8 @@ class Data:
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
         if self._one is None:
-            if self._tree is not None:
-                one = batches.tree_map(lambda tensor: tensor[:1], self._tree)
+            if self.tree is not None:
+                one = batches.tree_map(lambda tensor: tensor[:1], self.tree)
             else:
                 self._reader.find_generators()
                 one = self._reader.read([0], TRIAL)

@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.stages.method import Method
 from dpcore.torch.hosts import resuming
 from dpcore.torch.hosts.arguments import check_arguments
 from dpcore.torch.hosts.private_loop import PrivateLoop
 from dpcore.torch.make_private import make_private
 from dpcore.torch.run import PrivateRun
+from dpcore.torch.wrong_arguments import check_method
 
 FORWARDED = frozenset(inspect.signature(make_private).parameters) - {"model", "method"}
 TAKEN = {
@@ -59,10 +60,7 @@ class PrivateTrainer(PrivateLoop):
     """
 
     def __init__(self, *arguments: Any, method: Method, **options: Any) -> None:
-        if not isinstance(method, Method):
-            raise ArgumentTypeError(
-                f"method={method!r}: must be a dpcore.Method, as dpcore.methods.dp_adam(...) returns"
-            )
+        check_method(method)
         for name in sorted(TAKEN.keys() & options.keys()):
             raise ArgumentError(f"{name}: must be given as {TAKEN[name]}")
         chosen = {name: options.pop(name) for name in sorted(FORWARDED & options.keys())}

@@ -57,6 +57,8 @@ class PerExampleGradient:
     def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
         if not isinstance(model, torch.nn.Module):
             raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
+        if isinstance(loss, type):
+            raise ArgumentTypeError(f"loss={loss.__name__}: is a class; give an object of it, loss={loss.__name__}()")
         if not callable(loss):
             raise ArgumentTypeError(f"loss={loss!r}: must be a function of (output, *targets)")
         self.model = model

@@ -127,4 +127,21 @@ class _Calls(TorchFunctionMode):
                     "loss=cross_entropy for a model with one output, of which it is constant: give loss= the function "
                     "to train by, for example torch.nn.functional.mse_loss or binary_cross_entropy_with_logits"
                 )
+            _check_labels(known["input"], target)
         return function(*args, **kwargs)
+
+
+def _check_labels(output: torch.Tensor, target: torch.Tensor) -> None:
+    """Refuse labels of a dtype or shape that a loss over classes does not take; of floats it takes probabilities."""
+    if target.is_floating_point():
+        if target.shape != output.shape:
+            raise ArgumentError(
+                f"loss=cross_entropy with labels of dtype {target.dtype}: must be numbers of classes, labels.long(); "
+                "for targets that are measured values give loss=, for example torch.nn.functional.mse_loss"
+            )
+    elif target.dtype not in (torch.int64, torch.uint8):
+        raise ArgumentError(f"loss=cross_entropy with labels of dtype {target.dtype}: must be of int64, labels.long()")
+    elif target.dim() == output.dim() > 1 and target.shape[1] == 1:
+        raise ArgumentError(
+            "loss=cross_entropy with labels of shape (n, 1): must be (n,), a class for each example, labels.squeeze(1)"
+        )

@@ -462,8 +462,16 @@ class Own:
     ("filter", FilterCoefficients((1.0,), (-0.5,)), "must be a tuple of FilterCoefficients"),
     ("filter", [FilterCoefficients((1.0,), (-0.5,))], "must be a tuple of FilterCoefficients"),
     ("filter", (FilterCoefficients((math.nan,), (-0.5,)),), "must be finite"),
-    ("filter", (FilterCoefficients((1.0,), (-0.5,), 0.0),), "the normalizer not 0"),
+    ("filter", (FilterCoefficients((1.0,), (-0.5,), 0.0),), "coefficients(0).normalizer=0: must not be 0"),
+    ("filter", (FilterCoefficients([1.0], (-0.5,)),), "b=[1.0], a=(-0.5,); both must be tuples of numbers"),
+    ("filter", (FilterCoefficients(1.0, (-0.5,)),), "both must be tuples of numbers"),
+    ("filter", (FilterCoefficients((), (-0.5,)),), "b with its b_0"),
+    ("filter", (FilterCoefficients(("1",), (-0.5,)),), "coefficients(0).b='1': must be a real number"),
+    ("filter", (FilterCoefficients((1j,), (-0.5,)),), "coefficients(0).b=1j: must be a real number"),
     ("filter", (FilterCoefficients((1.0,), ()),), "order=1: must be 0"), ("query", (), "has no point at step 1"),
+    ("query", None, "must be a tuple of dpcore.queries.Point, not None"), ("query", Point(1.0), "must be a tuple"),
+    ("query", (Point("a"),), "points(1).weight='a': must be a real number"),
+    ("query", (Point(1.0, lag=0.5),), "points(1).lag=0.5: must be an integer"),
     ("query", ((1.0, 0.0, 0),), "must hold dpcore.queries.Point"), ("query", (Point(math.nan),), "must be finite"),
     ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
     ("query", (Point(1.0, lag=-1),), "needs -1 earlier"), ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
@@ -473,6 +481,40 @@ def test_stages_of_the_callers_own_are_checked_before_the_run(stage: str, answer
     with pytest.raises(DpcoreError) as caught:
         plan(method, steps=2)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("stage", "answer", "words"), [
+    ("filter", (FilterCoefficients((1.0,), (-1.1,)),), "unstable at step 7, a pole has modulus 1.1"),
+    ("filter", (FilterCoefficients((1.0,), (math.inf,)),), "coefficients(7).a=inf: must be finite"),
+    ("filter", (FilterCoefficients((1.0, 0.5), (-0.5,)),), "other numbers of b and a than at step 0"),
+    ("query", (), "has no point at step 7"), ("query", (Point(1.0, lag=3),), "needs 3 earlier parameter points"),
+])  # fmt: skip
+def test_stages_of_the_callers_own_are_checked_at_every_step(stage: str, answer: Any, words: str) -> None:
+    """A stage that is wrong in the middle of the run only: its first and last step are sound."""
+    sound: Any = {"filter": (FilterCoefficients((1.0,), (-0.5,)),), "query": (Point(1.0),)}[stage]
+
+    class Midway(Own):
+        def coefficients(self, step: int) -> Any:
+            return answer if step == 7 else sound
+
+        points = coefficients
+
+    method = dpcore.Method(update=updates.SGD(0.1), noise=IndependentGaussian(1.0), **{stage: Midway(answer)})
+    with pytest.raises(DpcoreError) as caught:
+        plan(method, steps=20)
+    assert words in str(caught.value)
+    plan(method, steps=7)
+
+
+def test_an_adaptive_filter_and_lags_of_the_callers_own_are_checked() -> None:
+    wanting, odd = Own(()), Own((Point(1.0),))
+    wanting.adaptive, odd.lags = True, -1  # type: ignore[misc]
+    for stage, words in (
+        ({"filter": wanting}, "must have memory, initial, observe, weights"),
+        ({"query": odd}, "lags=-1"),
+    ):
+        with pytest.raises(DpcoreError, match=words):
+            plan(dpcore.Method(update=updates.SGD(0.1), noise=IndependentGaussian(1.0), **stage), steps=2)
 
 
 def test_stages_of_the_callers_own_that_are_sound_are_taken() -> None:

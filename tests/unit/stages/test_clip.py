@@ -57,7 +57,9 @@ def test_rules_are_their_formulas(dtype: str) -> None:
         "automatic": c / (norms + 0.01),
         "automatic_v": np.where(norms > 0, c / np.maximum(norms, 1e-300), 0),
         "normalized": np.minimum(1, c / np.maximum(norms, 1e-300)) / c,
+        "psac": c / (norms + 0.1 / (norms + 0.1)),
     }
+    assert set(expected) == set(CLIP_RULES)
     for rule, factors in expected.items():
         (got,) = clip_factors([norms], rule, [c], [7], dtype)
         assert got.dtype == dtype
@@ -65,6 +67,18 @@ def test_rules_are_their_formulas(dtype: str) -> None:
         assert (got <= factors).all()
     (kept,) = clip_factors([np.array([0.0, 0.5, 1 - 1e-7])], "standard", [1.0], [10], dtype)
     assert (kept == 1).all()  # short vectors are left alone
+
+
+def test_psac_weighs_most_near_the_root_of_its_constant_and_less_on_either_side() -> None:
+    """The weight of the paper, 1/(N + r/(N + r)), has its maximum where N + r is the root of r."""
+    peak = math.sqrt(0.1) - 0.1
+    norms = np.array([0.0, peak / 2, peak, 2 * peak, 100.0])
+    (factors,) = clip_factors([norms], "psac", [3.0], [7], "float64")
+    assert factors.argmax() == 2
+    assert factors[2] == pytest.approx(3.0 / (2 * math.sqrt(0.1) - 0.1), rel=1e-12)
+    assert factors[0] == pytest.approx(3.0, rel=1e-12)  # not 3/r, as AUTO-S gives
+    assert (np.diff(norms * factors) > 0).all()
+    assert norms[-1] * factors[-1] < 3.0
 
 
 @pytest.mark.parametrize("rule", CLIP_RULES)

@@ -224,6 +224,7 @@ class OnRareOnes(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")
 def test_what_only_real_examples_provoke_is_refused_before_anything_is_released() -> None:
     net = OnRareOnes()
     run = start(net, data=(DATA[0] + 1000, DATA[1]))
@@ -340,7 +341,11 @@ def test_an_example_without_a_label_to_learn_from_contributes_exactly_nothing() 
     ("net", "data", "words"),
     [
         (model(), DATA[:1], r"loss=cross_entropy \(the default\).*give loss="),
-        (model(), (DATA[0], DATA[0][:, :2]), r"loss=cross_entropy \(the default\).*give loss="),
+        (model(), (DATA[0], DATA[0][:, :2]), "loss=cross_entropy with labels of dtype torch.float32.*give loss="),
+        (model(), (DATA[0], DATA[1].float()), "must be numbers of classes, labels.long()"),
+        (model(), (DATA[0], DATA[1].int()), r"labels of dtype torch.int32: must be of int64, labels.long\(\)"),
+        (model(), (DATA[0], DATA[1][:, None]), r"labels of shape \(n, 1\): must be \(n,\).*labels.squeeze\(1\)"),
+        (nn.Linear(5, 1), (DATA[0], DATA[1].float()), "one output, of which it is constant: give loss="),
         (nn.Linear(5, 1), (DATA[0], DATA[0][:, :1]), "one output, of which it is constant: give loss="),
     ],
 )

@@ -176,6 +176,7 @@ def test_empty_batch_is_a_step_of_pure_noise() -> None:
         torch.testing.assert_close(new.detach(), want, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:.*not finite:dpcore.errors.TrainingWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_example_adds_exactly_nothing(bad: float) -> None:
     model, (inputs, targets) = problem()

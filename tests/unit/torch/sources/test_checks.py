@@ -156,6 +156,7 @@ def test_a_gradient_that_a_global_of_the_model_names_is_not_put_back(monkeypatch
     assert not gradient.reasons
 
 
+@pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")
 def test_a_batch_that_leads_elsewhere_is_taken_one_by_one() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,80 @@
+"""Remarks on tensors of data before a run: values that are not finite, inputs on another scale than models expect.
+
+Why this may be said. The guarantee is about what a run releases: parameters, statement, records. Whoever starts the run
+holds the data and may look at them. A remark goes to that person, as a Python warning, and changes nothing: the run
+draws, sums and releases the same with it and without. It is written into no statement, state or run folder. It names no
+value, no place and no number of examples, so that a log that is published by mistake tells one bit. To refuse such data
+would be worse: then whether there is a run at all, which cannot be hidden, would depend on one example.
+
+For the same reason nothing is said during the run: that a gradient was not finite is known of a drawn batch only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from dpcore.torch.data import batches
+from dpcore.torch.data.data import Data
+
+_PIECE = 1 << 22  # numbers that are looked at at once
+_MOST = 1 << 28  # numbers of a tensor that are looked at, so that data larger than memory are not read for a remark
+_LARGE = 20.0
+
+_NOT_FINITE = (
+    "some values are not finite (NaN or infinite). The gradient of such an example is not finite, so it counts as zero "
+    "at every step and the model learns nothing of it; replace these values before training. This remark is about "
+    "private data: keep it with them"
+)
+_UNSCALED = (
+    f"its values are far from 1 in size (their root mean square is above {_LARGE:g}), as of raw pixels or raw columns; "
+    "training then swings or stands still. Divide them by constants that are known without the data, such as 255 for "
+    "pixels: means and deviations of private data are private. Where the model itself scales its inputs, all is well"
+)
+_ROWS = 1 << 12  # targets that are looked at
+_NO_PROBABILITIES = (
+    "targets of floats under loss=cross_entropy are the probabilities of classes, and these are none (a value is "
+    "negative, or a row does not add up to 1); for measured values give loss=, as torch.nn.functional.mse_loss"
+)
+
+
+def remarks(data: Data, loss: object = None) -> list[str]:
+    """Return a sentence for each finding in data that are tensors; a dataset that is read by index is not looked at."""
+    if data.tree is None:
+        return []
+    inputs = {id(tensor) for tensor in batches.leaves(batches.normalize(data.tree)[0])}
+    found = []
+    for name, tensor in batches.named(data.tree).items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        finite, size = _look(tensor)
+        told = name.replace("batch", "data", 1)
+        if not finite:
+            found.append(f"{told}: {_NOT_FINITE}")
+        if size > _LARGE and id(tensor) in inputs:
+            found.append(f"{told}: {_UNSCALED}")
+        probable = id(tensor) in inputs or loss is not F.cross_entropy or not finite or tensor.dim() != 2
+        if not probable and not _probabilities(tensor[:_ROWS]):
+            found.append(f"{told}: {_NO_PROBABILITIES}")
+    return found
+
+
+def _look(tensor: torch.Tensor) -> tuple[bool, float]:
+    """Return whether all values are finite, and the root mean square of the pieces that are."""
+    rows = max(1, _PIECE * len(tensor) // tensor.numel())
+    finite, squares, count = True, 0.0, 0
+    for start in range(0, min(len(tensor), max(rows, _MOST * len(tensor) // tensor.numel())), rows):
+        piece = tensor[start : start + rows].detach()
+        norm = float(torch.linalg.vector_norm(piece, dtype=torch.promote_types(piece.dtype, torch.float32)))
+        if math.isfinite(norm) or bool(piece.isfinite().all()):
+            squares, count = squares + norm**2 if norm < 1e150 else math.inf, count + piece.numel()
+        else:
+            finite = False
+    return finite, math.sqrt(squares / count) if count else 0.0
+
+
+def _probabilities(rows: torch.Tensor) -> bool:
+    sums = rows.detach().double().sum(dim=1)
+    return bool((rows >= 0).all()) and bool(((sums - 1).abs() < 1e-2).all())

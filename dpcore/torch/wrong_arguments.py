@@ -1,0 +1,83 @@
+"""The right sentence for arguments that `make_private` does not take, as those of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from dpcore.errors import ArgumentTypeError
+from dpcore.stages.method import Method
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_METHOD = "it belongs to the method, as in dpcore.methods.dp_sgd({}=...)"
+_LOADER = "give the loader's dataset as data=, and its batch size to the method"
+_ELSEWHERE = {
+    "module": "give model=",
+    "net": "give model=",
+    "optimizer": "the method has one, as in dpcore.methods.dp_sgd(lr=0.1, base='adam')",
+    "data_loader": _LOADER,
+    "dataloader": _LOADER,
+    "loader": _LOADER,
+    "dataset": "give data=",
+    "criterion": "give loss=",
+    "loss_fn": "give loss=",
+    "delta": "give target_delta=",
+    "epsilon": "give target_epsilon=",
+    "noise_generator": "give key=, or leave it out",
+    "poisson_sampling": "give sampling='poisson', the default, or 'fixed-order'",
+    "grad_sample_mode": "give gradients=, or leave it out",
+    "max_physical_batch_size": "give max_memory= or microbatch_size=, or leave it out",
+    **{
+        name: _METHOD.format(name)
+        for name in ("noise_multiplier", "max_grad_norm", "clipping", "batch_size", "lr", "strategy", "schedule")
+    },
+}
+
+
+def explained(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a call with arguments that `function` does not take, or without some that it needs, end in a sentence."""
+    parameters = inspect.signature(function).parameters
+    needed = [name for name, each in parameters.items() if each.default is each.empty]
+    positional = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        name = function.__name__
+        unknown = [keyword for keyword in kwargs if keyword not in parameters]
+        if unknown:
+            told = ", no ".join(f"{keyword}= ({_hint(keyword, list(parameters))})" for keyword in unknown)
+            raise ArgumentTypeError(f"{name}() takes no {told}")
+        missing = [each for each in needed[len(args) :] if each not in kwargs]
+        if missing or len(args) > len(positional):
+            fault = f"{' and '.join(missing)} missing" if missing else "too many arguments without a name"
+            raise ArgumentTypeError(f"{name}(): {fault}; call {name}({', '.join(positional)}, ...), all else by name")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _hint(keyword: str, known: list[str]) -> str:
+    near = get_close_matches(keyword, known, n=1)
+    return _ELSEWHERE.get(keyword) or (f"did you mean {near[0]}=" if near else "leave it out")
+
+
+def check_method(method: Any) -> None:
+    """Refuse what is no method, an optimizer of torch's first of all."""
+    if isinstance(method, Method):
+        return
+    must = "must be a dpcore.Method, as dpcore.methods.disk(lr=0.1) returns"
+    kind = method if isinstance(method, type) else type(method)
+    if issubclass(kind, torch.optim.Optimizer):
+        name = kind.__name__.lower()
+        told = f"the method has the optimizer, by name: dpcore.methods.dp_sgd(lr=0.1, base={name!r})"
+        raise ArgumentTypeError(f"method={kind.__name__}: {must}; {told}")
+    if inspect.isfunction(method):
+        raise ArgumentTypeError(f"method={method.__name__}: {must}; call it, {method.__name__}(lr=0.1)")
+    raise ArgumentTypeError(f"method={kind.__name__}: {must}")

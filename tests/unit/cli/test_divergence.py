@@ -1,0 +1,88 @@
+"""A run of the command line whose training diverges: what is said, what is kept, what was spent."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from dpcore.cli.datasets import Dataset
+from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train.callbacks import Callback
+from dpcore.cli.train.run import train, train_into
+from dpcore.cli.train.run_folder import RunFolder
+from dpcore.cli.train.settings import Settings
+from dpcore.cli.train.training import Training
+from dpcore.errors import DivergenceError
+
+
+def training(factor: float = 1.0) -> Training:
+    inputs = np.linspace(0, factor, 200 * 4, dtype=np.float32).reshape(200, 1, 2, 2)
+    targets = np.arange(200) % 3
+    dataset = Dataset("small", inputs[:160], targets[:160], inputs[160:], targets[160:], classes=3)
+    settings = Settings(method="dp_sgd", model="logistic", epsilon=3.0, delta=1e-3, epochs=3, batch_size=40, lr=0.5)
+    return Training(settings.resolved(160), dataset)
+
+
+class Poison(Callback):
+    """Leaves the parameters as a run does that diverges in the step after `steps`."""
+
+    def __init__(self, run: Training, steps: int, value: float) -> None:
+        self.run, self.steps, self.value = run, steps, value
+
+    def on_step(self, released: Any) -> None:
+        if released.step == self.steps:
+            with torch.no_grad():
+                next(self.run.model.parameters())[0, 0] = self.value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = training()
+    folder = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(
+        "dpcore.cli.train.progress.Display.on_step", lambda _, step: Poison(run, 5, value).on_step(step)
+    )
+    with pytest.raises(DivergenceError) as caught:
+        train(run, folder, None, Interruption(), as_json=False)
+    capsys.readouterr()
+    stated = json.loads((folder.path / "statement.json").read_text())
+    assert stated["steps_taken"] == 5 < stated["steps_planned"] == 12
+    assert "diverged" in stated["note"]
+    assert not {path.name for path in folder.path.iterdir()} & {"model.safetensors", "README.md"}
+    sentence = str(caught.value)
+    assert "after 5 of 12 steps the parameters are no longer finite; lower --lr (0.5)" in sentence
+    spent = float(sentence.partition("epsilon = ")[2].split(maxsplit=1)[0])
+    assert run.private.epsilon() <= spent <= run.private.epsilon() * 1.001
+    assert str(folder.path) in sentence
+
+
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    """Parameters that still are numbers, of which no prediction is one."""
+    run = training()
+    outcome = run.run([Poison(run, 4, 3e38), Poison(run, 3, -3e38)], Interruption(), halt=True)
+    assert (outcome.diverged, outcome.steps_taken) == ("the held-out loss is", 4)
+    assert "held-out loss" in outcome.statement.note
+
+
+def test_a_comparison_goes_on_to_the_end(tmp_path: Path) -> None:
+    """One learning rate of a search that is too large is a result."""
+    run = training()
+    outcome = train_into(run, RunFolder(tmp_path / "run"), Interruption(), Poison(run, 5, math.nan))
+    assert (outcome.diverged, outcome.steps_taken) == ("", 12)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_remarks_on_the_data_are_kept_for_the_person_who_starts_the_run() -> None:
+    assert not training().remarks
+    (sentence,) = training(255.0).remarks
+    assert sentence.startswith("data[0]: its values are far from 1 in size")

@@ -1,0 +1,94 @@
+"""What a person brings from another library gets the sentence that helps; what a run says of itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import dpcore
+from dpcore.errors import ArgumentTypeError
+from dpcore.torch import make_private
+from tests.unit.torch_runs import DATA, model, sgd, start
+
+NET = model()
+OPTIMIZER = torch.optim.SGD(NET.parameters(), lr=0.1)
+
+
+def test_arguments_of_opacus_are_each_told_where_they_go() -> None:
+    given: Any = {"module": NET, "optimizer": OPTIMIZER, "data_loader": DataLoader(DATA[0]), "max_grad_norm": 1.0}
+    with pytest.raises(ArgumentTypeError) as caught:
+        make_private(**given)
+    for words in ("no module= (give model=)", "no optimizer= (the method has one, as in dpcore.methods.dp_sgd(",
+        "no data_loader= (give the loader's dataset as data=", "dpcore.methods.dp_sgd(max_grad_norm=...)"):  # fmt: skip
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("args", "options", "words"), [
+    ((NET, DATA, sgd()), {"epoch": 1}, r"takes no epoch= \(did you mean epochs=\)"),
+    ((NET, DATA, sgd()), {"xyzzy": 1}, r"takes no xyzzy= \(leave it out\)"),
+    ((NET, DATA), {}, r"method missing; call make_private\(model, data, method, ...\)"),
+    ((), {"method": sgd()}, "model and data missing"),
+    ((NET, DATA, sgd(), 3.0), {}, "too many arguments without a name"),
+    ((NET, DATA, OPTIMIZER), {}, r"method=SGD: .*dpcore.methods.dp_sgd\(lr=0.1, base='sgd'\)"),
+    ((NET, DATA, torch.optim.AdamW), {}, r"method=AdamW: .*base='adamw'\)"),
+    ((NET, DATA, dpcore.methods.disk), {}, r"method=disk: .*call it, disk\(lr=0.1\)"),
+    ((NET, DATA, "disk"), {}, "method=str: must be a dpcore.Method"),
+    ((NET, DATA, sgd()), {"loss": nn.CrossEntropyLoss, "epochs": 1}, r"loss=CrossEntropyLoss: is a class; .*Loss\(\)"),
+])  # fmt: skip
+def test_wrong_arguments_end_in_one_sentence(args: Any, options: Any, words: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=words) as caught:
+        make_private(*args, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.Adam(NET.parameters()), dpcore.updates.Adam])
+def test_an_optimizer_as_base_is_refused_with_its_name(base: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"base=Adam: must be one of 'sgd', .*; give base='adam'"):
+        dpcore.methods.disk(lr=0.1, base=base)
+
+
+def test_other_bases() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"base=LBFGS: must be one of .* such as Adam\(lr=0.001\)$"):
+        dpcore.methods.disk(lr=0.1, base=torch.optim.LBFGS)
+    with pytest.raises(ArgumentTypeError, match=r"^update=SGD: must be a stage from dpcore\.updates$"):
+        dpcore.Method(update=OPTIMIZER)
+    assert dpcore.methods.disk(base=dpcore.updates.Adam(lr=0.1)).update.rule == "adam"
+
+
+def test_a_run_says_what_it_is() -> None:
+    run = start(model(), sgd(noise_multiplier=1.5), stop=2)
+    told = repr(run).splitlines()
+    assert (told[0], told[-1]) == ("PrivateRun(", ")")
+    spent, planned = (run.plan.epsilon(1e-5, steps=steps) for steps in (2, 12))
+    for words in ("model: Sequential, 66 trained parameters", "method: dp_sgd, noise multiplier 1.5",
+        "steps: 2 of 12 done", "sampling: PoissonSampler, batches of 8 of 30 expected", ", 1 process"):  # fmt: skip
+        assert words in repr(run)
+    (line,) = (line for line in told if "epsilon" in line)
+    numbers = [float(word) for word in line.replace(",", "").split() if word[0].isdigit()]
+    assert numbers == pytest.approx([spent, planned, 1e-5], rel=1e-3)
+    assert numbers[0] >= spent
+    assert numbers[1] >= planned
+    assert run.steps_taken == 2
+
+
+def test_a_run_without_a_delta_says_how_to_ask() -> None:
+    assert "private.epsilon(delta)" in repr(start(model(), target_delta=None))
+
+
+def test_without_torch_the_extra_is_named() -> None:
+    """In a process where no package of that name is found."""
+    code = (
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+        "try:\n    import dpcore.torch\nexcept ImportError as error:\n"
+        "    print(error, type(error).__name__, error.name)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'dpcore[torch]'" in told
+    assert told.strip().endswith("MissingPackageError torch")
