@@ -11,6 +11,8 @@ PROFILE ?= ci
 OUT ?= gpu-results
 CHUNK ?= all
 SELECT ?=
+# Of `make site`.
+PORT ?= 8000
 
 ifeq ($(origin PY), command line)
 READY :=
@@ -23,10 +25,10 @@ READY := $(VENV)/.ready
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick coverage lint format types docs bench bench-check gpu mutations clean
+.PHONY: help setup demo test quick coverage lint format types docs site bench bench-check gpu mutations clean
 
 help:
-	@echo "make setup | demo | test | quick | coverage | lint | format | types | docs | bench | bench-check | gpu | mutations"
+	@echo "make setup | demo | test | quick | coverage | lint | format | types | docs | site | bench | bench-check | gpu | mutations"
 
 setup: $(READY)
 
@@ -71,8 +73,16 @@ format: $(READY)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# Executes the gallery, on one core; then every link and picture must be there. Without a network.
 docs: $(READY)
-	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(PY) docs/check_site.py docs/_build/html
+
+# With a browser, where there is one, at the widths of a phone and of a desktop; then served until Ctrl-C.
+site: docs
+	$(PY) docs/check_site.py docs/_build/html --browser
+	@echo "the site is at http://localhost:$(PORT); Ctrl-C ends it"
+	$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory docs/_build/html
 
 # Results of `bench` are kept under the commit they were measured at; `bench-check` only shows that every benchmark runs.
 bench: $(READY)
@@ -90,4 +100,4 @@ gpu: $(READY)
 	$(PY) -m asv_benchmarks.gpu --out "$(OUT)" --chunk $(CHUNK)
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .coverage coverage.xml mutations.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build dist docs/_build docs/gallery docs/api .coverage coverage.xml mutations.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

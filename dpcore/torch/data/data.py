@@ -116,7 +116,7 @@ class Data:
     @property
     def examples(self) -> Callable[[Sequence[int]], list[Any]]:
         """Reads single examples; it can be sent to another process."""
-        return partial(read_examples, self.dataset) if self._tree is None else partial(_rows, self._tree)
+        return partial(read_examples, self.dataset) if self.tree is None else partial(_rows, self.tree)
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
