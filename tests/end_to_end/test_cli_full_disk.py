@@ -91,7 +91,7 @@ def test_no_run_is_begun_where_its_first_file_has_no_room(disk: Disk, capsys):
 ])  # fmt: skip
 def test_pictures_and_tables_name_their_own_file(words: str, disk: Disk, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    disk.refused = words.split()[-1]
+    disk.refused = words.rsplit(maxsplit=1)[-1]
     assert say(capsys, words.split(), 2).err == f"dpcore: {disk.refused}: No space left on device\n"
     assert names(str(tmp_path)) == []
 
