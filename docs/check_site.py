@@ -111,10 +111,12 @@ def browser() -> Iterator[Any]:
 # Pictures further down are there, and formulas are set, where MathJax could be fetched.
 SETTLED = """
 const done = arguments[0];
-const pictures = [...document.images].map((each) => { each.loading = "eager"; return each.decode().catch(() => null); });
+for (const each of document.images) each.loading = "eager";
+const pictures = [...document.images].map((each) => each.decode().catch(() => null));
 const formulas = window.MathJax && window.MathJax.startup ? window.MathJax.startup.promise : null;
 Promise.all([...pictures, formulas]).then(() => done(), () => done());
 """
+
 LOOK = """
 const root = document.documentElement;
 const beyond = (each) => each.getBoundingClientRect().right > root.clientWidth + 1;
@@ -158,6 +160,13 @@ SEARCHES = {
 }
 
 
+ENDED = """
+const said = document.querySelector(".search-summary");
+return Boolean(said) && /found|did not match/i.test(said.innerText);
+"""
+FOUND = "return [...document.querySelectorAll('#search-results li > a')].slice(0, 10).map((each) => each.href)"
+
+
 def not_found(site: Path) -> list[str]:
     """One sentence for each search whose page is not among its first ten results."""
     from selenium.webdriver.support.wait import WebDriverWait
@@ -166,14 +175,8 @@ def not_found(site: Path) -> list[str]:
     with served(site) as address, browser() as driver:
         for words, page in SEARCHES.items():
             driver.get(f"{address}/search.html?q={quote(words)}")
-            ended = (
-                "return /found|did not match/i.test((document.querySelector('.search-summary') || {}).innerText || '')"
-            )
-            WebDriverWait(driver, 30).until(lambda found: found.execute_script(ended))
-            links = (
-                "return [...document.querySelectorAll('#search-results li > a')].slice(0, 10).map((each) => each.href)"
-            )
-            if not any(f"/{page}" in link for link in driver.execute_script(links)):
+            WebDriverWait(driver, 30).until(lambda found: found.execute_script(ENDED))
+            if not any(f"/{page}" in link for link in driver.execute_script(FOUND)):
                 wrong.append(f"the search for {words!r} does not find {page}")
     return wrong
 
