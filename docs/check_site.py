@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 WIDTHS = {"phone": (375, 812), "desktop": (1280, 900)}
 
@@ -108,6 +108,15 @@ def browser() -> Iterator[Any]:
         driver.quit()
 
 
+# Pictures further down are there, and formulas are set, where MathJax could be fetched.
+SETTLED = """
+const done = arguments[0];
+for (const each of document.images) each.loading = "eager";
+const pictures = [...document.images].map((each) => each.decode().catch(() => null));
+const formulas = window.MathJax && window.MathJax.startup ? window.MathJax.startup.promise : null;
+Promise.all([...pictures, formulas]).then(() => done(), () => done());
+"""
+
 LOOK = """
 const root = document.documentElement;
 const beyond = (each) => each.getBoundingClientRect().right > root.clientWidth + 1;
@@ -130,7 +139,7 @@ def looked_at(site: Path, names: list[str], screenshots: Path | None) -> list[st
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
             for name in names:
                 driver.get(f"{address}/{name}")
-                driver.execute_script("for (const each of document.images) each.loading = 'eager';")
+                driver.execute_async_script(SETTLED)
                 seen = driver.execute_script(LOOK)
                 if seen["over"] > 0:
                     wrong.append(f"{name}: scrolls {seen['over']} pixels sideways on a {kind}; {seen['first']}")
@@ -138,6 +147,37 @@ def looked_at(site: Path, names: list[str], screenshots: Path | None) -> list[st
                 if screenshots is not None:
                     shot = screenshots / f"{kind}-{name.replace('/', '-').removesuffix('.html')}.png"
                     driver.save_screenshot(str(shot))
+    return wrong
+
+
+# What somebody types into the search box, and the page that has to be among the first results.
+SEARCHES = {
+    "how do I resume a run": "how-do-i.html",
+    "how do I choose delta": "how-do-i.html",
+    "how do I write a filter": "how-do-i.html",
+    "make_private": "api/dpcore.torch.make_private.html",
+    "must hold at least one block of shape": "reference/errors.html",
+}
+
+
+ENDED = """
+const said = document.querySelector(".search-summary");
+return Boolean(said) && /found|did not match/i.test(said.innerText);
+"""
+FOUND = "return [...document.querySelectorAll('#search-results li > a')].slice(0, 10).map((each) => each.href)"
+
+
+def not_found(site: Path) -> list[str]:
+    """One sentence for each search whose page is not among its first ten results."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    wrong = []
+    with served(site) as address, browser() as driver:
+        for words, page in SEARCHES.items():
+            driver.get(f"{address}/search.html?q={quote(words)}")
+            WebDriverWait(driver, 30).until(lambda found: found.execute_script(ENDED))
+            if not any(f"/{page}" in link for link in driver.execute_script(FOUND)):
+                wrong.append(f"the search for {words!r} does not find {page}")
     return wrong
 
 
@@ -160,6 +200,7 @@ def main(arguments: list[str]) -> int:
             given.screenshots.mkdir(parents=True, exist_ok=True)
         names = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if "_modules" not in path.parts]
         wrong += looked_at(site, given.pages or names, given.screenshots)
+        wrong += not_found(site) if (site / "search.html").exists() else []
     print(
         "\n".join(wrong) or "every link leads somewhere" + (", every page fits" if given.browser and not reason else "")
     )
