@@ -7,10 +7,10 @@ from typing import Any
 
 from dpcore.accounting import Composed, Event
 from dpcore.accounting.branches import Rows
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.errors import ArgumentTypeError, DataError
 from dpcore.ledger import making
 from dpcore.ledger.checks import EventAfter
-from dpcore.ledger.making import AnyPath
+from dpcore.ledger.making import AnyPath, Budget
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.storage import Storage
@@ -29,7 +29,7 @@ class Ledger(LedgerView):
         cls,
         path: AnyPath,
         *,
-        budget: tuple[float, float] | None = None,
+        budget: Budget = None,
         order: float | None = None,
         name: str = "",
         composition: str = "rdp",
@@ -90,34 +90,33 @@ class Ledger(LedgerView):
 
     @classmethod
     def open_or_create(
-        cls, path: AnyPath, budget: tuple[float, float] | None = None, *, accept_file_system: bool = False
+        cls, path: AnyPath, budget: Budget = None, *, name: str = "", accept_file_system: bool = False
     ) -> Ledger:
-        """Open the ledger, or make it where there is none.
+        """Open the ledger, or make it where there is none: for a script that is run more than once.
 
         Parameters
         ----------
         path : path
         budget : tuple of float, optional
-            Of a new ledger. One that exists must have the same: a budget is fixed once.
+        name : str
+            Of a new ledger, as in `create`. One that exists must have the same: they are fixed once.
         accept_file_system : bool
             As in `create`.
 
         Raises
         ------
         DataError, ArgumentError
-            As `open` and `create`, and if the ledger exists with another budget.
+            As `open` and `create`, and if the ledger exists with another budget or name.
         """
         target = making.resolved(path)
         if not target.exists():
             try:
-                return cls.create(path, budget=budget, accept_file_system=accept_file_system)
+                return cls.create(path, budget=budget, name=name, accept_file_system=accept_file_system)
             except DataError:
                 if not target.exists():
                     raise
         ledger = cls.open(path, accept_file_system=accept_file_system)
-        if budget is not None and making.checked(budget) != ledger.budget:
-            had = f"the ledger {ledger.path} has {ledger.budget!r}, fixed when it was made"
-            raise ArgumentError(f"budget={budget!r}: {had}")
+        ledger.check_made_with(budget=making.checked(budget), name=name or None)
         return ledger
 
     @classmethod

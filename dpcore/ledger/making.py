@@ -20,10 +20,11 @@ from dpcore.spec import validate
 from dpcore.spec.version import __version__
 
 AnyPath = str | os.PathLike[str]
+Budget = tuple[float, float] | None
 
 
 def create(
-    path: AnyPath, budget: tuple[float, float] | None, order: float | None, name: str, composition: str, accept: bool
+    path: AnyPath, budget: Budget, order: float | None, name: str, composition: str, accept: bool
 ) -> tuple[Storage, str | None]:
     """Make a file, and return it with the file system that its owner has just accepted; see `Ledger.create`."""
     target = resolved(path)
@@ -75,7 +76,7 @@ def restore(path: AnyPath, exported: Mapping[str, Any], accept: bool) -> tuple[S
     return Storage.create(target, entries), place
 
 
-def checked(budget: Any) -> tuple[float, float] | None:
+def checked(budget: Any) -> Budget:
     """Return a budget as two floats."""
     if budget is None:
         return None

@@ -70,7 +70,8 @@ class Total:
     """Epsilon of all that may still come, too, however it is chosen: the budget's at `delta`, or that of `plan` where
     nothing else can come. The ledger stops before it is crossed. None without a budget."""
     odometer: float
-    """Epsilon of what was released so far, however the runs were chosen and whenever one looks."""
+    """Epsilon of what was released so far, however the runs were chosen and whenever one looks. That costs more than to
+    hold at the budget's end alone, so it is a larger part of the budget's epsilon than `spent` is of `limit`."""
     spent: float
     """The filter's sum."""
     limit: float | None

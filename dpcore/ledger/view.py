@@ -77,6 +77,13 @@ class LedgerView:
         with self._book.reading():
             return self._book.seal
 
+    def check_made_with(self, **given: Any) -> None:
+        """Refuse a budget or a name that this ledger was not made with; None stands for any."""
+        for setting, wanted in given.items():
+            has = getattr(self, setting)
+            if wanted is not None and wanted != has:
+                raise ArgumentError(f"{setting}={wanted!r}: the ledger {self.path} has {has!r}, fixed when it was made")
+
     def runs(self) -> tuple[RunRecord, ...]:
         """Return all runs in the order in which they were begun."""
         with self._book.reading():

@@ -43,10 +43,11 @@ def joined(settings: Settings, ledger: Path | None) -> Iterator[int]:
 
 def follow(settings: Settings, dataset: Dataset) -> int:
     """Train beside the first process, without a word; return the exit status."""
+    from dpcore.cli.train.threads import suited
     from dpcore.cli.train.training import Training
 
     training = Training(settings, dataset)
     training.private.begin()
-    with deferred() as interruption:
+    with deferred() as interruption, suited(training):
         outcome = training.run([], interruption, halt=True)
     return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status

@@ -129,13 +129,15 @@ def train_into(
     With `halt` a run that diverges ends there, and leaves its statement and no model.
     """
     from dpcore.cli.train.callbacks import JsonLines, TensorBoard
+    from dpcore.cli.train.threads import suited
 
     heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
     folder.written.add("metrics.jsonl")
     if training.settings.tensorboard:
         after = training.private.steps_taken if resumed else None
         heard.append(TensorBoard(folder.path / "tensorboard", after))
-    outcome = training.run(heard, interruption, folder.write_statement, save, halt=halt)
+    with suited(training):
+        outcome = training.run(heard, interruption, folder.write_statement, save, halt=halt)
     if not outcome.diverged:
         _finish(folder, training.settings, outcome)
     return outcome

@@ -23,11 +23,11 @@ from dpcore.cli.train.training import Training
 from dpcore.errors import DivergenceError
 
 
-def training(factor: float = 1.0) -> Training:
+def training(factor: float = 1.0, model: str = "logistic") -> Training:
     inputs = np.linspace(0, factor, 200 * 4, dtype=np.float32).reshape(200, 1, 2, 2)
     targets = np.arange(200) % 3
     dataset = Dataset("small", inputs[:160], targets[:160], inputs[160:], targets[160:], classes=3)
-    settings = Settings(method="dp_sgd", model="logistic", epsilon=3.0, delta=1e-3, epochs=3, batch_size=40, lr=0.5)
+    settings = Settings(method="dp_sgd", model=model, epsilon=3.0, delta=1e-3, epochs=3, batch_size=40, lr=0.5)
     return Training(settings.resolved(160), dataset)
 
 

@@ -309,7 +309,23 @@ def test_nonsense(tmp_path: Path) -> None:
     assert ledger.runs() == ()  # nothing of this was written
     assert Ledger.open_or_create(ledger.path).ledger_id == ledger.ledger_id
     assert isinstance(Ledger.open_or_create(tmp_path / "new", budget=(3, 1e-5)).total(), Total)
+
     with pytest.raises(ArgumentError, match="row=-1"):
         begin(ledger).reserve(-1)
     with pytest.raises(PrivacyError, match="does not cover secretly sampled"):
         begin(Ledger.create(tmp_path / "gdp", composition="gdp"))
+
+
+def test_a_script_that_makes_its_ledger_runs_twice(tmp_path: Path) -> None:
+    path = tmp_path / "people.ledger"
+    first = Ledger.open_or_create(path, budget=(3.0, 1e-5), name="people")
+    first.charge(Gaussian(9.0), name="a count")
+    again = Ledger.open_or_create(path, budget=(3.0, 1e-5), name="people")
+    assert again.ledger_id == first.ledger_id
+    assert [run.name for run in again.runs()] == ["a count"]
+    assert again.name == "people"
+    with pytest.raises(ArgumentError, match=r"^budget=\(4.0, 1e-05\): the ledger .* has \(3.0, 1e-05\), fixed when"):
+        Ledger.open_or_create(path, budget=(4.0, 1e-5))
+    with pytest.raises(ArgumentError, match=r"^name='others': the ledger .* has 'people', fixed when"):
+        Ledger.open_or_create(path, name="others")
+    assert Ledger.open_or_create(path).ledger_id == first.ledger_id
