@@ -50,6 +50,14 @@ CASES = {
 }
 # fmt: off
 CASES |= {
+    "train --epsilon 3 --modell mlp": "no such option: --modell; did you mean --model? (see dpcore train --help)",
+    "train --epsilon 3 --xyzzy 3": "no such option: --xyzzy; see dpcore train --help",
+    "comapre": "no such command 'comapre'. Did you mean 'compare'? (see dpcore --help)",
+    "train --epsilon 3 --config text": "config='text': is not valid TOML",
+    "compare --epsilon 1 --methods disk --lr 1,,2": "'1,,2' lacks a number at one of its commas",
+    "compare --epsilon 1 --methods disk,,pmlf": "'disk,,pmlf' lacks a name at one of its commas",
+    "calibrate --noise-multiplier 0.1 --sample-rate 0.5 --epsilon 0.1 --delta 1e-5": "epsilon=0.1: not even one step",
+    "train --noise-multiplier 1e-300": "max_grad_norm=1.0 and noise_multiplier=1e-300: the noise then has the standard",
     "curve": "give --noise-multiplier", "curve nix --steps 3": "unknown",
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
     "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
