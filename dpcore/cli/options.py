@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -55,13 +55,16 @@ class _Group(_PlainHelp, TyperGroup):
     pass
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
 class Commands(typer.Typer):
     """Several commands under one name."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=_Group, rich_markup_mode="rich", **settings)
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
         """Return the decorator that adds a command."""
         return super().command(name, cls=_Command, **settings)
 

@@ -68,7 +68,7 @@ def trimmed_output() -> Iterator[None]:
     if former.isatty():
         yield
         return
-    sys.stdout = _Trimmed(former)  # type: ignore[assignment]
+    sys.stdout = _Trimmed(former)
     try:
         yield
     finally:

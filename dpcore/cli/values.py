@@ -38,6 +38,14 @@ def real(value: Any) -> float:
     return result
 
 
+def multiplier(value: Any) -> float:
+    """Return a noise multiplier: 0, or a number whose square is one, too."""
+    result = real(value)
+    if result and not 1e-100 <= abs(result) <= 1e100:
+        raise typer.BadParameter(f"{value!r} is out of range; write 0, or a number between 1e-100 and 1e100")
+    return result
+
+
 def count(value: Any) -> int:
     """Return an integer of at least 0: 60000, 60_000, 60,000, 60k and 6e4 are the same."""
     result = whole(value)

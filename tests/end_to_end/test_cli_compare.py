@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
+from dpcore.cli.compare import worker
 from dpcore.cli.compare.budget import whole_runs
 from dpcore.cli.compare.comparison import FINAL, SEARCH
 from dpcore.cli.train.settings import Settings
@@ -310,10 +311,39 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys):
-    out = tmp_path / "comparison"
-    assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2", "--jobs", "2") == 0
+def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
+    out, begun = tmp_path / "comparison", []
+
+    class Counted(worker.Worker):
+        def __init__(self, stop: Any) -> None:
+            super().__init__(stop)
+            begun.append(self)
+
+    monkeypatch.setattr(compare_runs, "Worker", Counted)
+    assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "5", "--jobs", "2") == 0
     runs = results(out)["runs"]
-    assert sorted((run["seed"], run["status"]) for run in runs) == [(0, "complete"), (1, "complete")]
-    assert len(json.loads((out / "timing.json").read_text())["seconds"]) == 2
-    assert "2 of 2 runs" in capsys.readouterr().err
+    assert sorted((run["seed"], run["status"]) for run in runs) == [(seed, "complete") for seed in range(5)]
+    assert len(json.loads((out / "timing.json").read_text())["seconds"]) == 5
+    assert "5 of 5 runs" in capsys.readouterr().err
+    assert len(begun) == 2  # a process imports torch once, not for each of its runs
+    # Each run has weights of its own: nothing but the data is kept from one to the next.
+    models = {(out / run["folder"] / "model.safetensors").read_bytes()[-200:] for run in runs}
+    assert len(models) == 5
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_and_one_that_fails_are_told(tmp_path, monkeypatch):
+    stop = worker.shared_stop()
+    process = worker.Worker(stop)
+    settings = Settings(epsilon=3.0, epochs=1, batch_size=256, data="npz", data_dir=str(tmp_path / "absent"))
+    process.begin(worker.Task(settings, tmp_path / "run", None, "one"))
+    assert process.receive() == ("failed", f"data_dir='{tmp_path / 'absent'}': no such folder")
+    # It lives on, and makes the next run.
+    process.begin(worker.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two"))
+    while (told := process.receive())[0] == "steps":
+        pass
+    assert told[0] == "done"
+    process._process.kill()
+    process._process.join()
+    process.begin(worker.Task(settings, tmp_path / "run", None, "three"))
+    assert process.receive() == ("died", "was ended by signal 9")

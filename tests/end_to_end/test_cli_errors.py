@@ -50,8 +50,20 @@ CASES = {
 }
 # fmt: off
 CASES |= {
+    "train --epsilon 3 --modell mlp": "no such option: --modell; did you mean --model? (see dpcore train --help)",
+    "train --epsilon 3 --xyzzy 3": "no such option: --xyzzy; see dpcore train --help",
+    "comapre": "no such command 'comapre'. Did you mean 'compare'? (see dpcore --help)",
+    "train --epsilon 3 --config text": "config='text': is not valid TOML",
+    "compare --epsilon 1 --methods disk --lr 1,,2": "'1,,2' lacks a number at one of its commas",
+    "compare --epsilon 1 --methods disk,,pmlf": "'disk,,pmlf' lacks a name at one of its commas",
+    "calibrate --noise-multiplier 0.1 --sample-rate 0.5 --epsilon 0.1 --delta 1e-5": "epsilon=0.1: not even one step",
+    "train --noise-multiplier 1e-50": "max_grad_norm=1.0 and noise_multiplier=1e-50: the noise then has the standard",
+    "train --noise-multiplier 1e-300": "'1e-300' is out of range; write 0, or a number between 1e-100 and 1e100",
+    f"epsilon {PLAN} --noise-multiplier 1e-300 --delta 1e-5": "'1e-300' is out of range",
+    f"delta {PLAN} --noise-multiplier 1e300 --epsilon 3": "'1e300' is out of range",
     "curve": "give --noise-multiplier", "curve nix --steps 3": "unknown",
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
+    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1e-9": "at delta = 0.5: there is no guarantee at all",
     "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
     "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",

@@ -104,7 +104,7 @@ def test_a_comparison_says_what_it_keeps(disk: Disk, capsys):
     *_, remark, error = say(capsys, words, 2).err.splitlines()
     assert remark == "remark: 1 of 2 runs is complete in c, and is kept; the same command goes on from there"
     assert error == "dpcore: c/runs/002-dp-sgd/model.safetensors: No space left on device"
-    assert not [path for path in Path("c").rglob(".*")]
+    assert not list(Path("c").rglob(".*"))
     disk.refused = ""
     assert "made before and" in say(capsys, words).err
 
@@ -156,7 +156,8 @@ def nothing() -> Any:
     return Composed(())
 
 
-def test_a_new_ledger_that_has_no_room_is_named_by_its_own_name(tmp_path, capsys, _full_database):
+@pytest.mark.usefixtures("_full_database")
+def test_a_new_ledger_that_has_no_room_is_named_by_its_own_name(tmp_path, capsys):
     error = say(capsys, ["ledger", "create", str(tmp_path / "people.ledger")], 2).err
     assert error.startswith(f"dpcore: ledger {tmp_path}/people.ledger: the disk is full")
     assert names(str(tmp_path)) == []

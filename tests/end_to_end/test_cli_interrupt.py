@@ -17,6 +17,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
+import dpcore_command
 from dpcore import accounting
 from dpcore.cli import datasets, main
 from dpcore.cli.train.callbacks import JsonLines
@@ -137,6 +138,58 @@ def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, c
     statement, lines = read(tmp_path / "run")
     assert len(lines) == 1
     assert statement.steps_taken == 46 >= len(taken)
+
+
+def test_two_signals_while_a_file_is_written_leave_no_draft(tmp_path, capsys, monkeypatch):
+    sync = os.fsync
+
+    def signaled(descriptor: int) -> None:
+        if ".learning-curve" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", signaled)
+    assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 130
+    assert "states what was spent; saved in" in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob(".*"))
+    assert not (tmp_path / "run" / "learning-curve.png").exists()
+
+
+def test_ctrl_c_while_dpcore_is_imported_is_one_sentence():
+    code = """
+import os, signal, sys, time
+import dpcore_command
+
+class Stuck:
+    def find_spec(self, name, path=None, target=None):
+        if name == "dpcore":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(9)
+
+sys.meta_path.insert(0, Stuck())
+sys.exit(dpcore_command.main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "dpcore: stopped by Ctrl-C; nothing was begun\n"
+
+
+def test_the_command_that_listens_first_is_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dpcore", "--version"])
+    former = signal.getsignal(signal.SIGINT)
+    try:
+        assert dpcore_command.main() == 0
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert capsys.readouterr().out.startswith("dpcore ")
 
 
 def test_a_failure_in_mid_run_leaves_an_upper_bound_too(tmp_path, capsys, monkeypatch):

@@ -67,9 +67,11 @@ def test_show(capsys):
     assert "\x1b" not in printed
     (line,) = [line for line in printed.splitlines() if "first [try]" in line]
     assert line.split()[-4:-1] == ["/", "1", "0"]
+    spent = 100 * total.spent / total.limit
+    first = f"Spent: {spent:.1f}% of a budget of epsilon = 3 at delta = 1e-5, by 2 runs; left: {100 - spent:.1f}%."
+    assert printed.splitlines()[0] == first
     assert "however they were chosen         epsilon = " in printed
     assert "with all to come, however it is chosen   epsilon = 3 at delta = 1e-5, add-remove adjacency" in printed
-    spent = 100 * total.spent / total.limit
     assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
 
 
@@ -93,6 +95,7 @@ def test_a_large_delta_is_remarked(capsys):
 def test_show_an_empty_one_without_a_budget(capsys):
     Ledger.create("people.ledger")
     printed = say(capsys, ["ledger", "show", "people.ledger"]).out
+    assert printed.splitlines()[0] == "Spent: epsilon = 0 at delta = 1e-5 by 0 runs; there is no budget."
     assert "epsilon = 0 at delta = 1e-5" in printed
     assert "of the budget" not in printed
 

@@ -28,6 +28,7 @@ from dpcore.statement.text import format_epsilon, format_lower, format_number
 
 KINDS = ("delta", "trade-off", "steps")
 _LEAST_DELTA = 1e-10
+_MOST_EPSILON = 1e9
 _POINTS = 40
 
 
@@ -121,8 +122,10 @@ def _check_covered(event: Event) -> None:
     """Refuse events of which no curve can be drawn."""
     if "pld" not in accounting.accountants_for(event):
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
-    if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
-        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to draw")
+    epsilon = accounting.epsilon_interval(event, 0.5).upper
+    if epsilon > _MOST_EPSILON:
+        value = "infinite" if math.isinf(epsilon) else f"{epsilon:.3g} at delta = 0.5"
+        raise PrivacyError(f"epsilon is {value}: there is no guarantee at all, and nothing to draw")
 
 
 def _stated(path: Path, delta: float | None) -> Subject:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 from dpcore import sampling
 from dpcore.accounting import Adjacency, CyclicPoissonSampledGaussian, Event, Gaussian, PoissonSampledGaussian
 from dpcore.cli.options import ACCOUNTED, option
-from dpcore.cli.values import count, name_or_file, one_of, real
+from dpcore.cli.values import count, multiplier, name_or_file, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.methods import memf
 from dpcore.plan.plan import Plan
@@ -29,7 +29,7 @@ class EventOptions:
     """A plan as the options give it: each field is an option of this name. None means: not given."""
 
     # fmt: off
-    noise_multiplier: Annotated[_Real, option(real, "SIGMA",
+    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA",
         "Standard deviation of the noise on the sum over the clip norm.")] = None
     sample_rate: Annotated[_Real, option(real, "RATE",
         "Probability that an example enters a step, such as 0.01 or 256/60000.")] = None

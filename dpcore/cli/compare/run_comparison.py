@@ -64,12 +64,7 @@ def run_comparison(
             _write_statements(log, [said], comparison, [])
             raise BudgetError(f"{end}; {out / 'statement.txt'} states what was spent") from end
         except OSError:
-            complete = len(log.complete())
-            console.print(
-                f"remark: {complete} of {counted(comparison.total, 'run')} {'is' if complete == 1 else 'are'} complete in "
-                f"{out}, and {'is' if complete == 1 else 'are'} kept; the same command goes on from there",
-                markup=False,
-            )
+            console.print(f"remark: {words.kept(log, comparison)}", markup=False)
             raise
         if comparison.due(log.accuracies()):
             said = words.stopped(log, comparison, interruption.name)

@@ -167,6 +167,14 @@ def stopped(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True
     return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
 
 
+def kept(log: Log, comparison: Comparison) -> str:
+    """Return what a comparison that failed keeps."""
+    complete = len(log.complete())
+    are = "is" if complete == 1 else "are"
+    of_all = f"{complete} of {counted(comparison.total, 'run')}"
+    return f"{of_all} {are} complete in {log.folder.path}, and {are} kept; the same command goes on from there"
+
+
 def _spent(record: Record) -> str:
     statement = record.statement
     if statement is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,7 @@ def learning_curve(
             second = axes.twinx()
             second.spines["right"].set_visible(True)
             second.grid(False)
-            line = {"linestyle": "--", "linewidth": 1.5, "marker": "s", "markersize": 3.0}
+            line: Any = {"linestyle": "--", "linewidth": 1.5, "marker": "s", "markersize": 3.0}
             second.plot(x, np.where(finite, spent, np.nan), color=COLORS[1], **line)
             second.set_ylabel("epsilon spent", color=COLORS[1])
             second.set_ylim(0, 1.08 * max(spent[finite].max(), target_epsilon or 0) or 1)

@@ -11,7 +11,7 @@ from dpcore.cli.options import ACCOUNTED, Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.train.settings import SETTINGS, settings_from
 from dpcore.cli.train.training_options import TrainingOptions
-from dpcore.cli.values import count, one_of, real
+from dpcore.cli.values import count, multiplier, one_of, real
 from dpcore.statement.text import format_number
 
 _OWN = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
@@ -19,7 +19,7 @@ _OWN = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clip
 
 @takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
 def audit(
-    noise_multiplier: Annotated[float | None, option(real, "SIGMA",
+    noise_multiplier: Annotated[float | None, option(multiplier, "SIGMA",
         "Of the audited run; 2 without it and --epsilon.")] = None,
     epsilon: Annotated[float | None, option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = None,
     sampling: Annotated[str | None, option(one_of(ACCOUNTED), "NAME",

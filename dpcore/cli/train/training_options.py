@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from dpcore.cli.options import SAMPLINGS, flag, option
-from dpcore.cli.values import count, group_norms, name_or_file, one_of, real, reals, whole
+from dpcore.cli.values import count, group_norms, multiplier, name_or_file, one_of, real, reals, whole
 from dpcore.methods import BASES, METHODS, VARIANTS
 from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.stages.filters import NAMED_FILTERS
@@ -42,7 +42,7 @@ class TrainingOptions:
     seed: Annotated[int, option(whole, "N", "Of the initial weights; never of the noise.", DATA)] = 0
     epsilon: Annotated[_Real, option(real, "EPSILON", "Target; the noise is calibrated to it.", PRIVACY)] = None
     delta: Annotated[float, option(real, "DELTA", "Well below 1/n.", PRIVACY)] = 1e-5
-    noise_multiplier: Annotated[_Real, option(real, "SIGMA", "Instead of --epsilon.", PRIVACY)] = None
+    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA", "Instead of --epsilon.", PRIVACY)] = None
     max_grad_norm: Annotated[float, option(real, "C", "Clip norm.", PRIVACY)] = 1.0
     clipping: Annotated[_Text, option(one_of(CLIPPING), "RULE",
         f"{', '.join(CLIPPING)}; if not given: the method's own.", PRIVACY)] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from dpcore.errors import ArgumentError
 
 pytest.importorskip("matplotlib")
 from dpcore.cli.plots import figure, filter_plots, plots
-from dpcore.cli.plots.comparison_plots import Curves, _end, _way, by_epsilon
+from dpcore.cli.plots.comparison_plots import Curves, _end, _epsilon_ticks, _way, by_epsilon
 from tests.unit.cli.refused import refused
 
 
@@ -39,6 +40,45 @@ def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path):
     one = plots.learning_curve(tmp_path / "a.png", [1], [0.5], [math.inf], target_epsilon=math.inf)
     two = by_epsilon(tmp_path / "b.png", {"a": {"one": Curves((1.0,), [[0.5]], (math.inf,))}})
     assert min(path.stat().st_size for path in (one, two)) > 1000
+
+
+def test_a_run_that_stopped_early_is_drawn_up_to_where_it_was_to_end(monkeypatch, tmp_path):
+    drawn: list = []
+    save = figure.drawing
+
+    @contextmanager
+    def kept(*given, **named):
+        with save(*given, **named) as made:
+            yield made
+            drawn.append(made)
+
+    monkeypatch.setattr(plots, "drawing", kept)
+    for last, planned in ((1.0, 1), (2.13, 10), (0.04, 1), (3.0, None)):
+        plots.learning_curve(tmp_path / "a.png", [last], [0.7], [2.9], planned_epochs=planned)
+        first, second = drawn[-1].axes
+        low, high = first.get_xlim()
+        assert low == 0
+        assert high == pytest.approx(1.03 * (planned or last))
+        ticks = [tick for tick in first.get_xticks() if low <= tick <= high]
+        assert ticks == [round(tick) for tick in ticks] or high < 1
+        assert second.get_lines()[0].get_marker() == "s"  # a single point has no line to be seen by
+        said = [text.get_text() for text in first.texts]
+        assert said == ([f"stopped at {last:.3g}"] if planned and planned > last else [])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 10, 11, 13, 25, 100])
+def test_ticks_of_epsilon_stand_at_equal_distances_and_at_the_end(count: int):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    epochs = tuple(range(1, count + 1))
+    _epsilon_ticks(axes, [Curves(epochs, [epochs], tuple(map(float, epochs)))])
+    (second,) = axes.child_axes
+    places = sorted(second.get_xticks())
+    assert places[-1] == count
+    assert len(places) <= 6
+    assert len(places) >= min(count, 4)
+    assert len(set(np.diff(places))) <= 1
 
 
 def test_epsilon_is_shown_where_it_is_the_same_for_all(tmp_path):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 import typer
 
-from dpcore.cli.values import count, group_norms, one_of, real, reals, whole
+from dpcore.cli.values import count, group_norms, names, one_of, real, reals, whole
+from dpcore.methods import METHODS
 from tests.unit.cli.refused import refused
 
 
@@ -48,9 +49,22 @@ def test_counts_are_whole_and_not_negative():
     assert whole("-7") == -7
 
 
+def test_whole_numbers_keep_every_digit_and_end_where_64_bits_do():
+    assert count("9007199254740993") == 2**53 + 1  # no float is this number
+    assert count("9,223,372,036,854,775,807") == 2**63 - 1
+    assert whole("-9_223_372_036_854_775_807") == 1 - 2**63
+    for text in ("9223372036854775808", "1e30", "1e300", 10**400):
+        refused(typer.BadParameter, "is too large|is not a number", count, text)
+    refused(typer.BadParameter, "is too large; write a whole number of at most 9,223,372", whole, "-1e20")
+
+
 def test_lists():
     assert reals("0.9, 0.999") == reals("0.9 0.999") == reals([0.9, "0.999"]) == reals("(0.9,0.999)") == (0.9, 0.999)
     refused(typer.BadParameter, "holds no number", reals, " , ")
+    for text in ("1,,2", ",1", "1,", "(1,,2)"):
+        refused(typer.BadParameter, "lacks a number at one of its commas", reals, text)
+    refused(typer.BadParameter, "lacks a name at one of its commas", names(("disk", "pmlf")), "disk,,pmlf")
+    refused(typer.BadParameter, "holds no name", names(("disk",)), [])
 
 
 def test_names_in_any_spelling_and_the_nearest_one():
@@ -63,8 +77,21 @@ def test_names_in_any_spelling_and_the_nearest_one():
     refused(typer.BadParameter, r"'qqq' is unknown; known: ", parse, "qqq")
 
 
+@pytest.mark.parametrize(("typed", "meant"), [
+    ("dop", "doppler"), ("sgd", "dp_sgd"), ("dpsgd", "dp_sgd"), ("memff", "memf"), ("inner", "inner_outer"),
+    ("adam", "dp_adam"), ("momentum", None), ("d", None), ("dp", None), ("laplace", None), ("", None), ("lion", None),
+])  # fmt: skip
+def test_only_what_was_probably_meant_is_suggested(typed: str, meant: str | None):
+    with pytest.raises(typer.BadParameter) as caught:
+        one_of(METHODS)(typed)
+    assert (f"did you mean {meant}?" in caught.value.message) == (meant is not None)
+    assert ("did you mean" in caught.value.message) == (meant is not None)
+
+
 def test_clipping_groups():
     assert group_norms("per-layer") == "per_layer"
     assert group_norms("conv*=0.5, *=1") == group_norms({"conv*": "0.5", "*": 1}) == {"conv*": 0.5, "*": 1.0}
     refused(typer.BadParameter, "did you mean flat", group_norms, "flatt")
     refused(typer.BadParameter, "is not a number", group_norms, "conv*=big")
+    refused(typer.BadParameter, "lacks a norm at one of its commas", group_norms, "a=1,,b=2")
+    refused(typer.BadParameter, "has a norm without a pattern", group_norms, "=3")

@@ -47,13 +47,13 @@ def test_a_full_disk_leaves_the_old_file_no_draft_and_its_name_in_the_error(tmp_
 
 
 def test_a_signal_in_the_middle_leaves_no_draft(tmp_path):
-    def write() -> None:
+    def stopped() -> None:
         with whole_file(tmp_path / "a") as file:
             file.write(b"part")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write()
+        stopped()
     assert list(tmp_path.iterdir()) == []
 
 
