@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,14 +50,21 @@ class Described(NamedTuple):
     """A slot as a launch depends on it."""
 
     first: int
-    parameter: Array
     single: tuple[Array | None, ...]  # total, parameter, displacement, scale, square
     noise_state: tuple[Array, ...]
     filter_state: tuple[Array, ...]
     moments: tuple[Array, ...]
 
+    @property
+    def parameter(self) -> Array:
+        """Of the parameter."""
+        array = self.single[1]
+        assert array is not None
+        return array
 
-class Launches(NamedTuple):
+
+@dataclass(frozen=True, eq=False)
+class Launches:
     """All that a step starts, but its key and its numbers: a function of the description alone."""
 
     device: torch.device
@@ -67,10 +75,14 @@ class Launches(NamedTuple):
 class Planned(NamedTuple):
     """A step that was checked, for `start`."""
 
-    key: Hashable  # steps of one key make the same launches, all arguments and addresses included
     launches: Launches
     ciphers: tuple[int, ...]
     numbers: NDArray[np.int32]
+
+    @property
+    def key(self) -> Hashable:
+        """What `start` reads but the numbers: steps of one key make the same launches, addresses included."""
+        return self.launches, self.ciphers
 
 
 _kept = Kept[Launches](64)
@@ -140,7 +152,7 @@ def plan(
         ("GENERAL", needs_general_denominator(rule, group)),
     )
     lengths = tuple(tuple(map(_length, f)) for f in (*filters, *(() if correlation is None else (correlation,))))
-    device = described[0].parameter[3] if described else default_device()
+    device = slots[0].parameter.device if described else default_device()
     key = (described, groups, shape, lengths, type(correlation), current_stream(device))
     launches = _kept.get(key)
     common = (noise, batch_size, filters, rule)
@@ -157,14 +169,14 @@ def plan(
         (noise.row, squared.row), (noise.scale, squared.scale), batch_size, recurrence, ring, filters, rule,
         tuple(group), step_number,
     )  # fmt: skip
-    return Planned((key, ciphers), launches, ciphers, numbers)
+    return Planned(launches, ciphers, numbers)
 
 
 def _described(slot: Slot[Tensor]) -> Described:
-    single = (slot.total, slot.parameter, slot.displacement, slot.scale, slot.square)
-    found = tuple(None if array is None else _array(array) for array in single)
-    states = (tuple(map(_array, vectors)) for vectors in (slot.noise_state, slot.filter_state, slot.moments))
-    return Described(slot.first, _array(slot.parameter), found, *states)
+    optional = [None if array is None else _array(array) for array in (slot.displacement, slot.scale, slot.square)]
+    found = (_array(slot.total), _array(slot.parameter), *optional)
+    states = [tuple(map(_array, vectors)) for vectors in (slot.noise_state, slot.filter_state, slot.moments)]
+    return Described(slot.first, found, *states)
 
 
 def _array(array: Tensor) -> Array:

@@ -76,7 +76,8 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         constants = {
             "RULE": rule, "RNG": "chacha20", "NOISE_TAPS": noise_taps, "TAPS": taps,
             "NOISE_NB": 1 + noise_order if noise_order else 0, "NOISE_ORDER": noise_order,
-            "RING": "output" if ring else None, "RING_ORDER": ring, "SCALED": False, "FILTERS": step._places(filters), "ORDER": order,
+            "RING": "output" if ring else None, "RING_ORDER": ring, "SCALED": False,
+            "FILTERS": step._places(filters), "ORDER": order,
             "SQUARE": "filtered", "SQUARE_RNG": None, "MOMENTS": UPDATE_RULES[rule], "GENERAL": False,
             "DISPLACED": False, "BLOCKS": launch.BLOCKS,
         }  # fmt: skip
