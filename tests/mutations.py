@@ -65,7 +65,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take tensors elsewhere for those of the step before", "return array.data_ptr(), array.shape,", "return 0 * array.data_ptr(), array.shape,",
          "agreement/test_graphs.py agreement/test_ops_step.py"),
         ("forget the settings' groups in a step's key", "key = (described, groups, shape,", "key = (described, shape,",
-         "agreement/test_ops_step.py"),
+         "agreement/test_graphs.py"),
     ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),

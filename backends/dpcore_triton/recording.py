@@ -98,6 +98,7 @@ def recording() -> Iterator[Recording]:
 def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -> Callable[[], None]:
     """Return what makes these calls again: on the device a CUDA graph, captured here; nothing is computed yet."""
 
+    @torch.no_grad()
     def start() -> None:
         for call in calls:
             call.start()

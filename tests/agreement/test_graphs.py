@@ -208,6 +208,16 @@ def test_another_key_stream_scale_place_or_rate_is_never_the_recorded_one() -> N
     assert len({after(dpcore_triton, *case) for case in cases}) == len(cases) - 1  # `other` is like `slot`
 
 
+def test_tensors_take_the_settings_of_their_group_whatever_the_groups_were_before() -> None:
+    graphs, slots = Graphs(dpcore_triton), [replace(one_slot(), first=4096 * i) for i in range(3)]
+    for rates in ((1.0, 2.0, 1.0), (1.0, 1.0, 2.0), (3.0, 3.0, 3.0), (1.0, 2.0, 1.0), (5.0, 6.0, 5.0)) * 2:
+        for slot in slots:
+            slot.parameter.fill_(0.0)
+        graphs.step(slots, NoiseRow(bytes(32), 0, 0, 0.0), 2.0, (), "sgd", [UpdateSettings(r) for r in rates], 1)
+        assert [slot.parameter[-1].item() for slot in slots] == [-rate / 2 for rate in rates]
+    assert max(replays(graphs)) >= 3
+
+
 def columns_of(rows: torch.Tensor, out: torch.Tensor, weight: float) -> torch.Tensor:
     """Operations of every kind: views, new tensors, several at once, in place."""
     values, order = torch.sort(rows, dim=1, stable=True)
@@ -241,7 +251,7 @@ def test_arrays_that_move_at_every_call_are_not_captured_for_ever() -> None:
     for _ in range(20):
         for rows in many:
             graphs.repeat(columns_of, rows, out, 0.5)
-    assert graphs.captured == FREE_CAPTURES
+    assert FREE_CAPTURES <= graphs.captured <= FREE_CAPTURES + graphs.found // 16 < 20
 
 
 def by_value(x: torch.Tensor, out: torch.Tensor) -> None:
