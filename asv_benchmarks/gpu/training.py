@@ -85,8 +85,11 @@ def plain(setting: Setting, case: Case, compiled: bool) -> dict[str, Any]:
     return {**_described(case, model), "compiled_by": backend if compiled else None, **found}
 
 
-def private(setting: Setting, case: Case) -> dict[str, Any]:
-    """A whole private step: each example's gradient, clip, sum, noise, update. Compiled models run as written."""
+def private(setting: Setting, case: Case, graphs: bool = False) -> dict[str, Any]:
+    """A whole private step: each example's gradient, clip, sum, noise, update. Compiled models run as written.
+
+    With `graphs` its repeated launches are CUDA graphs; how many there were and how often one was replayed is told.
+    """
     model, data = _model(case, setting), case.data(BATCHES, 0)
     method = dpcore.methods.dp_sgd(
         lr=LEARNING_RATE, base=case.update, noise_multiplier=1.0, batch_size=case.batch_size, max_grad_norm=1.0
@@ -96,7 +99,9 @@ def private(setting: Setting, case: Case) -> dict[str, Any]:
     with dpcore.use_backend("triton") if setting.small else nullcontext():
         # A given micro-batch spares the interpreter the steps by which its size is found.
         size = case.batch_size if setting.small else None
-        run = make_private(model, data, method, steps=STEPS, sampling=sampler, loss=loss, microbatch_size=size)
+        run = make_private(
+            model, data, method, steps=STEPS, sampling=sampler, loss=loss, microbatch_size=size, cuda_graphs=graphs
+        )
     batches, state = _endless(run), {}
 
     def draw() -> None:
@@ -104,7 +109,10 @@ def private(setting: Setting, case: Case) -> dict[str, Any]:
 
     found = _measured(lambda: run.step(state["batch"]), draw, model, setting)
     described = {**_described(case, model), "microbatch_size": run.microbatch_size, **found}
-    if found["timed"] and found["ms"][0] < EXPLAINED_MS:
+    if graphs:
+        used: Any = run._engine.mechanism.backend
+        described |= {"steps": run.steps_taken, "captured": used.captured, "replayed": used.found}
+    elif found["timed"] and found["ms"][0] < EXPLAINED_MS:
         described["explained"] = _explained(run)
     run.close()
     return described
@@ -157,7 +165,7 @@ def _described(case: Case, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def parts(setting: Setting) -> list[Part]:
-    """Return three parts for every model; a private step of the largest may take minutes to prepare."""
+    """Return four parts for every model; a private step of the largest may take minutes to prepare."""
     found = []
     for name, case in cases(setting.small).items():
         found += [
@@ -165,4 +173,8 @@ def parts(setting: Setting) -> list[Part]:
             Part(f"{name}: private", partial(private, case=case), 200),
             Part(f"{name}: plain, compiled", partial(plain, case=case, compiled=True), 120),
         ]
-    return found
+    graphs = [
+        Part(f"{name}: private, CUDA graphs", partial(private, case=case, graphs=True), 200)
+        for name, case in cases(setting.small).items()
+    ]
+    return found + graphs  # last, for what was known before comes first

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dpcore.spec.repeating import repeat
 from dpcore_numpy.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_numpy.clip import clip_factors, combine, group_norms, row_norms, weighted_sum
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
@@ -32,6 +33,7 @@ __all__ = [
     "name",
     "normal",
     "recurrence",
+    "repeat",
     "ring",
     "row_norms",
     "step",

@@ -6,6 +6,7 @@ keep threads waiting for work take the processor from each other; all else is `d
 
 from typing import TYPE_CHECKING, Final
 
+from dpcore.spec.repeating import repeat
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
 from dpcore_torch.filter import recurrence
@@ -34,6 +35,7 @@ __all__ = [
     "name",
     "normal",
     "recurrence",
+    "repeat",
     "ring",
     "row_norms",
     "step",

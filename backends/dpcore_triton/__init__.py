@@ -1,15 +1,18 @@
 """The GPU backend: Triton kernels on float32 torch tensors. What it must agree with is `dpcore_numpy`."""
 
-from typing import TYPE_CHECKING, Final
+import sys
+from typing import TYPE_CHECKING, Final, cast
 
 from dpcore_triton.launch import require_device
 
 require_device()
 
+from dpcore.spec.repeating import repeat  # noqa: E402
 from dpcore_triton.arrays import beside, clear, from_numpy, to_numpy, zeros_like  # noqa: E402
 from dpcore_triton.clip import clip_factors, combine, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
+from dpcore_triton.graphs import Graphs  # noqa: E402
 from dpcore_triton.linear import linear_norms, linear_sum  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.ring import ring  # noqa: E402
@@ -18,6 +21,12 @@ from dpcore_triton.step import step  # noqa: E402
 from dpcore_triton.stream import words  # noqa: E402
 from dpcore_triton.tied import tied_norms  # noqa: E402
 from dpcore_triton.update import update  # noqa: E402
+
+
+def with_graphs() -> "Backend[torch.Tensor]":
+    """Return this backend for one run, whose launches are repeated as CUDA graphs."""
+    return cast("Backend[torch.Tensor]", Graphs(sys.modules[__name__]))
+
 
 name: Final = "triton"
 arrays: Final = "torch"
@@ -37,6 +46,7 @@ __all__ = [
     "name",
     "normal",
     "recurrence",
+    "repeat",
     "ring",
     "row_norms",
     "step",
@@ -44,6 +54,7 @@ __all__ = [
     "to_numpy",
     "update",
     "weighted_sum",
+    "with_graphs",
     "words",
     "zeros_like",
 ]

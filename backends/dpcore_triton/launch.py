@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from threading import local
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -118,7 +119,8 @@ def float32_only(**lists: Sequence[Any]) -> None:
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy a small array to `device` without waiting for it: CUDA stages pageable memory before the call returns."""
-    return torch.from_numpy(values).to(device, non_blocking=True)
+    with _unseen():
+        return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 @contextmanager
@@ -180,6 +182,25 @@ def numbers(values: tuple[float, ...], device: torch.device, stream: int, dtype:
     return upload(np.array(values, dtype=dtype), device)
 
 
+class Launch(NamedTuple):
+    """A kernel with all that it is started with."""
+
+    function: Any
+    grid: tuple[int, ...]
+    device: torch.device
+    args: tuple[Any, ...]
+    meta: dict[str, Any]
+
+    def start(self) -> None:
+        """Start it on the current stream of its device."""
+        if INTERPRETED:
+            with np.errstate(all="ignore"):  # infinities and NaN are ordinary values here
+                self.function[self.grid](*self.args, **self.meta)
+        else:
+            with torch.cuda.device(self.device):
+                self.function[self.grid](*self.args, **self.meta)
+
+
 def launch(
     function: Any, grid: tuple[int, ...], device: torch.device, *args: Any, warps: int = WARPS, **meta: Any
 ) -> None:
@@ -187,10 +208,43 @@ def launch(
     if 0 in grid:
         return
     # Without fusion the device rounds each operation as the interpreter does. (Its default differs between versions.)
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    if INTERPRETED:
-        with np.errstate(all="ignore"):  # infinities and NaN are ordinary values here
-            function[grid](*args, **meta, **options)
-    else:
-        with torch.cuda.device(device):
-            function[grid](*args, **meta, **options)
+    call = Launch(function, grid, device, args, {**meta, "num_warps": warps, "enable_fp_fusion": False})
+    with _unseen():
+        call.start()
+    if _told.calls is not None:
+        _told.calls.append(call)
+
+
+class _Told(local):
+    """To whom this thread tells its launches, and whether a recording overlooks the operations of torch meanwhile."""
+
+    calls: list[Any] | None = None
+    unseen = False
+
+
+_told = _Told()
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Let a recording overlook operations: those inside of a launch, and uploads of what never changes."""
+    before, _told.unseen = _told.unseen, True
+    try:
+        yield
+    finally:
+        _told.unseen = before
+
+
+@contextmanager
+def told(calls: list[Any]) -> Iterator[None]:
+    """Put every `Launch` of this thread into the list, for the length of the block."""
+    before, _told.calls = _told.calls, calls
+    try:
+        yield
+    finally:
+        _told.calls = before
+
+
+def unseen() -> bool:
+    """Return whether a recording of this thread overlooks what torch does now."""
+    return _told.unseen

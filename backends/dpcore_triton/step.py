@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentTypeError
 from dpcore.spec.check import check_step, order_of
@@ -21,16 +23,69 @@ from dpcore.spec.ops import (
     UpdateSettings,
 )
 from dpcore_triton.filter import taps_of
-from dpcore_triton.launch import BLOCKS, WARPS, common_device, current_stream, float32_only, launch, numbers, table
-from dpcore_triton.ring import ring_taps
+from dpcore_triton.kept import Kept
+from dpcore_triton.launch import (
+    BLOCKS,
+    WARPS,
+    common_device,
+    current_stream,
+    default_device,
+    float32_only,
+    launch,
+    table,
+    upload,
+)
 from dpcore_triton.step_kernel import step_kernel
+from dpcore_triton.step_numbers import step_numbers
 from dpcore_triton.stream import cipher_words, programs_of
-from dpcore_triton.update import needs_general_denominator, update_numbers
+from dpcore_triton.update import needs_general_denominator
 
 Tensor = torch.Tensor
 
-_KEPT = 64
-_checked: OrderedDict[tuple[Any, ...], torch.device] = OrderedDict()
+Array = tuple[int, torch.Size, torch.dtype, torch.device, bool]
+"""A tensor as a launch depends on it: address, shape, dtype, device, and whether it is contiguous."""
+
+
+class Described(NamedTuple):
+    """A slot as a launch depends on it."""
+
+    first: int
+    single: tuple[Array | None, ...]  # total, parameter, displacement, scale, square
+    noise_state: tuple[Array, ...]
+    filter_state: tuple[Array, ...]
+    moments: tuple[Array, ...]
+
+    @property
+    def parameter(self) -> Array:
+        """Of the parameter."""
+        array = self.single[1]
+        assert array is not None
+        return array
+
+
+@dataclass(frozen=True, eq=False)
+class Launches:
+    """All that a step starts, but its key and its numbers: a function of the description alone."""
+
+    device: torch.device
+    elements: tuple[int, int]  # of the stream, which it may draw: the first one, and how many
+    tables: tuple[tuple[Tensor, Tensor, int, dict[str, Any]], ...]  # of each launch: arguments, programs, constants
+
+
+class Planned(NamedTuple):
+    """A step that was checked, for `start`."""
+
+    launches: Launches
+    ciphers: tuple[int, ...]
+    numbers: NDArray[np.int32]
+
+    @property
+    def key(self) -> Hashable:
+        """What `start` reads but the numbers: steps of one key make the same launches, addresses included."""
+        return self.launches, self.ciphers
+
+
+_kept = Kept[Launches](64)
 
 
 def step(
@@ -47,70 +102,124 @@ def step(
     square_noise: NoiseRow | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.step`."""
-    device = _check(
+    planned = plan(
         slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
     )  # fmt: skip
-    correlation = correlation if noise.scale else None
-    ring = correlation if isinstance(correlation, RingCoefficients) else None
-    recurrence = None if isinstance(correlation, RingCoefficients) else correlation
+    start(planned, upload(planned.numbers, planned.launches.device))
+
+
+def start(planned: Planned, numbers: Tensor) -> None:
+    """Make the launches of a step, which read its numbers from the device."""
+    for rows, row_of, programs, meta in planned.launches.tables:
+        launch(
+            step_kernel, (programs,), planned.launches.device, rows, row_of, numbers, *planned.ciphers,
+            **meta, BLOCKS=BLOCKS, warps=WARPS,
+        )  # fmt: skip
+
+
+def plan(
+    slots: Sequence[Slot[Tensor]],
+    noise: NoiseRow,
+    batch_size: float,
+    filters: Sequence[FilterCoefficients],
+    rule: str,
+    settings: Sequence[UpdateSettings],
+    step_number: int,
+    correlation: Correlation | None,
+    square: str,
+    square_noise: NoiseRow | None,
+) -> Planned:
+    """Check everything, but tensors seen before by their description only: a second look would find the same."""
+    described = tuple(map(_described, slots))
+    used = correlation if noise.scale else None
+    ring, recurrence = (used, None) if isinstance(used, RingCoefficients) else (None, used)
     squared = noise._replace(scale=0.0) if square_noise is None else square_noise
     group = {chosen: index for index, chosen in enumerate(dict.fromkeys(settings))}
-    derived = tuple(chain.from_iterable(update_numbers(rule, chosen, step_number) for chosen in group))
-    shape = {
-        "RULE": rule,
-        "RNG": noise.rng if noise.scale else None,
-        "NOISE_NB": 0 if recurrence is None else len(recurrence.b),
-        "RING": None if ring is None else ring.keeps,
-        "RING_ORDER": 0 if ring is None else len(ring.weights),
-        "FILTERS": _places(filters),
-        "ORDER": sum(map(order_of, filters)),
-        "SQUARE": square,
-        "SQUARE_RNG": squared.rng if squared.scale else None,
-        "MOMENTS": UPDATE_RULES[rule],
-        "GENERAL": needs_general_denominator(rule, group),
-    }
-    arguments = (
-        *_cipher(noise, slots),
-        *_cipher(squared, slots),
-        numbers((float(noise.scale), float(squared.scale), 1 / batch_size), device, current_stream(device), "float64"),
-        () if recurrence is None else taps_of(recurrence),
-        tuple(chain.from_iterable(map(taps_of, filters))),
+    groups = tuple(group[chosen] for chosen in settings)
+    shape = (
+        ("RULE", rule),
+        ("RNG", noise.rng if noise.scale else None),
+        ("NOISE_TAPS", 0 if recurrence is None else len(taps_of(recurrence))),
+        ("NOISE_NB", 0 if recurrence is None else len(recurrence.b)),
+        ("RING", None if ring is None else ring.keeps),
+        ("RING_ORDER", 0 if ring is None else len(ring.weights)),
+        ("TAPS", sum(len(taps_of(coefficients)) for coefficients in filters)),
+        ("FILTERS", _places(filters)),
+        ("ORDER", sum(map(order_of, filters))),
+        ("SQUARE", square),
+        ("SQUARE_RNG", squared.rng if squared.scale else None),
+        ("MOMENTS", UPDATE_RULES.get(rule)),
+        ("GENERAL", needs_general_denominator(rule, group)),
     )
+    lengths = tuple(tuple(map(_length, f)) for f in (*filters, *(() if correlation is None else (correlation,))))
+    device = slots[0].parameter.device if described else default_device()
+    key = (described, groups, shape, lengths, type(correlation), current_stream(device))
+    launches = _kept.get(key)
+    common = (noise, batch_size, filters, rule)
+    options = (step_number, correlation, square, square_noise)
+    if launches is None:
+        check_step(slots, *common, settings, *options)
+        float32_only(slots=[vector for slot in slots for vector in _narrow(slot)])
+        common_device(slots=[vector for slot in slots for vector in (slot.total, *_narrow(slot))])
+        launches = _kept.put(key, _launches(described, groups, shape, device))
+    else:
+        check_step((), *common, (), *options)
+    ciphers = (*_cipher(noise, launches.elements), *_cipher(squared, launches.elements))
+    numbers = step_numbers(
+        (noise.row, squared.row), (noise.scale, squared.scale), batch_size, recurrence, ring, filters, rule,
+        tuple(group), step_number,
+    )  # fmt: skip
+    return Planned(launches, ciphers, numbers)
+
+
+def _described(slot: Slot[Tensor]) -> Described:
+    optional = [None if array is None else _array(array) for array in (slot.displacement, slot.scale, slot.square)]
+    found = (_array(slot.total), _array(slot.parameter), *optional)
+    states = [tuple(map(_array, vectors)) for vectors in (slot.noise_state, slot.filter_state, slot.moments)]
+    return Described(slot.first, found, *states)
+
+
+def _array(array: Tensor) -> Array:
+    if not isinstance(array, torch.Tensor):
+        raise ArgumentTypeError(
+            f"slots with an array of type {type(array).__name__}: must be torch tensors under backend 'triton'; "
+            "use from_numpy"
+        )
+    return array.data_ptr(), array.shape, array.dtype, array.device, array.is_contiguous()
+
+
+def _launches(
+    described: tuple[Described, ...], groups: tuple[int, ...], shape: tuple[tuple[str, Any], ...], device: torch.device
+) -> Launches:
+    constants = dict(shape)
+    correlated = constants["RING"] is not None or constants["NOISE_TAPS"] > 0
     kinds: dict[tuple[int, bool, bool], list[int]] = {}
-    for index, slot in enumerate(slots):
-        noise_order = 0 if recurrence is None else len(slot.noise_state)
-        kind = (noise_order, slot.scale is not None, slot.displacement is not None)
-        kinds.setdefault(kind, []).append(index)
-
+    for index, slot in enumerate(described):
+        noise_order = len(slot.noise_state) if constants["NOISE_TAPS"] else 0
+        _, _, displacement, scale, _ = slot.single
+        kinds.setdefault((noise_order, scale is not None, displacement is not None), []).append(index)
+    sizes = [math.prod(slot.parameter[1]) for slot in described]
+    tables = []
     for (noise_order, scaled, displaced), members in kinds.items():
-        rows, row_of, programs = table(
-            [_row(slots[index], group[settings[index]], correlation is not None) for index in members],
-            [programs_of(slots[index].first, slots[index].parameter.numel()) for index in members],
-            device,
-        )
-        launch(
-            step_kernel,
-            (programs,),
-            device,
-            rows,
-            row_of,
-            *arguments,
-            numbers(derived, device, current_stream(device)),
-            None if ring is None else numbers(ring_taps(ring), device, current_stream(device)),
-            0 if ring is None else int(ring.place),
-            **shape,
-            NOISE_ORDER=noise_order,
-            SCALED=scaled,
-            DISPLACED=displaced,
-            BLOCKS=BLOCKS,
-            warps=WARPS,
-        )
+        rows = [_row(described[index], sizes[index], groups[index], correlated) for index in members]
+        programs = [programs_of(described[index].first, sizes[index]) for index in members]
+        meta = {**constants, "NOISE_ORDER": noise_order, "SCALED": scaled, "DISPLACED": displaced}
+        tables.append((*table(rows, programs, device), meta))
+    first = min((slot.first for slot in described), default=0)
+    last = max((slot.first + size for slot, size in zip(described, sizes, strict=True)), default=0)
+    return Launches(device, (first, last - first), tuple(tables))
 
 
-def _cipher(noise: NoiseRow, slots: Sequence[Slot[Tensor]]) -> tuple[int, ...]:
-    first = min((slot.first for slot in slots), default=0)
-    last = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
-    return cipher_words(noise.key, noise.row, noise.stream, first, last - first, noise.rng)
+def _row(slot: Described, size: int, group: int, correlated: bool) -> tuple[int, ...]:
+    states = (*(slot.noise_state if correlated else ()), *slot.filter_state, *slot.moments)
+    addresses = [0 if array is None else array[0] for array in (*slot.single, *states)]
+    return slot.first, size, group, *addresses
+
+
+def _cipher(noise: NoiseRow, elements: tuple[int, int]) -> tuple[int, ...]:
+    """Return key, stream and 1: all that the cipher takes but its row, which is among the numbers."""
+    words = cipher_words(noise.key, noise.row, noise.stream, *elements, noise.rng)
+    return *words[:8], *words[9:]
 
 
 def _places(filters: Sequence[FilterCoefficients]) -> tuple[tuple[int, ...], ...]:
@@ -123,56 +232,11 @@ def _places(filters: Sequence[FilterCoefficients]) -> tuple[tuple[int, ...], ...
     return tuple(found)
 
 
-def _row(slot: Slot[Tensor], group: int, correlated: bool) -> tuple[int, ...]:
-    single = (slot.total, slot.parameter, slot.displacement, slot.scale, slot.square)
-    states = (*(slot.noise_state if correlated else ()), *slot.filter_state, *slot.moments)
-    addresses = [0 if array is None else array.data_ptr() for array in (*single, *states)]
-    return slot.first, slot.parameter.numel(), group, *addresses
-
-
-def _check(
-    slots: Sequence[Slot[Tensor]],
-    noise: NoiseRow,
-    batch_size: float,
-    filters: Sequence[FilterCoefficients],
-    rule: str,
-    settings: Sequence[UpdateSettings],
-    step_number: int,
-    correlation: Correlation | None,
-    square: str,
-    square_noise: NoiseRow | None,
-) -> torch.device:
-    """Check everything, but tensors seen before by their description only: a second look would find the same."""
-    tensors = [vector for slot in slots for vector in _tensors(slot)]
-    for vector in tensors:
-        if not isinstance(vector, torch.Tensor):
-            raise ArgumentTypeError(
-                f"slots with an array of type {type(vector).__name__}: must be torch tensors under backend 'triton'; "
-                "use from_numpy"
-            )
-    described = tuple(
-        (vector.data_ptr(), vector.shape, vector.dtype, vector.device, vector.is_contiguous()) for vector in tensors
-    )
-    lists = tuple((len(slot.filter_state), len(slot.moments), len(slot.noise_state)) for slot in slots)
-    optional = tuple((slot.displacement is None, slot.scale is None, slot.square is None) for slot in slots)
-    lengths = tuple(tuple(map(_length, f)) for f in (*filters, *(() if correlation is None else (correlation,))))
-    key = (described, lists, optional, len(settings), lengths, type(correlation), rule, square)
-    if key in _checked:
-        check_step((), noise, batch_size, filters, rule, (), step_number, correlation, square, square_noise)
-        _checked.move_to_end(key)
-        return _checked[key]
-    check_step(slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise)
-    float32_only(slots=[vector for slot in slots for vector in (slot.parameter, *_tensors(slot)[2:])])
-    _checked[key] = common_device(slots=tensors)
-    if len(_checked) > _KEPT:
-        _checked.popitem(last=False)
-    return _checked[key]
-
-
 def _length(part: Any) -> int | None:
     return len(part) if hasattr(part, "__len__") else None
 
 
-def _tensors(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
+def _narrow(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors of a slot that are float32."""
     optional = [array for array in (slot.displacement, slot.scale, slot.square) if array is not None]
-    return (slot.parameter, slot.total, *slot.filter_state, *slot.moments, *slot.noise_state, *optional)
+    return (slot.parameter, *slot.filter_state, *slot.moments, *slot.noise_state, *optional)

@@ -9,52 +9,61 @@ from dpcore_triton.filter import pointers, recurrence_elements
 from dpcore_triton.launch import jit, kernel
 from dpcore_triton.noise import normals
 from dpcore_triton.ring import ring_elements
-from dpcore_triton.stream import CIPHER, LANES, counters, interior, load_at, locate, places, store_at
-from dpcore_triton.update import UPDATE_NUMBERS, settings_of, update_elements
+from dpcore_triton.step_numbers import FIRST_TAP, SCALES
+from dpcore_triton.stream import LANES, counters, interior, load_at, locate, places, store_at
+from dpcore_triton.update import UPDATE_NUMBERS, scalars, settings_of, update_elements
 
 # Elements of a thread that are loaded together: the most of 4, 2 and 1 that leave, with the normals, so few registers.
 MOST_LOADED = tl.constexpr(52)
 
-SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream", "square_one")
+# Of the noise and of the square's: what stays the same from step to step.
+CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_stream", "one")
+SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_stream", "square_one")
 
 
-@kernel(*CIPHER, *SQUARE_CIPHER, "ring_place")
+@kernel(*CIPHER, *SQUARE_CIPHER)
 def step_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one,
-    s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream, square_one,
-    scales, noise_taps, taps, derived, ring_taps, ring_place,
-    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, RING: tl.constexpr,
-    RING_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr, ORDER: tl.constexpr, SQUARE: tl.constexpr,
-    SQUARE_RNG: tl.constexpr,
+    rows, row_of, numbers, k0, k1, k2, k3, k4, k5, k6, k7, noise_stream, one,
+    s0, s1, s2, s3, s4, s5, s6, s7, square_stream, square_one,
+    RULE: tl.constexpr, RNG: tl.constexpr, NOISE_TAPS: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr,
+    RING: tl.constexpr, RING_ORDER: tl.constexpr, SCALED: tl.constexpr, TAPS: tl.constexpr, FILTERS: tl.constexpr,
+    ORDER: tl.constexpr, SQUARE: tl.constexpr, SQUARE_RNG: tl.constexpr,
     MOMENTS: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Draw the noise of a program's elements, then take their step; the arguments are those of `dpcore_triton.step`."""
+    """Draw the noise of a program's elements, then take their step.
+
+    What changes from step to step is read from `numbers`, where `dpcore_triton.step_numbers` puts it.
+    """
     row, start = locate(rows, row_of, 9 + RING_ORDER + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
     z_square, z = None, None
     if SQUARE_RNG is not None:
-        square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, square_row, square_stream, square_one)
+        square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, tl.load(numbers + 1), square_stream, square_one)
         z_square = normals(square_cipher, counters(row, start, BLOCKS), SQUARE_RNG)
     if RNG is not None:
-        cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
+        cipher = (k0, k1, k2, k3, k4, k5, k6, k7, tl.load(numbers), noise_stream, one)
         z = normals(cipher, counters(row, start, BLOCKS), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
     total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
     displacement, scale_and_square = pointers(row, origin + place, 6, 1), pointers(row, origin + place, 7, 2)
     states = pointers(row, origin + place, 5, 1)
     states += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER + ORDER + MOMENTS)
-    settings = settings_of(derived + tl.load(row + 3) * UPDATE_NUMBERS)
     arrays = (total, states, scale_and_square, displacement)
-    ring = (row + 9, origin + place, ring_place)
-    # From memory, in float64: an argument would be float32, and noise of that scale too small by up to 2^-24.
-    numbers = ((tl.load(scales), tl.load(scales + 1), tl.load(scales + 2)), noise_taps, taps, settings)
+    first_tap = (numbers + FIRST_TAP).to(tl.pointer_type(tl.float32), bitcast=True)
+    noise_taps, taps = scalars(first_tap, NOISE_TAPS), scalars(first_tap + NOISE_TAPS, TAPS)
+    ring_taps = first_tap + (NOISE_TAPS + TAPS)
+    settings = settings_of(ring_taps + (1 + RING_ORDER) + tl.load(row + 3) * UPDATE_NUMBERS)
+    ring = (row + 9, origin + place, tl.load(numbers + 2))
+    # In float64: noise of a scale that was rounded to float32 would be too small by up to 2^-24.
+    scales = (numbers + SCALES).to(tl.pointer_type(tl.float64), bitcast=True)
+    read = ((tl.load(scales), tl.load(scales + 1), tl.load(scales + 2)), noise_taps, taps, settings)
     if interior(low, high, BLOCKS):
         step_words(
-            z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER, RING,
+            z, z_square, arrays, ring, ring_taps, place, low, high, read, RING_ORDER, RING,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, False,
         )  # fmt: skip
     else:
         step_words(
-            z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER, RING,
+            z, z_square, arrays, ring, ring_taps, place, low, high, read, RING_ORDER, RING,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, True,
         )  # fmt: skip
 

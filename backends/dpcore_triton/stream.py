@@ -15,8 +15,8 @@ from dpcore_triton.launch import BLOCKS, default_device, jit, kernel, launch, ta
 LANES = tl.constexpr(spec.LANES)
 TILE = tl.constexpr(spec.TILE)
 
-# Key, row and stream travel as kernel arguments: they sit in constant memory, cost no register, and no copy of the key
-# is left behind in recycled device memory.
+# Key and stream travel as kernel arguments: they sit in constant memory, cost no register, and no copy of the key is
+# left behind in recycled device memory. (The fused step reads its row from memory.)
 CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream", "one")
 
 

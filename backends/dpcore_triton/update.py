@@ -93,9 +93,15 @@ def _update_kernel(
 @jit
 def settings_of(derived):
     """Return the numbers of `update_numbers`; the compiler drops the loads of those that a rule does not use."""
+    return scalars(derived, UPDATE_NUMBERS)
+
+
+@jit
+def scalars(place, COUNT: tl.constexpr):
+    """Return so many numbers that lie one after the other."""
     found = ()
-    for k in tl.static_range(UPDATE_NUMBERS):
-        found += (tl.load(derived + k),)  # type: ignore[assignment]
+    for k in tl.static_range(COUNT):
+        found += (tl.load(place + k),)  # type: ignore[assignment]
     return found
 
 

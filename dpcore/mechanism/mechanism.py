@@ -17,8 +17,10 @@ from dpcore.mechanism.drawing import DrawnBatches
 from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
 from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
+from dpcore.spec.repeating import repeat as once
 from dpcore.spec.stream import Stream
-from dpcore.stages.clipping.blocks import Block, as_blocks, norms_of, scaled
+from dpcore.stages.clipping.blocks import Block, as_blocks, scaled
+from dpcore.stages.clipping.clipped_sum import add_clipped
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.build import state
@@ -82,15 +84,13 @@ class Mechanism(DrawnBatches):
         scales: list[Any] = [None] * len(blocks)
         if self.vectors.scales is not None and self.plan.scaled(self.step):
             blocks, scales = scaled(blocks), self.vectors.scales
-        norms = norms_of(self.backend, blocks, grouping.members, scales)
-        factors = self.backend.clip_factors(norms, clip.rule, grouping.bounds, self._sizes, blocks[0].dtype)
-        weights: list[Any] = [None] * len(blocks)
-        for members, factor in zip(grouping.members, factors, strict=True):
-            for i in members:
-                weights[i] = factor
-        self.peers.add_sums(self.backend, blocks, weights, self.vectors.totals, scales)
+        repeat = once if self.peers.shards else self.backend.repeat  # they keep what is added, to send it
+        norms = repeat(
+            add_clipped, self.backend, blocks, clip.rule, grouping, self._sizes, self.vectors.totals, scales,
+            self.peers.add_sums,
+        )  # fmt: skip
         if self._running is not None:
-            self._running.add(norms[0])
+            self._running.add(norms)
 
     def join(self) -> None:
         """End a micro-batch, after any number of `add`; all processes do so equally often."""

@@ -127,16 +127,8 @@ class Alone:
         """See `Peers.rounds`."""
         return count
 
-    def add_sums(
-        self,
-        backend: Backend[Any],
-        blocks: Sequence[Block],
-        weights: Sequence[Any],
-        totals: Sequence[Any],
-        scales: Sequence[Any],
-    ) -> None:
-        """See `Peers.add_sums`."""
-        add_sums(backend, blocks, weights, totals, scales)
+    # See `Peers.add_sums`. Plain, for it is an argument of what a backend may repeat.
+    add_sums = staticmethod(add_sums)
 
     def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
         """See `Peers.join`."""

@@ -9,7 +9,7 @@ argument unless its description says "in place", and accept arrays of size zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dpcore.spec.pair_ops import PairOperations
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized", "psac")
 AUTOMATIC_STABILITY: Final = 0.01
@@ -139,6 +140,14 @@ class Backend(PairOperations[A], Protocol[A]):
 
     def clear(self, arrays: Sequence[A]) -> None:
         """Set arrays to 0, in place."""
+
+    def repeat(self, work: Callable[..., T], *args: Any) -> T:
+        """Return ``work(*args)``, which a backend may have recorded when it was called with the same arguments.
+
+        `work` is a function of its arguments alone: operations of this port on their arrays, and on arrays that it
+        makes of them. It neither reads an array's values into Python nor changes anything but arrays, in place. The
+        result may lie in the memory of an earlier one.
+        """
 
     def words(
         self, key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"

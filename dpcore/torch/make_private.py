@@ -30,7 +30,7 @@ from dpcore.torch.model.modes import Modes
 from dpcore.torch.model.per_example import WAYS, Loss
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.parameter_views import Working, backend_for, check_place
+from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
 from dpcore.torch.processes import caveats_of
@@ -63,6 +63,7 @@ def make_private(
     num_workers: int = 0,
     prefetch: int = 0,
     augmentations: int = 1,
+    cuda_graphs: bool = False,
     example_batch: Any = None,
     key: bytes | None = None,
     exact_key: bool = False,
@@ -125,6 +126,9 @@ def make_private(
     augmentations : int
         K, times that each drawn example of a dataset is read. The mean of its K gradients is clipped as one, so that
         more views cost no privacy.
+    cuda_graphs : bool
+        Repeat the launches of norms, sums and the step as CUDA graphs, where they are those of an earlier step: under
+        backend "triton" alone, in one process. The model's own launches are not among them. It changes no bit.
     example_batch : batch, optional
         Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
         range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
@@ -188,10 +192,10 @@ def make_private(
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     check_plain(model)
     peers = peers_of(process_group, model)
-    check_alone(peers, private_diagnostics=private_diagnostics)
+    check_alone(peers, private_diagnostics=private_diagnostics, cuda_graphs=cuda_graphs)
     gradients = way_of(peers, method, gradients)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
-    backend = backend_for(model)
+    backend = with_graphs(backend_for(model)) if cuda_graphs else backend_for(model)
     frozen = check_module(model)
     device = check_place(backend, model)
     gradient = gradient_of(model, loss, peers)

@@ -24,6 +24,18 @@ def backend_for(model: torch.nn.Module) -> Backend[Any]:
     return load_backend(chosen_backend() or ("triton" if on_gpu else "torch"))
 
 
+def with_graphs(backend: Backend[Any]) -> Backend[Any]:
+    """Return the backend for one run that repeats its launches as CUDA graphs; refuse one that launches nothing."""
+    if backend.name != "triton":
+        raise BackendError(
+            f"cuda_graphs=True under backend {backend.name!r}: must be False, since only backend 'triton' has launches "
+            "to repeat"
+        )
+    chosen: Any = backend
+    repeating: Backend[Any] = chosen.with_graphs()
+    return repeating
+
+
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     """Return the one device of the model's parameters; refuse a model that is not where the backend computes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,7 +65,7 @@ def channels_last() -> tuple[nn.Module, torch.Tensor]:
 
 def train(
     backend: str, method: dpcore.Method, device: str, dtype: torch.dtype = torch.float32,
-    problem: Problem = dense,
+    problem: Problem = dense, **options: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Return what a run of three steps released, on the CPU."""
     torch.manual_seed(0)
@@ -75,7 +76,7 @@ def train(
     with dpcore.use_backend(backend):
         run = dpcore.torch.make_private(
             model, data, method, sampling=sampling(method), steps=3, microbatch_size=5, key=KEY, exact_key=True,
-            target_delta=1e-5
+            target_delta=1e-5, **options,
         )  # fmt: skip
     for batch in run.loader:
         assert batch[0].device.type == torch.device(device).type

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients
+from dpcore.spec.ops import UPDATE_RULES, FilterCoefficients, NoiseRow
 
 ROOT = Path(__file__).resolve().parents[3]
 # Registers that leave room for six warps a scheduler, to hide the latency of memory behind the cipher's arithmetic.
@@ -38,9 +38,11 @@ FEW_STEPS = {
 KEPT = ("kernel", "elements_a_thread", "registers", "warps_resident", "shared", "spills", "loads_together")
 
 CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream", "one"), "i32")
-SQUARE_CIPHER = dict.fromkeys(
-    ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_row", "square_stream", "square_one"), "i32"
-)
+# The fused step reads its rows from memory.
+STEP_CIPHER = dict.fromkeys(
+    ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_stream", "one",
+     "s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_stream", "square_one"), "i32"
+)  # fmt: skip
 TABLE = {"rows": "*i64", "row_of": "*i32"}
 
 
@@ -70,15 +72,14 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         order = sum(max(len(f.a), len(f.b) - 1) for f in filters)
         taps = sum(1 + len(f.b) + len(f.a) for f in filters)
         noise_taps = 2 + 2 * noise_order if noise_order else 0
-        types_ = {**TABLE, **CIPHER, **SQUARE_CIPHER, "scales": "*fp64", "derived": "*fp32", "ring_place": "i32"}
-        types_ |= {"ring_taps": "*fp32"} if ring else {}
-        types_ |= {"noise_taps": ("fp32",) * noise_taps, "taps": ("fp32",) * taps}
+        types_ = {**TABLE, "numbers": "*i32", **STEP_CIPHER}
         constants = {
-            "RULE": rule, "RNG": "chacha20", "NOISE_NB": 1 + noise_order if noise_order else 0,
-            "NOISE_ORDER": noise_order, "RING": "output" if ring else None,
-            "RING_ORDER": ring, "SCALED": False, "FILTERS": step._places(filters), "ORDER": order,
+            "RULE": rule, "RNG": "chacha20", "NOISE_TAPS": noise_taps, "TAPS": taps,
+            "NOISE_NB": 1 + noise_order if noise_order else 0, "NOISE_ORDER": noise_order,
+            "RING": "output" if ring else None, "RING_ORDER": ring, "SCALED": False,
+            "FILTERS": step._places(filters), "ORDER": order,
             "SQUARE": "filtered", "SQUARE_RNG": None, "MOMENTS": UPDATE_RULES[rule], "GENERAL": False,
-            "DISPLACED": False, "BLOCKS": launch.BLOCKS, **({} if ring else {"ring_taps": None}),
+            "DISPLACED": False, "BLOCKS": launch.BLOCKS,
         }  # fmt: skip
         return f"step {title}", step.step_kernel, types_, {**constants, **chosen}, 16 * launch.BLOCKS
 
@@ -251,34 +252,27 @@ def main(out: Path, *, few: bool = False) -> None:
 
 
 def bound_types() -> list[Any]:
-    """Return what a launch of the step is compiled for, for calls that differ in everything that changes in a run."""
+    """Return what a launch of the step is compiled for, for runs of different keys; the rest is in memory."""
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
+    from dpcore_triton.step import _cipher
     from dpcore_triton.step_kernel import step_kernel
-    from dpcore_triton.stream import cipher_words
 
     binder = create_function_from_signature(
         step_kernel.signature, step_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
     )
-    table = torch.zeros(4, dtype=torch.int64)
-    floats, scales = torch.zeros(4), torch.zeros(3, dtype=torch.float64)
+    table, numbers = torch.zeros(4, dtype=torch.int64), torch.zeros(100, dtype=torch.int32)
     constants = (
-        "adam", "chacha20", 1, 0, "output", 3, False, ((0, 2, 1, 0, 0),), 0, "separate", "philox", 2, False, False, 128,
+        "adam", "chacha20", 2, 1, 0, "output", 3, False, 2, ((0, 2, 1, 0, 0),), 0, "separate", "philox", 2, False,
+        False, 128,
     )  # fmt: skip
     found = []
-    for key, row, b, place in (
-        (bytes(32), 0, 1.0, 0),
-        (b"\x01\x00\x00\x00" * 8, 1, 0.5, 1),
-        (b"\x10\x00\x00\x00" * 8, 16, 1.0, 16),
-        (b"\xff" * 32, 2**32 - 1, 2.0, 5),
-    ):
-        cipher = cipher_words(key, row, 0, 0, 1, "chacha20")
-        square_cipher = cipher_words(key[::-1], 2**32 - 1 - row, 1, 0, 1, "philox")
-        numbers = (scales, (1.0, b), (b, 1.0))
-        bound = binder(table, table.int(), *cipher, *square_cipher, *numbers, floats, floats, place, *constants)
+    for key in (bytes(32), b"\x01\x00\x00\x00" * 8, b"\x10\x00\x00\x00" * 8, b"\xff" * 32):
+        ciphers = (*_cipher(NoiseRow(key, 0, 0, 1.0), (0, 1)), *_cipher(NoiseRow(key[::-1], 0, 1, 1.0), (0, 1)))
+        bound = binder(table, table.int(), numbers, *ciphers, *constants)
         found.append(repr(bound[1]))
     return found
 

@@ -109,10 +109,10 @@ def test_tables_are_kept_and_hold_what_they_were_given() -> None:
     assert table([(4096, 11), *rows[1:]], programs, default_device())[0].tolist()[0] == [0, 4096, 11]
 
 
-def test_a_second_step_on_the_same_tensors_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_step_on_the_same_tensors_sends_its_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
 
-    backend = load_backend("triton")
+    backend, step = load_backend("triton"), sys.modules["dpcore_triton.step"]
     ones = np.ones(20, dtype=np.float32)
     x, filtered, v, n, scale = (backend.from_numpy(ones) for _ in range(5))
     total = backend.from_numpy(np.ones(20))
@@ -126,9 +126,15 @@ def test_a_second_step_on_the_same_tensors_sends_nothing(monkeypatch: pytest.Mon
     def refuse(*args: object) -> None:
         raise AssertionError(f"called with {args}")
 
+    sent: list[np.ndarray] = []
+    upload = step.upload
     monkeypatch.setattr("dpcore_triton.launch.upload", refuse)
-    monkeypatch.setattr(sys.modules["dpcore_triton.step"], "common_device", refuse)
+    monkeypatch.setattr(step, "common_device", refuse)
+    monkeypatch.setattr(step, "upload", lambda values, device: sent.append(values) or upload(values, device))
     backend.step(slots, noises[1][0], *arguments, 2, square_noise=noises[1][1], **options)
+    ((numbers,),) = [sent]
+    assert numbers.nbytes < 200
+    assert numbers[:2].tolist() == [1, 1]
 
 
 def test_no_helper_of_kernels_returns_none() -> None:

@@ -1,0 +1,171 @@
+"""The backend of a run that repeats its launches as CUDA graphs (`dpcore.torch.make_private`, ``cuda_graphs=True``).
+
+Nothing is decided here about privacy: `Mechanism` calls `step` and `repeat` as it always does, having checked the step,
+written the ledger and marked the row as spent. A graph can only repeat launches on what they depend on:
+
+- **A graph is found by all that its launches were made from.** `step` makes its launches from a key, and from nothing
+  else (`dpcore_triton.step.plan`); `repeat` makes the key out of the function and all of its arguments: tensors by
+  address, shape, stride, dtype and device, everything else by its value. What has no such description is refused.
+- **What changes from step to step is written before each replay**: the row, scales, coefficients and settings of a step
+  go to the memory that its launch reads, by one copy that is ordered before it on the stream. It is a copy of pageable
+  memory, which CUDA takes before the call returns: the host cannot overwrite the numbers of a step that has not begun.
+- **Nothing is uploaded or freed under a graph**: a recording holds launches, not uploads, and keeps their tensors.
+- **A stream has its own graphs**, since their memory is ordered with its kernels only.
+
+The first call of a key runs as ever, the second is recorded and captured, later ones are replayed. So what changes
+every time (the clip norm where it is adapted, a batch of another size) is never captured.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+
+from dpcore.errors import ArgumentTypeError, SpeedWarning
+from dpcore_triton.kept import Kept
+from dpcore_triton.launch import current_stream, default_device
+from dpcore_triton.recording import recording, repeated
+from dpcore_triton.step import plan, start
+
+T = TypeVar("T")
+
+# A capture waits for the device and empties torch's cache: there are so many, and one more for each so many replays.
+FREE_CAPTURES, WORTH = 16, 16
+_PLAIN = (str, bytes, int, float, np.generic, type(None))
+
+
+class Graph:
+    """One piece of work: seen once, then recorded and captured, then replayed."""
+
+    def __init__(self) -> None:
+        self.numbers: Any = None  # the memory that a step's launches read
+        self.replays = 0
+        self._repeat: Callable[[], None] | None = None
+        self._result: Any = None
+        self._refused = False
+
+    def run(self, work: Callable[[], T], device: torch.device) -> T:
+        """Return what the work returns; under a graph the same tensors, with new values."""
+        if self._repeat is not None:
+            self._repeat()
+            self.replays += 1
+            return cast(T, self._result)
+        if self._refused:
+            return work()
+        with recording() as record:
+            result = work()
+        if record.refused is None:
+            try:
+                self._repeat, self._result, self._kept = repeated(record.calls, device), result, record.kept
+                return result
+            except RuntimeError as cause:
+                record.refused = str(cause).splitlines()[0]
+        self._refused = True
+        warnings.warn(
+            f"cuda_graphs=True: a part of the step is not captured ({record.refused}); it runs as without",
+            SpeedWarning,
+            stacklevel=2,
+        )
+        return result
+
+
+class Graphs:
+    """The backend of one run: `step` and `repeat` are captured, and all else is as it is without."""
+
+    def __init__(self, backend: Any, most: int = 8) -> None:
+        self._backend = backend
+        # Few: each keeps what its work allocates. Those of a key before a fork are never asked for again, and go first.
+        self.kept = Kept[Graph](most)
+        self._seen = Kept[bool](256)
+        self.captured = self.found = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other member of the backend."""
+        return getattr(self._backend, name)
+
+    def step(
+        self,
+        slots: Any,
+        noise: Any,
+        batch_size: float,
+        filters: Any,
+        rule: str,
+        settings: Any,
+        step_number: int,
+        *,
+        correlation: Any = None,
+        square: str = "filtered",
+        square_noise: Any = None,
+    ) -> None:
+        """See `dpcore.spec.ops.Backend.step`."""
+        planned = plan(
+            slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+        )  # fmt: skip
+        graph, device = self._graph(planned.key), planned.launches.device
+        numbers = torch.from_numpy(planned.numbers)
+        if graph is None:
+            start(planned, numbers.to(device, non_blocking=True))
+            return
+        if graph.numbers is None:
+            graph.numbers = torch.empty_like(numbers, device=device)
+        graph.numbers.copy_(numbers, non_blocking=True)
+        graph.run(lambda: start(planned, graph.numbers), device)
+
+    def repeat(self, work: Callable[..., T], *args: Any) -> T:
+        """See `dpcore.spec.ops.Backend.repeat`."""
+        device = next(filter(None, map(_device, args)), default_device())
+        key = (described(work), tuple(map(described, args)), current_stream(device))
+        graph = self._graph(key)
+        return work(*args) if graph is None else graph.run(lambda: work(*args), device)
+
+    def _graph(self, key: Hashable) -> Graph | None:
+        """Return the graph of a key; None where the key is new, or captures were in vain too often."""
+        graph = self.kept.get(key)
+        if graph is not None:
+            self.found += 1
+        elif not self._seen.get(key):
+            self._seen.put(key, True)
+        elif self.captured < FREE_CAPTURES + self.found // WORTH:
+            self.captured += 1
+            graph = self.kept.put(key, Graph())
+        return graph
+
+
+def described(value: Any) -> Hashable:
+    """Return all of an argument that launches can be made from.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is of a kind that could hold something else at the next call.
+    """
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+    if kind is tuple or kind is list:
+        return tuple([described(each) for each in value])
+    if issubclass(kind, _PLAIN):
+        return repr(value)  # 0.0 is not -0.0 here, and 1 not 1.0
+    if kind is Graphs or (kind is FunctionType and value.__closure__ is None):
+        return cast(Hashable, value)
+    if hasattr(kind, "__dataclass_fields__"):
+        return (kind, *[described(getattr(value, name)) for name in kind.__dataclass_fields__])
+    raise ArgumentTypeError(
+        f"repeat: an argument of type {type(value).__name__}: must be a tensor, a number, a string, a function without "
+        "a closure, or a tuple, list or dataclass of such"
+    )
+
+
+def _device(value: Any) -> torch.device | None:
+    """Return the device of the first tensor in an argument."""
+    if isinstance(value, torch.Tensor):
+        return value.device
+    if isinstance(value, (tuple, list)):
+        return next(filter(None, map(_device, value)), None)
+    fields = getattr(value, "__dataclass_fields__", ())
+    return next(filter(None, (_device(getattr(value, name)) for name in fields)), None)

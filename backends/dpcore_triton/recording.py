@@ -1,0 +1,117 @@
+"""Work on the device, recorded call by call while it runs, and repeated without the Python that led to it.
+
+A recording holds every launch and every operation of torch that computes, with the very arguments they had, and keeps
+the tensors alive that they made. Repeating it makes the same calls again, on the same addresses: what changes must be
+in memory. In the interpreter the calls are made one by one; on the device they are captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpcore_triton import launch
+
+Tensor = torch.Tensor
+
+# Of an operation whose next call may do something else, in the words of torch's own tags.
+UNREPEATABLE = {
+    torch.Tag.data_dependent_output: "the host waits for its result",
+    torch.Tag.dynamic_output_shape: "its shapes depend on values",
+    torch.Tag.nondeterministic_seeded: "it draws random numbers",
+}
+_ALLOCATIONS = (
+    torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_like, torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+)  # fmt: skip
+
+
+class Operation(NamedTuple):
+    """An operation of torch, and the tensors that its first call returned."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Tensor]  # those that are new: not a view of an argument, or it
+
+    def start(self) -> None:
+        """Compute it again, into the same tensors."""
+        found = _made(self.function, self.function(*self.args, **self.kwargs))
+        for output, again in zip(self.outputs, found, strict=True):
+            output.copy_(again)
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What was started on the device, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[launch.Launch | Operation] = []
+        self.kept: list[Tensor] = []  # so that no address is handed out again
+        self.refused: str | None = None  # why this cannot be repeated
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if launch.unseen():
+            return result
+        self.kept += [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if function.is_view or function.overloadpacket in _ALLOCATIONS:
+            return result
+        reasons = [UNREPEATABLE[tag] for tag in function.tags if tag in UNREPEATABLE]
+        places = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+        if len(places) > 1:
+            reasons.append("it copies between host and device")
+        if reasons:
+            self.refused = f"{function}: {reasons[0]}"
+        self.calls.append(Operation(function, args, kwargs, _made(function, result)))
+        return result
+
+
+def _made(function: Any, result: Any) -> list[Tensor]:
+    """Return the tensors among an operation's results that are no argument of it."""
+    results = result if isinstance(result, (tuple, list)) else [result]
+    schema = function._schema.returns
+    if len(schema) != len(results):  # one list of tensors, or nothing
+        new = bool(schema) and schema[0].alias_info is None
+        return [leaf for leaf in results if isinstance(leaf, Tensor)] if new else []
+    return [
+        leaf
+        for leaf, declared in zip(results, schema, strict=True)
+        if isinstance(leaf, Tensor) and declared.alias_info is None
+    ]
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Record what this thread starts in the block."""
+    record = Recording()
+    with launch.told(record.calls), record:
+        yield record
+
+
+def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -> Callable[[], None]:
+    """Return what makes these calls again: on the device a CUDA graph, captured here; nothing is computed yet."""
+
+    @torch.no_grad()
+    def start() -> None:
+        for call in calls:
+            call.start()
+
+    if launch.INTERPRETED or not calls:
+        return start
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Of this thread only: another may meanwhile read data into pinned memory.
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        start()
+
+    def replay() -> None:
+        with torch.cuda.device(device):
+            graph.replay()
+
+    return replay

@@ -1,0 +1,13 @@
+"""Work that is done again at each step, by a backend that has no shorter way to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def repeat(work: Callable[..., T], *args: Any) -> T:
+    """See `dpcore.spec.ops.Backend.repeat`."""
+    return work(*args)

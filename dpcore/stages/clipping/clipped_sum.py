@@ -1,0 +1,49 @@
+"""The clipped sum of a micro-batch: norms, factors and weighted sums, as one piece of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpcore.spec.ops import Backend
+from dpcore.stages.clipping.blocks import Block, norms_of
+from dpcore.stages.clipping.groups import Grouping
+
+
+def add_clipped(
+    backend: Backend[Any],
+    blocks: Sequence[Block],
+    rule: str,
+    grouping: Grouping,
+    sizes: Sequence[int],
+    totals: Sequence[Any],
+    scales: Sequence[Any],
+    add_sums: Callable[..., None],
+) -> Any:
+    """Add each example's vector to `totals` in place, scaled and clipped; return the norms in the first group, (B,).
+
+    A function of its arguments alone, so that a backend may repeat it (`dpcore.spec.ops.Backend.repeat`).
+
+    Parameters
+    ----------
+    backend : Backend
+    blocks : sequence of Block
+        One for each tensor.
+    rule : str
+        See `dpcore.spec.ops.Backend.clip_factors`.
+    grouping : Grouping
+    sizes : sequence of int
+        Coordinates of each group.
+    totals : sequence of (d_l,) float64 arrays, in place
+    scales : sequence of (d_l,) arrays or None
+    add_sums : callable
+        See `dpcore.mechanism.peers.Peers.add_sums`.
+    """
+    norms = norms_of(backend, blocks, grouping.members, scales)
+    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, blocks[0].dtype)
+    weights: list[Any] = [None] * len(blocks)
+    for members, factor in zip(grouping.members, factors, strict=True):
+        for i in members:
+            weights[i] = factor
+    add_sums(backend, blocks, weights, totals, scales)
+    return norms[0]
