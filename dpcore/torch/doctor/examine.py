@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,9 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("checkpoint", steps.checkpoint),
     ("cost", cost.cost),
 )
+
+
+_OF_VALUES = ("reading", "finite values", "real examples")  # what these say may show values of the data
 
 
 def doctor(
@@ -113,27 +117,36 @@ def doctor(
 
 
 def _examine(subject: Subject, with_audit: bool, confidence: float) -> Findings:
-    subject.build()
     found = Findings()
     checks = [*_CHECKS, *([("audit", lambda s: audited(s, confidence))] if with_audit else [])]
-    for name, check in checks:
-        try:
-            for finding in check(subject):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        subject.build()
+        for name, check in checks:
+            for finding in _checked(subject, name, check):
+                told = [known.name for known in found.faults if known.sentence == finding.sentence]
+                if finding.status == "fault" and told:
+                    again = f"mend the fault {told[0]!r} first"
+                    finding = Finding("not tried", finding.name, "it fails by a fault that was named above.", again)
                 found.append(finding)
-        except NotTried as cause:
-            found.append(Finding("not tried", name, cause.sentence, cause.remedy))
-        except DpcoreError as error:
-            found.append(
-                trials.fault_of(subject, error, name) if name in ("forward", "loss") else of_error(name, error)
-            )
-        except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
-            told = str(error).splitlines()[0][:200] if str(error) else "no message"
-            found.append(
-                Finding("fault", name, f"fails with {type(error).__name__} ({told}).", "mend it, and examine again")
-            )
+                subject.faults |= {finding.name} if finding.status == "fault" else set()
     if subject.refused is not None and found.ok:
         found.append(of_error("make_private", subject.refused))
     return found
+
+
+def _checked(subject: Subject, name: str, check: Check) -> Iterator[Finding]:
+    """Yield what a check finds; what it raises is a finding, too."""
+    try:
+        yield from check(subject)
+    except NotTried as cause:
+        yield Finding("not tried", name, cause.sentence, cause.remedy)
+    except DpcoreError as error:
+        in_trial = name in ("forward", "loss", "unused parameters")
+        yield trials.fault_of(subject, error, name) if in_trial else of_error(name, error, name in _OF_VALUES)
+    except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
+        told = str(error).splitlines()[0][:200] if str(error) else "no message"
+        yield Finding("fault", name, f"fails with {type(error).__name__} ({told}).", "mend it, and examine again")
 
 
 def _batch_size(data: Any) -> int:

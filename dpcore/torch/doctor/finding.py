@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -52,7 +53,7 @@ class Finding:
     def __str__(self) -> str:
         """Return the finding in one sentence or two."""
         return f"{self.status}: {self.name}{'*' * self.private}: {self.sentence}" + (
-            f" Remedy: {self.remedy}" if self.remedy else ""
+            f" Remedy: {self.remedy}." if self.remedy else ""
         )
 
 
@@ -102,15 +103,20 @@ class Findings(list[Finding]):
 def of_error(name: str, error: BaseException, private: bool = False) -> Finding:
     """Return the fault that a refusal of ours names.
 
-    Its sentence has the form ``what: what would be right``, and a remedy of its own after a semicolon where there is
-    one.
+    Its sentence has the form ``what: what would be right``, with more of both between semicolons: the remedy begins
+    with the first part that tells to do something.
     """
     text = str(error)
-    cause, mark, remedy = text.rpartition("; ")
-    if not mark:
-        cause, mark, remedy = text.partition(": ")
-    return Finding("fault", name, _sentence(cause if mark else text), _sentence(remedy) if mark else "", private)
+    cuts = [match.end() for match in re.finditer("[:;] ", text)]
+    place = next((cut for cut in cuts if text[cut:].startswith(_TELLS)), cuts[0] if cuts else len(text))
+    cause, remedy = text[:place].rstrip("; "), text[place:]
+    return Finding("fault", name, f"{cause.rstrip(':.')}.", remedy.rstrip("."), private)
 
 
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+_TELLS = tuple(
+    f"{word} "
+    for word in (
+        *("add", "call", "check", "convert", "draw", "end", "free", "give", "hold", "keep", "leave", "let", "make"),
+        *("mend", "move", "must", "pad", "pass", "put", "register", "rewrite", "run", "set", "take", "train", "use"),
+    )
+)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
-from dpcore.stages.clipping.blocks import norms_of
+from dpcore.stages.clipping.blocks import Block, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import Finding, NotTried
@@ -99,16 +100,15 @@ def values(subject: Subject) -> Iterator[Finding]:
     """Whether the values are finite; looks at them."""
     places = _places(subject, _LOOKED_AT)
     whole = subject.source.batch(places, TRIAL)
-    bad = torch.zeros(len(places) * subject.source.views, dtype=torch.bool, device=subject.device)
-    names = []
-    for name, tensor in batches.named(whole).items():
-        if tensor.is_floating_point():
-            found = ~tensor.reshape(len(tensor), -1).isfinite().all(1)
-            names += [name.removeprefix("batch")] if found.any() else []
-            bad |= found
+    bad = ~_finite(whole)
+    names = [
+        name.removeprefix("batch")
+        for name, tensor in batches.named(whole).items()
+        if tensor.is_floating_point() and not tensor.isfinite().all()
+    ]
     count, looked = int(bad.sum()), len(bad)
     if count:
-        first = int(places[int(bad.nonzero()[0]) // subject.source.views])
+        first = int(places[int(np.flatnonzero(bad)[0]) // subject.source.views])
         yield Finding(
             "fault",
             "finite values",
@@ -136,7 +136,7 @@ def clipping(subject: Subject) -> Iterator[Finding]:
         members = [tuple(range(len(blocks)))]
         norms += backend.to_numpy(norms_of(backend, blocks, members, [None] * len(blocks))[0]).tolist()
     found = np.array(norms)
-    lost = int((~np.isfinite(found)).sum())
+    lost = int((~np.isfinite(found) & _finite(batch)).sum())  # of the others `values` tells
     if lost:
         yield Finding(
             "fault",
@@ -145,6 +145,8 @@ def clipping(subject: Subject) -> Iterator[Finding]:
             "look for divisions by 0, logarithms of 0, or targets that the loss ignores as a whole",
             private=True,
         )
+    if "unused parameters" in subject.faults:
+        return
     if not np.nan_to_num(found).any():
         yield Finding(
             "fault",
@@ -166,7 +168,7 @@ def clipping(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _blocks(subject: Subject, values: list[torch.Tensor], batch: Tree) -> list:  # type: ignore[type-arg]
+def _blocks(subject: Subject, values: list[torch.Tensor], batch: Tree) -> list[Block]:
     engine = subject.run._engine
     try:
         return [block.map(engine.to_array) for block in engine.gradient(values, batch, TRIAL)]
@@ -181,7 +183,15 @@ def _blocks(subject: Subject, values: list[torch.Tensor], batch: Tree) -> list: 
         raise
 
 
-def _places(subject: Subject, most: int) -> np.ndarray:  # type: ignore[type-arg]
+def _finite(batch: Tree) -> NDArray[np.bool_]:
+    """Return for each row of a batch whether its floating values are finite."""
+    found = np.ones(batches.size(batch), dtype=bool)
+    for tensor in (leaf for leaf in batches.leaves(batch) if leaf.is_floating_point()):
+        found &= tensor.reshape(len(tensor), -1).isfinite().all(1).cpu().numpy()
+    return found
+
+
+def _places(subject: Subject, most: int) -> NDArray[np.int64]:
     if subject.source.length == 0:
         raise NotTried("there are no examples.")
     return np.unique(np.linspace(0, subject.source.length - 1, min(most, subject.source.length)).astype(np.int64))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
@@ -64,7 +65,7 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     bad = replaced(inputs, poisoned(inputs))
     engine = run._engine
 
-    def summed(batch: Tree) -> np.ndarray:  # type: ignore[type-arg]
+    def summed(batch: Tree) -> NDArray[np.float64]:
         views, mechanism = engine.views, engine.mechanism
         public = batch if mechanism.plan.method.update.second_moment == "public" else None
         engine.accumulate(batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), public)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -102,7 +102,7 @@ def unused(subject: Subject) -> Iterator[Finding]:
         loss = subject.loss_of(given, made).sum()
         if loss.requires_grad:
             refuse_foreign(loss, leaves)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, leaves, allow_unused=True)
         else:
             found = (None,) * len(leaves)
     names = [name for name, value in zip(gradient.names, found, strict=True) if value is None]

@@ -55,6 +55,8 @@ class Subject:
         self.private: PrivateRun | None = None
         self.refused: Exception | None = None
         self.warned: list[str] = []
+        self.faults: set[str] = set()  # names of those found so far
+        self.fails = ""  # the fault because of which the model cannot be called
         self.deadline = time.monotonic()
 
     def build(self) -> None:
@@ -132,9 +134,11 @@ class Subject:
         found.passed_over += [self.data, self.source]
         return found
 
-    def made(self, examples: int, other: bool = False) -> Tree:
+    def made(self, examples: int) -> Tree:
         """Return a made-up batch of so many examples in the form of the data's."""
-        return trial_batch(self.example, examples, other=other)
+        if self.fails:
+            raise NotTried("the model cannot be called.", f"mend the fault {self.fails!r} first")
+        return trial_batch(self.example, examples)
 
     def loss_of(self, state: State, batch: Tree) -> torch.Tensor:
         """Return what the loss returns of a whole batch, with these values in the model's places."""

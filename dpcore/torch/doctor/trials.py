@@ -14,21 +14,23 @@ from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.per_example import WAYS
 from dpcore.torch.model.trial import Trial
 
+_DTYPES = r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type|[Tt]ype \("
 _KINDS = (
-    ("dtypes", r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type"),
     ("state", r"changes its|changes while|first from later"),
     ("mixing", r"mixes the examples|depends on another"),
     ("loss", r"^loss|of the loss"),
-    ("unregistered tensors", r"not registered"),
-    ("forward", r"failed on synthetic"),
+    ("unregistered tensors", r"not registered|is no parameter of the model"),
+    ("forward", r"failed on synthetic|cannot be differentiated"),
 )
 _TOLERANCE = 1e-3
 
 
 def kind_of(error: BaseException, otherwise: str) -> str:
     """Return the name of the check that an error of a trial belongs to."""
-    text = str(error)
-    return next((name for name, pattern in _KINDS if re.search(pattern, text)), otherwise)
+    texts = [str(error.__cause__ or ""), str(error)]  # ours say "dtype" of many things
+    if re.search(_DTYPES, texts[0]):
+        return "dtypes"
+    return next((name for name, pattern in _KINDS if re.search(pattern, texts[1])), otherwise)
 
 
 def fault_of(subject: Subject, error: BaseException, otherwise: str) -> Finding:
@@ -69,6 +71,9 @@ def trials(subject: Subject) -> Iterator[Finding]:
             if fault.sentence not in told:
                 yield fault
             told.append(fault.sentence)
+            if fault.name in ("forward", "dtypes", "loss"):
+                subject.fails = fault.name
+                return
             if fault.name != name:
                 yield Finding(
                     "not tried", name, "the model fails before this can be seen.", f"mend {fault.name!r} first"
@@ -77,6 +82,8 @@ def trials(subject: Subject) -> Iterator[Finding]:
 
 def gradients(subject: Subject) -> Iterator[Finding]:
     """How gradients are found, beside one-by-one autograd."""
+    if subject.private is None:
+        return
     found = subject.run._engine.gradient
     if found.way == WAYS[0]:
         yield Finding(
@@ -98,6 +105,9 @@ def gradients(subject: Subject) -> Iterator[Finding]:
 
 def loss(subject: Subject) -> Iterator[Finding]:
     """Whether the loss of a batch is made of the losses of its examples."""
+    for fault in ("mixing", "state", "layers"):
+        if fault in subject.faults:
+            raise NotTried("the model does not treat each example alone.", f"mend the fault {fault!r} first")
     made = subject.made(3)
     with subject.trial() as trial:
         trial.gradient.model.train(False)
@@ -131,10 +141,9 @@ def loss(subject: Subject) -> Iterator[Finding]:
 
 def _value(subject: Subject, state: dict[str, torch.Tensor], batch: Any) -> torch.Tensor | None:
     try:
-        found = subject.loss_of(state, batch)
+        return subject.loss_of(state, batch).detach().double()
     except Exception:  # noqa: BLE001 - a loss for one example may raise anything where there are three
         return None
-    return found.detach().double() if isinstance(found, torch.Tensor) else None
 
 
 _CHECKS: tuple[tuple[str, str, Callable[[Trial], None]], ...] = (
