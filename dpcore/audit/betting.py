@@ -35,9 +35,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import logsumexp, ndtr
 
 from dpcore.spec.validate import open_unit
+
+Floats = NDArray[np.float64]
 
 THETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
 _LARGEST = 1e6
@@ -99,7 +102,7 @@ class RatioBound:
         return self.lower >= 1.0
 
 
-def _log_wealth(shares: np.ndarray, allowed: np.ndarray) -> float:  # type: ignore[type-arg]
+def _log_wealth(shares: Floats, allowed: Floats) -> float:
     with np.errstate(divide="ignore"):  # theta = 1 loses all where nothing was right
         growth = np.log1p(np.outer(THETAS, shares / allowed - 1))
     return float(logsumexp(growth.sum(axis=1)) - math.log(len(THETAS)))

@@ -65,27 +65,15 @@ class Training:
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.dataset = settings, dataset
         self.evaluations: list[EpochReleased] = []
-        device = _device(settings.backend)
-        # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
-        torch.manual_seed(settings.seed)
-        self.model = models.build(settings.model, dataset.shape, dataset.classes).to(device)
+        self.model, arguments = asked(settings, dataset)
+        device = next(self.model.parameters()).device
         self._test_inputs = torch.tensor(dataset.test_inputs, device=device)
         self._test_targets = torch.tensor(dataset.test_targets, device=device)
-        method = settings.build_method(len(dataset))
-        train = (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets))
         with config.use_backend(settings.backend), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeltaWarning)  # the commands say it in a remark of their own
             self.private = make_private(
                 self.model,
-                train,
-                method,
-                target_epsilon=settings.epsilon,
-                target_delta=settings.delta,
-                epochs=settings.epochs,
-                loss=torch.nn.functional.cross_entropy,
-                sampling=str(settings.sampling),
-                max_batch_size=settings.max_batch_size,
-                groups=settings.groups,
+                **arguments,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
@@ -211,6 +199,24 @@ class Training:
             test_loss=loss / examples,
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
+
+
+def asked(settings: Settings, dataset: Dataset) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return the model of some settings, fresh, and the other arguments of its `make_private`."""
+    # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
+    torch.manual_seed(settings.seed)
+    model = models.build(settings.model, dataset.shape, dataset.classes).to(_device(settings.backend))
+    return model, {
+        "data": (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)),
+        "method": settings.build_method(len(dataset)),
+        "target_epsilon": settings.epsilon,
+        "target_delta": settings.delta,
+        "epochs": settings.epochs,
+        "loss": torch.nn.functional.cross_entropy,
+        "sampling": str(settings.sampling),
+        "max_batch_size": settings.max_batch_size,
+        "groups": settings.groups,
+    }
 
 
 def _device(backend: str) -> torch.device:

@@ -1,6 +1,6 @@
 """An audit of a torch run: canaries through its own step, until the claim or half of its noise is refuted.
 
-In every step each canary is in or out by a coin of the operating system's. The batch of those that are in goes through
+In every step each canary is in or out by a fair coin, from a fresh key. The batch of those that are in goes through
 the run's own sum and release: its way of finding gradients, its clip, micro-batches, noise, filter and update, on a run
 of the same plan with keys of its own. The parameters are then set back to where they were, as loading weights does, so
 that each step meets the same gradients. The adversary knows the clipped vector c_i of each canary, and solves the least
@@ -18,7 +18,7 @@ on the same samplers; the epsilon that a larger r stands for is that of the plan
 from __future__ import annotations
 
 import math
-import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,11 +29,13 @@ from scipy.special import ndtr
 
 from dpcore.accounting import epsilon_interval
 from dpcore.audit import checks
+from dpcore.audit.auditing import coins
 from dpcore.audit.betting import Bets, RatioBound
 from dpcore.audit.direct_checks import MEANING
 from dpcore.errors import DpcoreError
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
+from dpcore.spec.stream import new_key
 from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike
 from dpcore.torch.doctor.finding import Finding, NotTried
 from dpcore.torch.doctor.run_audit import RunAudit
@@ -42,7 +44,7 @@ from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.functional import local
 from dpcore.torch.run import PrivateRun
 
-_DIRECT = 6  # the first steps, whose noise is looked at directly: a number that no outcome changes
+_DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
 _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
 _LARGEST_MATRIX = 2048
@@ -97,7 +99,7 @@ class _Audit:
             Floats
         ] = []  # of the first steps: what is left of releases without the canaries, in units of noise
         self.sums: list[Floats] = []
-        self.steps, self.half_refuted = 0, False
+        self.steps, self.half_refuted, self.key = 0, False, new_key()
         self._begin()
         check_alike(self.run, subject.made(1))
         self.canaries = Canaries(subject, self.run)
@@ -115,8 +117,6 @@ class _Audit:
 
     def whole(self, seconds: float) -> RunAudit:
         """Take steps until it is decided."""
-        import time
-
         end = time.monotonic() + seconds
         parameters = [local(p).clone() for p in self.run._engine.working.parameters]
         while self.steps < _MOST_STEPS and (self.steps < _DIRECT or time.monotonic() < end):
@@ -126,7 +126,8 @@ class _Audit:
             with torch.no_grad():
                 for parameter, before in zip(self.run._engine.working.parameters, parameters, strict=True):
                     local(parameter).copy_(before)
-            if self.claim.refuted or (self._half_refuted() and self.claim.lower >= _ENOUGH):
+            decided = self.claim.refuted or (self._half_refuted() and self.claim.lower >= _ENOUGH)
+            if decided and self.steps >= _DIRECT:  # or the direct checks would see a number that outcomes change
                 break
         return self._result()
 
@@ -139,11 +140,11 @@ class _Audit:
         mechanism, t = run._engine.mechanism, run.steps_taken
         self.canaries.renew(run)
         vectors, m = self.canaries.vectors, self.canaries.count
-        coins = np.array([secrets.randbits(1) for _ in range(m)], dtype=bool)
+        ins = coins(self.key, self.steps, m)
         norm = mechanism.clip_norm
         deviation = plan.noise_standard_deviation(t, norm)
         contribution = plan.sensitivity_at(t, norm).contribution
-        take(run, self.canaries.batch(coins, run._engine.views))
+        take(run, self.canaries.batch(ins, run._engine.views))
         assert run._engine.recorder is not None
         released = run._engine.recorder.released.pop() * plan.batch_size / deviation
         run._engine.recorder.filtered.pop()
@@ -156,17 +157,17 @@ class _Audit:
             (c * (y - inner @ b) for c, (y, b) in zip(row, self.past, strict=False)), start=0.0
         )
         if self.matrix is not None:
-            self.past.append((seen, coins.astype(np.float64)))
+            self.past.append((seen, ins.astype(np.float64)))
         inverse = np.linalg.inv(inner)
         own = row[-1] / np.sqrt(np.diag(inverse))  # of each canary: the part of its vector that is its own
         guesses = inverse @ white / row[-1] > 0.5
-        share = float((guesses == coins).mean())
+        share = float((guesses == ins).mean())
         self.steps += 1
         self.claim.add(share, row[-1] * contribution / deviation)
         # With half the noise, a Gaussian step would be guessed right with this probability: bets on less.
         self.half.add(1 - share, float(1 - ndtr(own).mean()))
         if self.steps <= _DIRECT and self.matrix is None:
-            rest = released - coins.astype(np.float64) @ known
+            rest = released - ins.astype(np.float64) @ known
             self.sums.append(np.linalg.solve(np.linalg.cholesky(inner), known @ rest))
             self.rest.append(rest[:: max(1, len(rest) // _LOOKED_AT)])
 
@@ -176,7 +177,7 @@ class _Audit:
             return {}
         rest = np.stack(self.rest)[:, None, :]
         found = {"sums": checks.wrong_sums(np.stack(self.sums))}
-        if rest.shape[2] >= 16:
+        if rest.shape[2] >= 4:
             found |= {"noise": checks.too_little_noise(rest), "repeated": checks.repeated_noise(rest)}
         return found
 

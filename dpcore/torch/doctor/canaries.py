@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.backends import load_backend
@@ -45,9 +46,17 @@ class Canaries:
             )
         candidates = _candidates(subject, each)
         found = clipped_vectors(run, candidates)
-        chosen = apart(found @ found.T, MOST)
+        products = found @ found.T
+        chosen = apart(products, MOST)
         if not len(chosen):
             raise NotTried("no example has a gradient to be told by.", "check the loss and the labels")
+        now = run.steps_taken, run._engine.mechanism.clip_norm
+        deviation = run.plan.noise_standard_deviation(*now)
+        chosen = chosen[
+            : telling(
+                products[np.ix_(chosen, chosen)] / deviation**2, run.plan.sensitivity_at(*now).contribution / deviation
+            )
+        ]
         index = torch.from_numpy(chosen).to(subject.device)
         self.rows: Tree = batches.tree_map(lambda t: t[index], candidates)
         self.count = len(chosen)
@@ -95,7 +104,7 @@ def clipped_vectors(run: PrivateRun, batch: Tree) -> Floats:
 
 
 def apart(products: Floats, most: int) -> NDArray[np.int64]:
-    """Return indices of vectors that lie apart, by their inner products (P, P): pivoted Cholesky.
+    """Return indices of vectors that lie apart, the longest first, by inner products (P, P): pivoted Cholesky.
 
     In each round the vector with the longest part orthogonal to those chosen before is taken, as long as that part is
     at least `_SHORTEST` of the first one's.
@@ -111,7 +120,24 @@ def apart(products: Floats, most: int) -> NDArray[np.int64]:
             break
         chosen.append(best)
         left = left - np.outer(left[:, best], left[best]) / size
-    return np.array(sorted(chosen), dtype=np.int64)
+    return np.array(chosen, dtype=np.int64)
+
+
+def telling(products: Floats, mu: float) -> int:
+    """Return how many of some vectors, from the first on, tell half of the noise from a claim of `mu` the soonest.
+
+    `products` are the inner products in units of the noise. Beside m - 1 others, canary i has a part of length
+    ``own_i = (K^{-1})_ii^{-1/2}`` to itself; with half the noise it is guessed right with probability Phi(own_i), where
+    the claim allows Phi(mu / 2). The mean of these m exceeds the claim by d, with a variance of at most q (1 - q) / m,
+    and a bet on it grows as d^2 / (d^2 + variance). This chooses canaries; no guarantee rests on it.
+    """
+    best, most = 1, -1.0
+    for m in range(1, len(products) + 1):
+        right = float(ndtr(1 / np.sqrt(np.diag(np.linalg.inv(products[:m, :m])))).mean())
+        more = max(right - float(ndtr(mu / 2)), 0.0)
+        growth = more**2 / (more**2 + right * (1 - right) / m + 1e-300)
+        best, most = (m, growth) if growth > most else (best, most)
+    return best
 
 
 def _candidates(subject: Subject, each: int) -> Tree:

@@ -1,4 +1,4 @@
-"""Models, data, losses and optimizers for the doctor: planted faults, each with the check that names it, and honest ones."""
+"""Models, data and losses for the doctor: planted faults, with the check that names each, and honest ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def batch_norm() -> Objects:
 
 @fault("layers")
 def running_instance_norm() -> Objects:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(72, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(72, 3)
+    )
     return objects(model, images())
 
 
@@ -167,7 +169,7 @@ def loss_with_a_memory() -> Objects:
 
 @fault("loss")
 def contrastive_loss() -> Objects:
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output @ output.T, torch.arange(len(output)))
 
     return objects(mlp(), numbers(), loss=loss)
@@ -333,7 +335,7 @@ def data_that_go_on() -> Objects:
     class Going(Rows):
         place = 0
 
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
             self.place += 1
             return super().__getitem__(self.place % len(self))
 
@@ -399,7 +401,7 @@ def state_dict_without_the_head() -> Objects:
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             return {k: v for k, v in super().state_dict(*args, **kwargs).items() if "head" not in k}
 
-        def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
             return super().load_state_dict(state, strict=False)
 
     return objects(Model(), numbers())
@@ -606,7 +608,7 @@ def augmented_data() -> Objects:
     class Noisy(Rows):
         def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
             inputs, label = super().__getitem__(index)
-            return inputs + 0.1 * torch.randn(6) + 0.1 * float(np.random.rand()), label
+            return inputs + 0.1 * torch.randn(6) + 0.1 * float(np.random.rand()), label  # noqa: NPY002
 
     return objects(mlp(), Noisy(), augmentations=2)
 

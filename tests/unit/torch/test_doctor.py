@@ -8,8 +8,7 @@ import re
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from dpcore.errors import DpcoreError
 from dpcore.ledger import Ledger
@@ -59,7 +58,7 @@ def state_of(objects):
         "tensors": [tensor.clone() for tensor in data] if isinstance(data, tuple) else None,
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(legacy=False),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002
         "python": random.getstate(),
     }
 
