@@ -41,6 +41,7 @@ from dpcore.torch.doctor.finding import Finding, NotTried
 from dpcore.torch.doctor.run_audit import RunAudit
 from dpcore.torch.doctor.steps import take
 from dpcore.torch.doctor.subject import Subject
+from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import local
 from dpcore.torch.run import PrivateRun
 
@@ -82,7 +83,8 @@ def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudi
     training = [module.training for module in subject.model.modules()]
     subject.model.eval()  # masks would make vectors that nobody knows
     try:
-        return _Audit(subject, confidence).whole(seconds)
+        with kept_values(subject.model):
+            return _Audit(subject, confidence).whole(seconds)
     finally:
         for module, before in zip(subject.model.modules(), training, strict=True):
             module.training = before
@@ -95,9 +97,8 @@ class _Audit:
         self.subject, self.confidence, self.plan = subject, confidence, subject.run.plan
         alpha = 1 - confidence
         self.claim, self.half = RatioBound(alpha / 2), Bets(alpha)
-        self.rest: list[
-            Floats
-        ] = []  # of the first steps: what is left of releases without the canaries, in units of noise
+        # Of the first steps: what is left of releases without the canaries, in units of noise.
+        self.rest: list[Floats] = []
         self.sums: list[Floats] = []
         self.steps, self.half_refuted, self.key = 0, False, new_key()
         self._begin()

@@ -15,6 +15,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import Finding, NotTried
 from dpcore.torch.doctor.subject import Subject
+from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import whole_state
 from dpcore.torch.model.probe import poisoned, replaced
 from dpcore.torch.run import PrivateRun
@@ -42,19 +43,20 @@ def odd_batches(subject: Subject) -> Iterator[Finding]:
     three = subject.made(3)
     public = batches.tree_map(lambda t: t.repeat_interleave(views, 0), three)
     yield from _nan_row(run, three)
-    for name, count in (("empty batch", 0), ("batch of one", 1)):
-        if run.steps_taken >= run.plan.steps:
-            run = subject.another()
-        take(run, batches.tree_map(lambda t: t[: count * views], public), public)  # noqa: B023
-        if not all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
-            yield Finding(
-                "fault",
-                name,
-                "the step left parameters that are not finite.",
-                "take a smaller learning rate, or a larger eps of the update",
-            )
-        else:
-            yield Finding("ok", name, "a step on it is taken like any other.")
+    with kept_values(subject.model):
+        for name, count in (("empty batch", 0), ("batch of one", 1)):
+            if run.steps_taken >= run.plan.steps:
+                run = subject.another()
+            take(run, batches.tree_map(lambda t: t[: count * views], public), public)  # noqa: B023
+            if not all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
+                yield Finding(
+                    "fault",
+                    name,
+                    "the step left parameters that are not finite.",
+                    "take a smaller learning rate, or a larger eps of the update",
+                )
+            else:
+                yield Finding("ok", name, "a step on it is taken like any other.")
 
 
 def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
@@ -110,6 +112,11 @@ def _own(run: PrivateRun, bad: Tree, targets: Any) -> float:
 
 def checkpoint(subject: Subject) -> Iterator[Finding]:
     """Whether model and optimizer come back from a checkpoint as they were saved."""
+    with kept_values(subject.model):
+        yield _round_trip(subject)
+
+
+def _round_trip(subject: Subject) -> Finding:
     model, run = subject.model, subject.another()
     made = batches.tree_map(lambda t: t.repeat_interleave(run._engine.views, 0), subject.made(2))
     if run.plan.sampler.unit_of_privacy == "example":
@@ -127,17 +134,17 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
     other.optimizer.load_state_dict(saved["optimizer"])
     lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
     if lost:
-        yield Finding(
+        return Finding(
             "fault",
             "checkpoint",
             f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
             "let state_dict() hold every parameter, and load_state_dict() load it",
         )
-    elif other.steps_taken != run.steps_taken:
-        yield Finding(
+    if other.steps_taken != run.steps_taken:
+        return Finding(
             "fault", "checkpoint", "the run's state does not come back from its state_dict().", "please report this"
         )
     else:
-        yield Finding(
+        return Finding(
             "ok", "checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes."
         )

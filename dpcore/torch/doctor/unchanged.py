@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from dpcore.torch.model.functional import local
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.reachable import walk
@@ -33,6 +35,18 @@ def unchanged(objects: Mapping[str, Any], data: Any, device: torch.device) -> It
         finally:
             for snapshot in before:
                 snapshot.restore()
+
+
+@contextmanager
+def kept_values(model: nn.Module) -> Iterator[None]:
+    """Put the values of a model's parameters back after the block, which takes steps: later checks see the user's."""
+    before = [local(parameter).clone() for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                local(parameter).copy_(value)
 
 
 def _bytes(value: Any) -> int:
