@@ -147,7 +147,7 @@ def audit(
         return CanaryRun(
             plan,
             RunKeys.new(derive_key(secret, f"dpcore audit run {run}"), exact_key=True),
-            _coins(secret, run, canaries),
+            coins(secret, run, canaries),
             replaced=replaced,
             untouched=untouched,
             backend=load_backend(),
@@ -168,7 +168,8 @@ def audit(
     return _judged(plan, joined(found), claimed, delta, confidence, replaced, dtype)
 
 
-def _coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
+def coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
+    """Return fair coins that follow from a key and a number."""
     words = load_backend("numpy").words(derive_key(key, "dpcore audit coins"), run, Stream.SAMPLING, 0, size)
     return np.asarray(words % 2 == 1)
 
@@ -184,9 +185,9 @@ def _judged(
     values = _scores(plan, records, p_values, level, replaced)
     claim = Claim.of(plan.event, claimed)
     chosen = np.arange(values.size) % 2 == 0
-    coins = records.coins
-    threshold = best_threshold(values[chosen & coins], values[chosen & ~coins], claim, alpha / 2)
-    errors = count_errors(values[~chosen & coins], values[~chosen & ~coins], threshold, alpha / 2)
+    ins = records.coins
+    threshold = best_threshold(values[chosen & ins], values[chosen & ~ins], claim, alpha / 2)
+    errors = count_errors(values[~chosen & ins], values[~chosen & ~ins], threshold, alpha / 2)
     any_mechanism = errors.epsilon(delta)
     bound, assumes = any_mechanism, ANY
     if claim.mu is not None and gaussian_epsilon(float(errors.mu), delta) > any_mechanism:

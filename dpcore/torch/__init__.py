@@ -3,13 +3,12 @@
 from importlib.util import find_spec
 
 from dpcore.errors import MissingPackageError
+from dpcore.spec.extras import needs
 
 if find_spec("torch") is None:
-    raise MissingPackageError(
-        "dpcore.torch: needs PyTorch, which is not installed; install it with: pip install 'dpcore[torch]'",
-        name="torch",
-    )
+    raise MissingPackageError(needs("dpcore.torch", "torch"), name="torch")
 
+from dpcore.torch.doctor import Finding, Findings, RunAudit, audit, doctor
 from dpcore.torch.export import export
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
@@ -19,8 +18,13 @@ from dpcore.torch.state.checkpoint import public_state
 from dpcore.torch.state.saving import save_state
 
 __all__ = [
+    "Finding",
+    "Findings",
     "PrivateOptimizer",
     "PrivateRun",
+    "RunAudit",
+    "audit",
+    "doctor",
     "export",
     "make_private",
     "public_state",

@@ -11,25 +11,21 @@ from torch import nn
 
 from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning, TrainingWarning
-from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import by_the_first
 from dpcore.sampling import Sampler
 from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
+from dpcore.torch.assemble import assembled, layout_of
 from dpcore.torch.check_data import check_same_data
 from dpcore.torch.check_processes import check_alike, check_alone, check_plain
 from dpcore.torch.data.data import Data
-from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.data.remarks import remarks
-from dpcore.torch.engine import Engine
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.model.per_example import WAYS, Loss
 from dpcore.torch.model.trial import try_out
-from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
@@ -208,15 +204,12 @@ def make_private(
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=3)
-    layout = Layout.of((name, parameters[name].shape) for name in gradient.names)
     more = {"key": key, "ledger (given or not)": ledger is not None, "data_id": data_id, "run_name": run_name}
-    check_alike(peers, model, plan, layout, backend.name, source, more)
-    mechanism = Mechanism(plan, layout, working.arrays(), backend=backend, keys=keys, peers=peers)
-    loader = PrivateLoader(source, mechanism)
-    engine = Engine(gradient, mechanism, working, size or 1)
-    engine.views = source.views
+    check_alike(peers, model, plan, layout_of(working), backend.name, source, more)
+    engine, loader, optimizer = assembled(
+        gradient, working, source, plan, keys, backend=backend, peers=peers, params=params, microbatch_size=size or 1
+    )
     engine.diagnostics = [] if private_diagnostics else None
-    optimizer = PrivateOptimizer(list(working.parameters) if params is None else params, engine, loader)
     if ledger is not None:
         from dpcore.torch.ledger import attach, open_ledger
 

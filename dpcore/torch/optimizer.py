@@ -43,25 +43,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             groups.check_keys(group, known)
         super().__init__(listed, known)
         self._sealed = True
-        self._group_of = self._match()
-
-    def _match(self) -> list[int]:
-        """Return the group of each trained parameter, in the order of the run's layout."""
-        index = {id(p): number for number, group in enumerate(self.param_groups) for p in group["params"]}
-        working = self._engine.working
-        found = []
-        for name, parameter in zip(working.names, working.parameters, strict=True):
-            if id(parameter) not in index:
-                raise ArgumentError(
-                    f"parameter {name!r} requires gradients and is in no group: add it to one, or call "
-                    "requires_grad_(False) on it"
-                )
-            found.append(index.pop(id(parameter)))
-        if index:
-            raise ArgumentError(
-                f"params: {len(index)} of them do not belong to the model or do not require gradients: leave them out"
-            )
-        return found
+        self._group_of = groups.matched(self.param_groups, engine.working.names, engine.working.parameters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a new group: the run's tensors are fixed when it is built (torch calls this for the first ones)."""

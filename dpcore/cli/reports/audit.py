@@ -9,6 +9,8 @@ import typer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import ACCOUNTED, Json, option, takes
 from dpcore.cli.output import write_json, write_line
+from dpcore.cli.reports.doctor import Arguments
+from dpcore.cli.reports.own_run import own_run
 from dpcore.cli.train.settings import SETTINGS, settings_from
 from dpcore.cli.train.training_options import TrainingOptions
 from dpcore.cli.values import count, multiplier, one_of, real
@@ -19,6 +21,10 @@ _OWN = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clip
 
 @takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
 def audit(
+    place: Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
+        help="A script that calls make_private, or a function that returns model, data, method and loss: canaries then "
+        "go through this run's own step, and of the options only --confidence, --seconds and --json count.")] = None,
+    arguments: Arguments = None,
     noise_multiplier: Annotated[float | None, option(multiplier, "SIGMA",
         "Of the audited run; 2 without it and --epsilon.")] = None,
     epsilon: Annotated[float | None, option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = None,
@@ -32,6 +38,7 @@ def audit(
     canaries: Annotated[int, option(count, "N", "In each run, at most --dataset-size.")] = 128,
     runs: Annotated[int, option(count, "N", "Runs of fresh keys.")] = 32,
     confidence: Annotated[float, option(real, "P", "1 minus the probability of a false alarm.")] = 0.99,
+    seconds: Annotated[float, option(real, "SECONDS", "Of FILE: at most about so many.")] = 60.0,
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
@@ -39,6 +46,9 @@ def audit(
     from dpcore.audit import audit as audited
     from dpcore.plan.plan import Plan
 
+    if place is not None:
+        _audit_own(place, arguments or [], confidence, seconds, as_json)
+        return
     if epsilon is None and noise_multiplier is None:
         noise_multiplier = 2.0
     settings = settings_from({**given, "epsilon": epsilon, "noise_multiplier": noise_multiplier})
@@ -57,6 +67,20 @@ def audit(
         write_json({**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()})
     else:
         _write(result)
+    if result.flagged:
+        raise typer.Exit(1)
+
+
+def _audit_own(place: str, arguments: list[str], confidence: float, seconds: float, as_json: bool) -> None:
+    with own_run(place, arguments) as run:
+        from dpcore.torch import audit as audited
+
+        known = {name: value for name, value in run.items() if name != "optimizer"}
+        result = audited(**known, confidence=confidence, seconds=seconds)
+    if as_json:
+        write_json(result.to_dict())
+    else:
+        write_line(str(result))
     if result.flagged:
         raise typer.Exit(1)
 

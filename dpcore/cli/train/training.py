@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,18 +14,18 @@ import torch
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train.arguments import arguments_of
 from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.cli.train.run_folder import WRITTEN_BEFORE
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BackendError, BudgetError, DeltaWarning, TrainingWarning
+from dpcore.errors import BudgetError, DeltaWarning, TrainingWarning
 from dpcore.plan.plan import Plan
 from dpcore.spec import backends as config
 from dpcore.spec.canonical import plain
 from dpcore.statement.guarantee import guarantee
 from dpcore.statement.statement import Statement
 from dpcore.torch import make_private
-from dpcore.torch.model import models
 
 _EVALUATION_BATCH = 1000
 
@@ -69,27 +68,15 @@ class Training:
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.dataset = settings, dataset
         self.evaluations: list[EpochReleased] = []
-        device = _device(settings.backend)
-        # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
-        torch.manual_seed(settings.seed)
-        self.model = models.build(settings.model, dataset.shape, dataset.classes).to(device)
+        self.model, arguments = arguments_of(settings, dataset)
+        device = next(self.model.parameters()).device
         self._test_inputs = torch.tensor(dataset.test_inputs, device=device)
         self._test_targets = torch.tensor(dataset.test_targets, device=device)
-        method = settings.build_method(len(dataset))
-        train = (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
-                train,
-                method,
-                target_epsilon=settings.epsilon,
-                target_delta=settings.delta,
-                epochs=settings.epochs,
-                loss=torch.nn.functional.cross_entropy,
-                sampling=str(settings.sampling),
-                max_batch_size=settings.max_batch_size,
-                groups=settings.groups,
+                **arguments,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
@@ -235,16 +222,3 @@ class Training:
             test_loss=math.inf if math.isnan(loss) else loss / examples,  # a record holds no NaN
             learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
         )
-
-
-def _device(backend: str) -> torch.device:
-    if backend != "triton":
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return torch.device("cpu")
-    raise BackendError(
-        "backend='triton': needs a CUDA device, and there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
-        "try Triton's interpreter (slow)"
-    )

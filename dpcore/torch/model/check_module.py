@@ -9,13 +9,18 @@ Here known modules are told by their class and settings; `trial` runs the whole 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.torch.model.functional import refusal
+
+TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Dtypes of parameters that can be trained."""
 
 
 def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
@@ -23,16 +28,18 @@ def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
 
     Returns the frozen BatchNorm modules that were accepted; they must stay in eval mode (`check_still_frozen`).
     """
-    frozen = []
+    for refused in refusals(model):
+        raise refused
+    return tuple(module for module in model.modules() if isinstance(module, _BatchNorm) and _is_frozen(module))
+
+
+def refusals(model: nn.Module) -> Iterator[DpcoreError]:
+    """Yield what `check_module` refuses, each with its sentence."""
     for name, module in model.named_modules():
-        _check_parameters(name, module)
-        if isinstance(module, _BatchNorm) and _is_frozen(module):
-            frozen.append(module)
-            continue
-        complaint = _complaint(module)
+        yield from _of_parameters(name, module)
+        complaint = None if isinstance(module, _BatchNorm) and _is_frozen(module) else _complaint(module)
         if complaint is not None:
-            raise ArgumentError(refusal(name, module, *complaint))
-    return tuple(frozen)
+            yield ArgumentError(refusal(name, module, *complaint))
 
 
 def check_still_frozen(model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:
@@ -81,15 +88,13 @@ def _groups(channels: int) -> int:
     return 1
 
 
-def _check_parameters(name: str, module: nn.Module) -> None:
+def _of_parameters(name: str, module: nn.Module) -> Iterator[DpcoreError]:
     for key, parameter in module.named_parameters(recurse=False):
         full = f"{name}.{key}" if name else key
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ArgumentError(f"parameter {full!r} is not initialized: run the model once on an input of its shape")
-        if not parameter.requires_grad:
-            continue
-        if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            raise ArgumentTypeError(
+            yield ArgumentError(f"parameter {full!r} is not initialized: run the model once on an input of its shape")
+        elif parameter.requires_grad and parameter.dtype not in TRAINED:
+            yield ArgumentTypeError(
                 f"parameter {full!r} has dtype {parameter.dtype}: convert it to float32, float64, bfloat16 or float16 "
                 "(complex values have no clip rule here)"
             )

@@ -39,12 +39,15 @@ def keeps(path: str) -> str:
 
 
 class Snapshot:
-    """The values of everything reachable from some objects, at one moment; `skip` is passed over."""
+    """The values of everything reachable from some objects, at one moment.
 
-    def __init__(self, roots: Mapping[str, Any], skip: Sequence[Any] = ()) -> None:
+    `skip` is passed over, and so are items of a container beyond the `most`-th.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], skip: Sequence[Any] = (), most: int | None = None) -> None:
         self._values: dict[str, list[Any]] = {}
         self._undo: list[Callable[[], None]] = []
-        for path, value, first in walk(roots, skip):
+        for path, value, first in walk(roots, skip, most):
             self._values.setdefault(path, []).append(f"is {first}" if first else self._value(value))
 
     def changed(self, later: Snapshot) -> str | None:

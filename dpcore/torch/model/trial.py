@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,47 +23,73 @@ from dpcore.torch.reachable import walk
 
 
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
-    """Choose the fastest way to take gradients that this model bears, or refuse the model.
+    """Choose the fastest way to take gradients that this model bears, or refuse the model; see `Trial`."""
+    with Trial(gradient, example, frozen) as trial:
+        for check in (trial.registered, trial.mixing, trial.state):
+            check()
+        trial.ways(way)
 
-    It must not mix examples, model and loss must keep nothing, and under "pairs" each example's gradient must be what
-    autograd gives for it alone. The model runs in training mode and in the mode it is in, but for `frozen` modules. Of
-    the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`.
+
+class Trial:
+    """The trials of a model, each of which refuses one kind of fault; leaving the block puts all back as it was.
+
+    The model must not mix examples, model and loss must keep nothing, and under "pairs" each example's gradient must be
+    what autograd gives for it alone. The model runs in training mode and in the mode it is in, but for `frozen`
+    modules. Of the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`.
     """
-    model, inputs = gradient.model, batches.normalize(example)[0]
-    _check_registered(model, gradient.passed_over)
-    start = Snapshot(gradient.roots, gradient.passed_over)
-    modes = sorted({model.training, True})
 
-    def in_mode(training: bool, check: Callable[[], None]) -> None:
-        start.restore()
-        for module in model.modules():
-            if module not in frozen:
-                module.training = training  # not train(): a model may override it to keep parts frozen
-        check()
+    def __init__(self, gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
+        self.gradient, self.example, self._frozen = gradient, example, frozen
+        self._modes = sorted({gradient.model.training, True})
 
-    try:
-        for training in modes:
-            in_mode(training, partial(probe, gradient.values, inputs))
+    def __enter__(self) -> Self:
+        self._start = Snapshot(self.gradient.roots, self.gradient.passed_over)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._start.restore()
+
+    def registered(self) -> None:
+        """Refuse trained tensors that the model holds, say in a list of layers, and does not know as parameters."""
+        _check_registered(self.gradient.model, self.gradient.passed_over)
+
+    def mixing(self) -> None:
+        """Refuse a model that mixes examples, or that changes its buffers or parameters in forward."""
+        for training in self._modes:
+            self._in_mode(training, partial(probe, self.gradient.values, batches.normalize(self.example)[0]))
+
+    def state(self) -> None:
+        """Refuse what model and loss keep from one call to the next."""
+        gradient = self.gradient
         gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
-        for training in modes if gradient.free else ():  # a sharded one's whole gradients take too much memory
-            in_mode(training, partial(_try_gradient, gradient, example))
+        for training in self._modes if gradient.free else ():  # a sharded one's whole gradients take too much memory
+            self._in_mode(training, partial(_try_gradient, gradient, self.example))
+
+    def ways(self, way: str = "auto") -> None:
+        """Take the fastest way whose gradients are those of autograd, or refuse the one that was asked for."""
+        gradient, example = self.gradient, self.example
         for candidate in WAYS if way == "auto" else (way,):
             gradient.way = candidate
             try:
                 if candidate == "pairs":
                     # In eval mode too, where nothing is random; last in the mode that the run begins in.
-                    for training in sorted({False, *modes}):
-                        in_mode(training, partial(learn_and_check, gradient, example, keep=training))
+                    for training in sorted({False, *self._modes}):
+                        self._in_mode(training, partial(learn_and_check, gradient, example, keep=training))
                 if candidate != WAYS[-1]:
-                    for training in modes:
-                        in_mode(training, partial(_try_gradient, gradient, example))
+                    for training in self._modes:
+                        self._in_mode(training, partial(_try_gradient, gradient, example))
                 break
             except Unfit as refusal:
                 if way != "auto":
                     raise
                 gradient.reasons[candidate] = str(refusal)
-    finally:
-        start.restore()
+
+    def _in_mode(self, training: bool, check: Callable[[], None]) -> None:
+        self._start.restore()
+        for module in self.gradient.model.modules():
+            if module not in self._frozen:
+                module.training = training  # not train(): a model may override it to keep parts frozen
+        check()
 
 
 def _check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:

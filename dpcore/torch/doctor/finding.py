@@ -1,0 +1,122 @@
+"""Findings of the doctor."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["ok", "remark", "fault", "not tried"]
+
+STATUSES: tuple[Status, ...] = ("fault", "remark", "not tried", "ok")
+
+_WIDTH = 110
+_PRIVATE = "Findings marked * tell something of the data's values: keep them as secret as the data."
+
+
+class NotTried(Exception):
+    """A check that these objects do not allow: why, and what would allow it."""
+
+    def __init__(self, sentence: str, remedy: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence, self.remedy = sentence, remedy
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes
+    ----------
+    status : {"ok", "remark", "fault", "not tried"}
+        A *fault* makes training wrong, impossible, or other than what is claimed; a *remark* is worth knowing.
+    name : str
+        Of the check.
+    sentence : str
+        What was found.
+    remedy : str
+        What to do about it; empty where there is nothing to do.
+    private : bool
+        Whether the sentence tells something of the values of the data, which has no guarantee.
+    details : dict
+        Numbers of the check, as JSON values.
+    """
+
+    status: Status
+    name: str
+    sentence: str
+    remedy: str = ""
+    private: bool = False
+    details: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """Return the finding in one sentence or two."""
+        return f"{self.status}: {self.name}{'*' * self.private}: {self.sentence}" + (
+            f" Remedy: {self.remedy}." if self.remedy else ""
+        )
+
+
+class Findings(list[Finding]):
+    """A list of findings, in the order of the checks; ``print`` shows it with the faults first."""
+
+    @property
+    def faults(self) -> list[Finding]:
+        """The findings that are faults."""
+        return [finding for finding in self if finding.status == "fault"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no fault. Checks that were not tried are none."""
+        return not self.faults
+
+    def named(self, name: str) -> list[Finding]:
+        """Return the findings of one check."""
+        return [finding for finding in self if finding.name == name]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many findings have each status."""
+        return {status: sum(finding.status == status for finding in self) for status in STATUSES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {"ok": self.ok, "counts": self.counts(), "findings": [asdict(finding) for finding in self]}
+
+    def __str__(self) -> str:
+        """Return the findings in lines: faults first, and what is well last."""
+        lines = []
+        for finding in sorted(self, key=lambda finding: STATUSES.index(finding.status)):
+            head = f"{finding.status:9}  {finding.name}{'*' * finding.private}: {finding.sentence}"
+            lines += textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 11)
+            if finding.remedy:
+                lines += textwrap.wrap(
+                    f"remedy: {finding.remedy}", _WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11
+                )
+        lines.append(", ".join(f"{count} {status}" for status, count in self.counts().items() if count) + ".")
+        return "\n".join([*lines, *([_PRIVATE] if any(finding.private for finding in self) else [])])
+
+    def __repr__(self) -> str:
+        """Return what ``print`` shows: this is what an interactive session prints."""
+        return str(self)
+
+
+def of_error(name: str, error: BaseException, private: bool = False) -> Finding:
+    """Return the fault that a refusal of ours names.
+
+    Its sentence has the form ``what: what would be right``, with more of both between semicolons: the remedy begins
+    with the first part that tells to do something.
+    """
+    text = str(error)
+    cuts = [match.end() for match in re.finditer("[:;] ", text)]
+    place = next((cut for cut in cuts if text[cut:].startswith(_TELLS)), cuts[0] if cuts else len(text))
+    cause, remedy = text[:place].rstrip("; "), text[place:]
+    return Finding("fault", name, f"{cause.rstrip(':.')}.", remedy.rstrip("."), private)
+
+
+_TELLS = tuple(
+    f"{word} "
+    for word in (
+        *("add", "call", "check", "convert", "draw", "end", "free", "give", "hold", "keep", "leave", "let", "make"),
+        *("mend", "move", "must", "pad", "pass", "put", "register", "rewrite", "run", "set", "take", "train", "use"),
+    )
+)

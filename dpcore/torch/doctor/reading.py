@@ -1,0 +1,201 @@
+"""Whether the data are what a run needs: readable, the same at every reading, finite, and of examples apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpcore.errors import ArgumentError
+from dpcore.stages.clipping.blocks import Block, norms_of
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.doctor.finding import Finding, NotTried
+from dpcore.torch.doctor.subject import Subject
+from dpcore.torch.model.state_probe import Snapshot
+from dpcore.torch.randomness import TRIAL
+
+_READ = 16  # examples read one by one, several times
+_LOOKED_AT = 256  # examples whose values are looked at
+_TRAINED_ON = 32  # of these, differentiated
+_OTHER = b"\1" * 32
+
+
+def data(subject: Subject) -> Iterator[Finding]:
+    """Whether the data can be read by index."""
+    source = subject.source
+    form = ", ".join(
+        f"{name.removeprefix('batch')} {tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in batches.named(source.template()).items()
+    )
+    yield Finding("ok", "data", f"{source.length:,} examples; one has {form}.", details={"examples": source.length})
+
+
+def reading(subject: Subject) -> Iterator[Finding]:
+    """Whether an index is the same example at every reading, and no example is read otherwise beside others.
+
+    Under one seed the readings must agree, or the data set keeps something, or draws from what dpcore cannot set.
+    Under another seed an example may be augmented; where it is *another index's* example of the first reading, the set
+    orders itself anew, and an index is no longer one person.
+    """
+    source = subject.source
+    if source.tensors is not None:
+        yield Finding("ok", "reading", "the data are tensors: an index is always the same row.")
+        return
+    places = np.unique(np.linspace(0, source.length - 1, min(_READ, source.length)).astype(np.int64))
+
+    def rows(seed: bytes) -> list[list[torch.Tensor]]:
+        return [list(batches.leaves(source.batch(np.array([place]), seed))) for place in places]
+
+    first, second, other = rows(TRIAL), rows(TRIAL), rows(_OTHER)
+    remedy = "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself"
+    moved = [k for k in range(len(places)) if not _same(first[k], second[k]) or not _same(first[k], other[k])]
+    strangers = [
+        k
+        for k in moved
+        if any(j != k and (_same(first[j], later[k])) for j in range(len(places)) for later in (second, other))
+    ]
+    drifting = [k for k in moved if not _same(first[k], second[k])]
+    if strangers:
+        yield Finding(
+            "fault",
+            "reading",
+            f"index {places[strangers[0]]} was another index's example at another reading: the "
+            "data set orders itself anew, and what is counted and clipped as one example is not.",
+            remedy,
+        )
+        return
+    if drifting:
+        yield Finding(
+            "fault",
+            "reading",
+            f"example {places[drifting[0]]} reads differently at a second reading from the same "
+            "seed: the data set keeps something between readings, or draws from a generator that dpcore cannot "
+            "set (of the operating system, or made at each call).",
+            "draw by the global generators of torch, NumPy or random, or by one that the data set holds",
+        )
+        return
+    if moved:
+        yield Finding(
+            "ok", "reading", "examples are augmented at random: what reading draws follows from the run's key."
+        )
+        return
+    together = source.batch(places, TRIAL)
+    for k, place in enumerate(places):
+        if not _same(first[k], [leaf[k : k + 1] for leaf in batches.leaves(together)]):
+            yield Finding(
+                "fault",
+                "reading",
+                f"example {place} reads differently beside others than alone: collate_fn or "
+                "__getitems__ mixes examples, and one would move the gradients of others.",
+                "compute every row of a batch from its own example alone",
+            )
+            return
+    yield Finding("ok", "reading", f"{len(places)} examples read the same three times, and beside others.")
+
+
+def values(subject: Subject) -> Iterator[Finding]:
+    """Whether the values are finite; looks at them."""
+    places = _places(subject, _LOOKED_AT)
+    whole = subject.source.batch(places, TRIAL)
+    bad = ~_finite(whole)
+    names = [
+        name.removeprefix("batch")
+        for name, tensor in batches.named(whole).items()
+        if tensor.is_floating_point() and not tensor.isfinite().all()
+    ]
+    count, looked = int(bad.sum()), len(bad)
+    if count:
+        first = int(places[int(np.flatnonzero(bad)[0]) // subject.source.views])
+        yield Finding(
+            "fault",
+            "finite values",
+            f"{count} of {looked} examples hold NaN or infinity in data{', '.join(names)} "
+            f"(the first is example {first}): such an example adds nothing to any step, and nobody is told.",
+            "drop these examples or fill the gaps, by a rule that looks at one example at a time",
+            private=True,
+        )
+    else:
+        yield Finding(
+            "ok", "finite values", f"{looked} examples were looked at; all their values are finite.", private=True
+        )
+
+
+def clipping(subject: Subject) -> Iterator[Finding]:
+    """Gradients of real examples: whether they can be taken, are finite, and how they lie about the clip norm."""
+    run = subject.run
+    engine, plan = run._engine, run.plan
+    places = _places(subject, _TRAINED_ON)
+    batch = subject.source.batch(places, TRIAL)
+    values, backend = engine.gradient.parameters(), engine.mechanism.backend
+    norms: list[float] = []
+    for start in range(0, batches.size(batch), engine.microbatch_size):
+        blocks = _blocks(subject, values, batches.tree_map(lambda t: t[start : start + engine.microbatch_size], batch))  # noqa: B023
+        members = [tuple(range(len(blocks)))]
+        norms += backend.to_numpy(norms_of(backend, blocks, members, [None] * len(blocks))[0]).tolist()
+    found = np.array(norms)
+    lost = int((~np.isfinite(found) & _finite(batch)).sum())  # of the others `values` tells
+    if lost:
+        yield Finding(
+            "fault",
+            "finite gradients",
+            f"{lost} of {len(found)} examples have a gradient that is not finite: each adds nothing to any step.",
+            "look for divisions by 0, logarithms of 0, or targets that the loss ignores as a whole",
+            private=True,
+        )
+    if "unused parameters" in subject.faults:
+        return
+    if not np.nan_to_num(found).any():
+        yield Finding(
+            "fault",
+            "finite gradients",
+            "all gradients of real examples are 0: nothing would be learned.",
+            "check the loss, the targets and what is frozen",
+            private=True,
+        )
+        return
+    bound = plan.clip_at(0, engine.mechanism.clip_norm).max_grad_norm
+    median = float(np.nanmedian(found))
+    yield Finding(
+        "ok",
+        "clip norm",
+        f"gradients of {len(found)} examples have a median norm of {median:.3g}; the clip norm is "
+        f"{bound:.3g}, and {float((found > bound).mean()):.0%} exceed it.",
+        private=True,
+        details={"median_norm": median, "clip_norm": bound},
+    )
+
+
+def _blocks(subject: Subject, values: list[torch.Tensor], batch: Tree) -> list[Block]:
+    engine = subject.run._engine
+    try:
+        return [block.map(engine.to_array) for block in engine.gradient(values, batch, TRIAL)]
+    except ArgumentError as cause:
+        inner = cause.__cause__
+        if inner is not None:
+            raise ArgumentError(
+                f"real examples fail where made-up ones do not ({type(inner).__name__}: "
+                f"{str(inner).splitlines()[0][:120] if str(inner) else ''}): check labels and inputs for "
+                "values out of range"
+            ) from cause
+        raise
+
+
+def _finite(batch: Tree) -> NDArray[np.bool_]:
+    """Return for each row of a batch whether its floating values are finite."""
+    found = np.ones(batches.size(batch), dtype=bool)
+    for tensor in (leaf for leaf in batches.leaves(batch) if leaf.is_floating_point()):
+        found &= tensor.reshape(len(tensor), -1).isfinite().all(1).cpu().numpy()
+    return found
+
+
+def _places(subject: Subject, most: int) -> NDArray[np.int64]:
+    if subject.source.length == 0:
+        raise NotTried("there are no examples.")
+    return np.unique(np.linspace(0, subject.source.length - 1, min(most, subject.source.length)).astype(np.int64))
+
+
+def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return Snapshot({"rows": left}).changed(Snapshot({"rows": right})) is None

@@ -1,0 +1,150 @@
+"""Steps of a run that is thrown away: odd batches, and a checkpoint's round trip."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpcore.errors import ArgumentError
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.doctor.finding import Finding, NotTried
+from dpcore.torch.doctor.subject import Subject
+from dpcore.torch.doctor.unchanged import kept_values
+from dpcore.torch.model.functional import whole_state
+from dpcore.torch.model.probe import poisoned, replaced
+from dpcore.torch.run import PrivateRun
+
+_TOLERANCE = 1e-3
+
+
+def take(run: PrivateRun, batch: Tree, public: Tree = None) -> None:
+    """Take one step on a batch that nobody drew: the sum and the release of ``private.step``.
+
+    `public` is a batch of public data, where the method takes one; `batch` itself if not given.
+    """
+    engine = run._engine
+    wanted = engine.mechanism.plan.method.update.second_moment == "public"
+    engine.accumulate(batch, (batch if public is None else public) if wanted else None)
+    engine.release(run.optimizer._settings())
+
+
+def odd_batches(subject: Subject) -> Iterator[Finding]:
+    """A batch with a row of NaN, an empty batch, and a batch of one, through the run's own step."""
+    run = subject.run
+    if run.plan.sampler.unit_of_privacy != "example":
+        raise NotTried("batches are drawn by user here, and made-up ones belong to none.")
+    views = run._engine.views
+    three = subject.made(3)
+    public = batches.tree_map(lambda t: t.repeat_interleave(views, 0), three)
+    yield from _nan_row(run, three)
+    with kept_values(subject.model):
+        for name, count in (("empty batch", 0), ("batch of one", 1)):
+            if run.steps_taken >= run.plan.steps:
+                run = subject.another()
+            take(run, batches.tree_map(lambda t: t[: count * views], public), public)  # noqa: B023
+            if not all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
+                yield Finding(
+                    "fault",
+                    name,
+                    "the step left parameters that are not finite.",
+                    "take a smaller learning rate, or a larger eps of the update",
+                )
+            else:
+                yield Finding("ok", name, "a step on it is taken like any other.")
+
+
+def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
+    inputs, targets = batches.normalize(three)
+    if not any(tensor.is_floating_point() for tensor in batches.leaves(inputs)):
+        yield Finding("not tried", "NaN row", "the inputs are integers, which have no NaN.")
+        return
+    bad = replaced(inputs, poisoned(inputs))
+    engine = run._engine
+
+    def summed(batch: Tree) -> NDArray[np.float64]:
+        views, mechanism = engine.views, engine.mechanism
+        public = batch if mechanism.plan.method.update.second_moment == "public" else None
+        engine.accumulate(batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), public)
+        backend, totals = mechanism.backend, mechanism.vectors.totals
+        found = np.concatenate([backend.to_numpy(total).reshape(-1).copy() for total in totals])
+        mechanism.discard()
+        return found
+
+    try:
+        with_nan = summed((bad, *targets) if targets else bad)
+    except ArgumentError as refused:
+        yield Finding(
+            "remark",
+            "NaN row",
+            f"one example of NaN ends the run with an error ({refused}).",
+            "let the data set hold none: an error that depends on one example tells of it",
+        )
+        return
+    alone = summed(batches.tree_map(lambda t: t[[0, 2]], three))
+    size = float(np.linalg.norm(alone))
+    if not np.isfinite(with_nan).all():
+        yield Finding("fault", "NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
+    elif not engine.gradient.draws and np.linalg.norm(with_nan - alone) > _TOLERANCE * size:
+        if np.isfinite(_own(run, bad, targets)):
+            yield Finding("ok", "NaN row", "the model makes a finite gradient of NaN, which is clipped like any other.")
+        else:
+            yield Finding(
+                "fault",
+                "NaN row",
+                "an example of NaN moves what the others add to the sum.",
+                "make the model treat each example alone",
+            )
+    else:
+        yield Finding("ok", "NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
+
+
+def _own(run: PrivateRun, bad: Tree, targets: Any) -> float:
+    one = batches.tree_map(lambda t: t[1:2], (bad, *targets) if targets else bad)
+    blocks = run._engine.gradient(run._engine.gradient.parameters(), one, synthetic=True)
+    return float(sum(block.rows().double().square().sum() for block in blocks))
+
+
+def checkpoint(subject: Subject) -> Iterator[Finding]:
+    """Whether model and optimizer come back from a checkpoint as they were saved."""
+    with kept_values(subject.model):
+        yield _round_trip(subject)
+
+
+def _round_trip(subject: Subject) -> Finding:
+    model, run = subject.model, subject.another()
+    made = batches.tree_map(lambda t: t.repeat_interleave(run._engine.views, 0), subject.made(2))
+    if run.plan.sampler.unit_of_privacy == "example":
+        take(run, made)
+    stored = io.BytesIO()
+    torch.save({"model": whole_state(model), "optimizer": run.optimizer.state_dict()}, stored)
+    stored.seek(0)
+    saved = torch.load(stored, weights_only=True)
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    other = subject.another()
+    model.load_state_dict(saved["model"])
+    other.optimizer.load_state_dict(saved["optimizer"])
+    lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
+    if lost:
+        return Finding(
+            "fault",
+            "checkpoint",
+            f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
+            "let state_dict() hold every parameter, and load_state_dict() load it",
+        )
+    if other.steps_taken != run.steps_taken:
+        return Finding(
+            "fault", "checkpoint", "the run's state does not come back from its state_dict().", "please report this"
+        )
+    else:
+        return Finding(
+            "ok", "checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes."
+        )

@@ -1,0 +1,170 @@
+"""The objects under examination, and what is built of them for it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpcore.errors import ArgumentError
+from dpcore.mechanism.peers import Alone
+from dpcore.spec.keys import RunKeys
+from dpcore.stages.method import Method
+from dpcore.torch.assemble import assembled
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.data import Data
+from dpcore.torch.doctor.finding import NotTried
+from dpcore.torch.make_private import make_private
+from dpcore.torch.model.check_module import check_module
+from dpcore.torch.model.functional import State, within
+from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.per_example import Loss, PerExampleGradient
+from dpcore.torch.model.trial import Trial
+from dpcore.torch.parameter_views import Working
+from dpcore.torch.peers import gradient_of
+from dpcore.torch.randomness import TRIAL, seeded
+from dpcore.torch.rehearsal import Rehearsal
+from dpcore.torch.run import PrivateRun
+
+OF_A_REAL_RUN = ("ledger", "data_id", "run_name", "key", "exact_key", "private_diagnostics")
+"""Keywords of `make_private` that have no meaning here: nothing is paid for, and keys are fresh and thrown away."""
+
+_OF_DATA = {"collate_fn": "collate_fn", "num_workers": "threads", "augmentations": "views"}
+
+
+class Subject:
+    """A user's model, data, method and loss, with the other keywords of `make_private` as `options`.
+
+    `private` is the run that `make_private` makes of them, where it does: it has no ledger, and keys of its own.
+    `refused` is what it raises otherwise, and `warned` are its warnings. Checks may use up a run's steps: `run` makes
+    another one.
+    """
+
+    def __init__(
+        self, model: nn.Module, data: Any, method: Method, loss: Loss, optimizer: Any, options: Mapping[str, Any]
+    ) -> None:
+        self.model, self.data, self.method, self.loss, self.optimizer = model, data, method, loss, optimizer
+        self.options = {name: value for name, value in options.items() if name not in OF_A_REAL_RUN}
+        self.private: PrivateRun | None = None
+        self.refused: Exception | None = None
+        self.warned: list[Warning] = []
+        self.faults: set[str] = set()  # names of those found so far
+        self.fails = ""  # the fault because of which the model cannot be called
+        self.deadline = time.monotonic()
+
+    def build(self) -> None:
+        """Let `make_private` make a run, or say why not."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                self.private = make_private(self.model, self.data, self.method, loss=self.loss, **self.options)
+            except Exception as refused:  # noqa: BLE001 - a user's own objects may raise anything
+                self.refused = refused
+        self.warned = [warning.message for warning in caught if isinstance(warning.message, Warning)]
+
+    @property
+    def run(self) -> PrivateRun:
+        """The run, or `NotTried`."""
+        if self.private is None:
+            raise NotTried("make_private refuses these objects.", "mend the faults first")
+        return self.private
+
+    def another(self) -> PrivateRun:
+        """Return a further run of the same plan, with fresh keys, no ledger, and the model's present parameters."""
+        run = self.run
+        engine = run._engine
+        mine = engine.mechanism
+        engine, loader, optimizer = assembled(
+            engine.gradient,
+            Working(mine.backend, engine.working.names, engine.working.parameters),
+            self.source,
+            run.plan,
+            RunKeys.new(),
+            backend=mine.backend,
+            peers=Alone(),
+            params=self.options.get("params"),
+            microbatch_size=engine.microbatch_size,
+        )
+        rehearsal = Rehearsal(engine, run._rehearsal.example)
+        return PrivateRun(optimizer, loader, rehearsal, run._modes, self.options.get("target_delta"), ())
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    @cached_property
+    def source(self) -> Data:
+        """The data, as a run reads them."""
+        if self.private is not None:
+            return self.private.loader._data
+        own = {theirs: self.options[name] for name, theirs in _OF_DATA.items() if name in self.options}
+        return Data(self.data, self.device, own.get("collate_fn"), own.get("threads", 0), own.get("views", 1))
+
+    @cached_property
+    def example(self) -> Tree:
+        """A batch in the form of the data, on which the model is tried."""
+        if self.private is not None:
+            return self.private._rehearsal.example
+        try:
+            return self.source.example(self.options.get("example_batch"))
+        except Exception as cause:
+            raise NotTried("the data cannot be read.", "mend the fault of the data first") from cause
+
+    @cached_property
+    def gradient(self) -> PerExampleGradient:
+        """What finds the gradients."""
+        if self.private is not None:
+            return self.private._engine.gradient
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise NotTried("no parameter of the model requires gradients.", "unfreeze what shall be trained")
+        found = gradient_of(self.model, self.loss, Alone())
+        found.passed_over += [self.data, self.source]
+        return found
+
+    def made(self, examples: int) -> Tree:
+        """Return a made-up batch of so many examples in the form of the data's."""
+        if self.fails:
+            raise NotTried("the model cannot be called.", f"mend the fault {self.fails!r} first")
+        return trial_batch(self.example, examples)
+
+    def loss_of(self, state: State, batch: Tree) -> torch.Tensor:
+        """Return what the loss returns of a whole batch, with these values in the model's places."""
+        inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
+        with seeded(self.device, TRIAL), torch.enable_grad():
+            return within(self.model, state, lambda: self.loss(batches.call(self.model, inputs), *targets))
+
+    def trial(self) -> Trial:
+        """Return the trials that `make_private` makes, to be made one by one."""
+        try:
+            frozen = check_module(self.model)
+        except Exception as cause:
+            raise NotTried("a layer is refused.", "mend the faults of the layers first") from cause
+        return Trial(self.gradient, self.example, frozen)
+
+    def check_options(self) -> None:
+        """Refuse keywords that `make_private` does not know; fill in what doctor may choose."""
+        known = inspect.signature(make_private).parameters
+        for name in self.options:
+            if name not in known:
+                raise ArgumentError(f"{name}: is no keyword of dpcore.torch.make_private")
+        if self.options.get("epochs") is None and self.options.get("steps") is None:
+            self.options["steps"] = 100
+
+    @property
+    def delta(self) -> float:
+        """Where epsilon is stated: the target delta, or 1e-5, or a tenth of 1/n where that is less."""
+        given = self.options.get("target_delta")
+        return float(given) if given is not None else min(1e-5, 0.1 / self.source.length)

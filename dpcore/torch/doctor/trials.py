@@ -1,0 +1,162 @@
+"""The trials of model and loss on made-up examples: those of `make_private`, each on its own, and the loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dpcore.torch.data import batches
+from dpcore.torch.doctor.finding import Finding, NotTried, of_error
+from dpcore.torch.doctor.subject import Subject
+from dpcore.torch.model.per_example import WAYS
+from dpcore.torch.model.trial import Trial
+
+_DTYPES = r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type|[Tt]ype \("
+_KINDS = (
+    ("state", r"changes its|changes while|first from later"),
+    ("mixing", r"mixes the examples|depends on another"),
+    ("loss", r"^loss|of the loss"),
+    ("unregistered tensors", r"not registered|is no parameter of the model"),
+    ("forward", r"failed on synthetic|cannot be differentiated"),
+)
+_TOLERANCE = 1e-3
+
+
+def kind_of(error: BaseException, otherwise: str) -> str:
+    """Return the name of the check that an error of a trial belongs to."""
+    texts = [str(error.__cause__ or ""), str(error)]  # ours say "dtype" of many things
+    if re.search(_DTYPES, texts[0]):
+        return "dtypes"
+    return next((name for name, pattern in _KINDS if re.search(pattern, texts[1])), otherwise)
+
+
+def fault_of(subject: Subject, error: BaseException, otherwise: str) -> Finding:
+    """Return the fault of a trial's error; where dtypes do not fit, with the dtypes that there are."""
+    found = of_error(kind_of(error, otherwise), error)
+    if found.name != "dtypes":
+        return found
+    data = {
+        name.removeprefix("batch"): str(tensor.dtype).removeprefix("torch.")
+        for name, tensor in batches.named(subject.source.template()).items()
+    }
+    model = sorted({str(p.dtype).removeprefix("torch.") for p in subject.model.parameters()})
+    told = ", ".join(f"data{name} is {dtype}" for name, dtype in data.items())
+    return Finding(
+        "fault",
+        "dtypes",
+        f"{found.sentence} {told}; the model is {', '.join(model)}.",
+        "convert the data to what model and loss take: inputs to the model's dtype, class labels to int64",
+    )
+
+
+def trials(subject: Subject) -> Iterator[Finding]:
+    """Tensors that are not registered, mixing, state, and gradients beside autograd's."""
+    told: list[str] = []
+    for name, sentence, check in _CHECKS:
+        if subject.private is not None:
+            if name != "gradients":  # said below, with the way that was taken
+                yield Finding("ok", name, sentence)
+            continue
+        try:
+            with subject.trial() as trial:
+                check(trial)
+            yield Finding("ok", name, sentence)
+        except NotTried as cause:
+            yield Finding("not tried", name, cause.sentence, cause.remedy)
+        except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
+            fault = fault_of(subject, error, name)
+            if fault.sentence not in told:
+                yield fault
+            told.append(fault.sentence)
+            if fault.name in ("forward", "dtypes", "loss"):
+                subject.fails = fault.name
+                return
+            if fault.name != name:
+                yield Finding(
+                    "not tried", name, "the model fails before this can be seen.", f"mend {fault.name!r} first"
+                )
+
+
+def gradients(subject: Subject) -> Iterator[Finding]:
+    """How gradients are found, beside one-by-one autograd."""
+    if subject.private is None:
+        return
+    found = subject.run._engine.gradient
+    if found.way == WAYS[0]:
+        yield Finding(
+            "ok",
+            "gradients",
+            "each example's gradient from one batched pass is what autograd gives for it alone, "
+            "and does not move when another example is replaced, by NaN either.",
+        )
+    elif WAYS[0] in found.reasons:
+        yield Finding(
+            "remark",
+            "gradients",
+            f"gradients are found by {found.way!r}, which is slower: {found.reasons[WAYS[0]]}.",
+            "see docs/engine.md for what the fast way follows",
+        )
+    else:
+        yield Finding("ok", "gradients", f"gradients are found by {found.way!r}, as asked for.")
+
+
+def loss(subject: Subject) -> Iterator[Finding]:
+    """Whether the loss of a batch is made of the losses of its examples."""
+    for fault in ("mixing", "state", "layers"):
+        if fault in subject.faults:
+            raise NotTried("the model does not treat each example alone.", f"mend the fault {fault!r} first")
+    made = subject.made(3)
+    with subject.trial() as trial:
+        trial.gradient.model.train(False)
+        with trial.gradient.values.copies() as state:
+            whole = _value(subject, state, made)
+            rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
+            alone = [_value(subject, state, row) for row in rows]
+    if whole is None or any(value is None or value.numel() != 1 for value in alone):
+        raise NotTried("the loss does not take a batch of several examples; training gives it one at a time.")
+    each = torch.cat([value.reshape(1) for value in alone if value is not None])
+    wanted = {"each": each} if whole.numel() == len(each) else {"mean": each.mean(), "sum": each.sum()}
+    near = [
+        name
+        for name, value in wanted.items()
+        if torch.allclose(whole.reshape(-1), value, rtol=_TOLERANCE, atol=_TOLERANCE * float(each.abs().max()))
+    ]
+    if near:
+        yield Finding(
+            "ok", "loss", f"the loss of a batch is the {near[0].replace('each', 'list')} of its examples' losses."
+        )
+        return
+    yield Finding(
+        "fault",
+        "loss",
+        f"the loss of three examples together is {float(whole.reshape(-1)[0]):.4g}, neither the mean "
+        f"({float(each.mean()):.4g}) nor the sum of their losses one by one: it mixes examples, and a private run, "
+        "which gives it one example at a time, would minimize another function.",
+        "give a loss that is a mean or a sum over examples, each of its own output and target",
+    )
+
+
+def _value(subject: Subject, state: dict[str, torch.Tensor], batch: Any) -> torch.Tensor | None:
+    try:
+        return subject.loss_of(state, batch).detach().double()
+    except Exception:  # noqa: BLE001 - a loss for one example may raise anything where there are three
+        return None
+
+
+_CHECKS: tuple[tuple[str, str, Callable[[Trial], None]], ...] = (
+    (
+        "unregistered tensors",
+        "all trained tensors that the model reaches are registered as its parameters.",
+        Trial.registered,
+    ),
+    (
+        "mixing",
+        "no module's output for one example moves when another example is replaced, by NaN either.",
+        Trial.mixing,
+    ),
+    ("state", "model and loss keep nothing from one call to the next.", Trial.state),
+    ("gradients", "there is a way to find each example's gradient.", Trial.ways),
+)
