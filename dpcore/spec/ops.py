@@ -144,9 +144,8 @@ class Backend(PairOperations[A], Protocol[A]):
     def repeat(self, work: Callable[..., T], *args: Any) -> T:
         """Return ``work(*args)``, which a backend may have recorded when it was called with the same arguments.
 
-        `work` is a function of its arguments alone: operations of this port on their arrays, and on arrays that it
-        makes of them. It neither reads an array's values into Python nor changes anything but arrays, in place. The
-        result may lie in the memory of an earlier one.
+        `work` is a function of its arguments alone: operations of this port on their arrays, and on those made of them.
+        It reads no values into Python, and changes arrays only, in place. The result may lie in an earlier one's memory.
         """
 
     def words(
