@@ -124,4 +124,6 @@ def cell(values: list[float | None], number: int, benchmark: str) -> str:
     value = values[number] if number < len(values) else None
     if value is None or math.isnan(value):
         return "-"
-    return f"{value / 2**20:.0f} MiB" if ".peakmem" in benchmark else f"{1000 * value:.3g} ms"
+    if ".track_" in benchmark:
+        return f"{value:.6g}"
+    return f"{value / 2**20:.0f} MiB" if ".peakmem_" in benchmark else f"{1000 * value:.3g} ms"
