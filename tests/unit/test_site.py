@@ -156,4 +156,5 @@ def test_the_history_has_a_column_for_each_commit():
     assert f"{value:.6g}" in page
     assert benchmark_pages.combinations(history, "accounting.Schedules.peakmem_pld") == ["1000", "5000"]
     assert benchmark_pages.cell([0.0125], 0, "a.time_b") == "12.5 ms"
+    assert benchmark_pages.duration(25.94) == "25.9 s"
     assert benchmark_pages.cell([None], 0, "a.time_b") == benchmark_pages.cell([], 0, "a.time_b") == "-"
