@@ -42,6 +42,11 @@ def grid(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
+def duration(seconds: float) -> str:
+    """Three digits, in the unit that needs no exponent."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
 def ratio(measured: dict[str, Any]) -> str:
     value = measured.get("ratio_of_medians")
     return "not measured" if value is None else f"{value:.2f}"
@@ -66,7 +71,7 @@ def accounting() -> str:
         what, _, who = name.partition(" | ")
         ends = [measured.get("lower"), measured.get("upper")]
         said = " to ".join("-" if end is None else f"{end:.6g}" for end in ends) if any(ends) else ""
-        rows.append([what, who, said, f"{1000 * measured['median_s']:.3g} ms" if "median_s" in measured else ""])
+        rows.append([what, who, said, duration(measured["median_s"]) if "median_s" in measured else ""])
     return "\n\n".join(
         [
             "### Accountants",
@@ -124,4 +129,6 @@ def cell(values: list[float | None], number: int, benchmark: str) -> str:
     value = values[number] if number < len(values) else None
     if value is None or math.isnan(value):
         return "-"
-    return f"{value / 2**20:.0f} MiB" if ".peakmem" in benchmark else f"{1000 * value:.3g} ms"
+    if ".track_" in benchmark:
+        return f"{value:.6g}"
+    return f"{value / 2**20:.0f} MiB" if ".peakmem_" in benchmark else duration(value)

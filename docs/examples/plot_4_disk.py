@@ -140,6 +140,6 @@ axes[2].legend()
 # %%
 # What this shows
 # ---------------
-# With a constant rate DiSK wins by a wide margin, for the reason that was derived beforehand. With a rate that decays, DP-SGD and DOPPLER come down to where DiSK is, and the
-# three can no longer be told apart by these intervals. A decay to zero needs a known end; where training goes on for ever, or follows a moving target, the rate
+# With a constant rate DiSK wins by a wide margin, for the reason that was derived beforehand. With a rate that decays, DP-SGD and DOPPLER come down to where DiSK was, or below,
+# and nothing of its advantage is left. A decay to zero needs a known end; where training goes on for ever, or follows a moving target, the rate
 # stays up, and that is where to try DiSK first. The problem was built for the argument: 20 equal curvatures are not a neural network.

@@ -142,3 +142,19 @@ def test_versions_are_listed_from_the_newest_on(tmp_path: Path):
         versions.add(site, "../elsewhere", built)
     with pytest.raises(SystemExit, match="built site"):
         versions.add(site, "1.0.0", tmp_path / "nothing")
+
+
+def test_the_history_has_a_column_for_each_commit():
+    import benchmark_pages
+
+    history = list(benchmark_pages.runs())
+    page = benchmark_pages.asv_history()
+    assert history == sorted(history, key=lambda run: run["date"])
+    for run in history:
+        assert run["commit_hash"][:7] in page
+    value = history[-1]["results"]["accounting.Guarantees.track_poisson_pld"][0][0]
+    assert f"{value:.6g}" in page
+    assert benchmark_pages.combinations(history, "accounting.Schedules.peakmem_pld") == ["1000", "5000"]
+    assert benchmark_pages.cell([0.0125], 0, "a.time_b") == "12.5 ms"
+    assert benchmark_pages.duration(25.94) == "25.9 s"
+    assert benchmark_pages.cell([None], 0, "a.time_b") == benchmark_pages.cell([], 0, "a.time_b") == "-"
