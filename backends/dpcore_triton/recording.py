@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,9 @@ _ALLOCATIONS = (
     torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_like, torch.ops.aten.new_empty,
     torch.ops.aten.new_empty_strided,
 )  # fmt: skip
+
+
+_capturing = Lock()
 
 
 class Operation(NamedTuple):
@@ -106,8 +110,14 @@ def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -
     if launch.INTERPRETED or not calls:
         return start
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    # Of this thread only: another may meanwhile read data into pinned memory.
-    with torch.cuda.device(device), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+    # A process captures one graph at a time. Errors are this thread's only: another may read data into pinned memory. A
+    # capture that fails leaves its own stream the current one; the outer context goes back to ours.
+    with (
+        _capturing,
+        torch.cuda.device(device),
+        torch.cuda.stream(torch.cuda.current_stream(device)),
+        torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
+    ):
         start()
 
     def replay() -> None:
