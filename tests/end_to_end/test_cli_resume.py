@@ -152,7 +152,9 @@ def test_a_run_that_is_killed_again_and_again_pays_for_the_steps_since_its_check
         assert status == -signal.SIGKILL
         told = " ".join(told.split())
         if now:
-            assert f"after step {here} of 69, with fresh noise. This costs {now} step(s)" in told, told
+            assert (
+                f"after step {here} of 69, with fresh noise. This costs {now} step{'' if now == 1 else 's'}" in told
+            ), told
         else:
             assert "This costs 0 steps: nothing was released since." in told, told
         lost += now
