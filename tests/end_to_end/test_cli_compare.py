@@ -131,7 +131,7 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
     assert together["adjacency"] == "zero-out"
     assert epsilon > max(run["epsilon"] for run in left["runs"])
     assert "All of them together will spend epsilon" in printed.err
-    assert "Tuning is accounted for: all 4 runs" in printed.out
+    assert "Tuning is accounted for: all runs that were begun since this folder was last begun anew (4," in printed.out
     assert "Neighbors differ" in printed.out
     # config.json repeats the comparison; its contestants and --methods exclude each other.
     assert compare(out, "--config", str(out / "config.json"), "--json") == 0
@@ -153,7 +153,7 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, ca
     monkeypatch.setattr(PrivateRun, "step", stopping)
     assert compare(out, *command) == 130
     told = capsys.readouterr().out
-    assert "Stopped by Ctrl-C: 1 of 2 runs are complete" in told
+    assert "Stopped by Ctrl-C: 1 of 2 runs is complete" in told
     assert "in 3 of 6 steps" in told
     assert told.split("All of them")[1][:40] in (out / "statement.txt").read_text()
     assert [run["status"] for run in results(out)["runs"]] == ["complete", "stopped"]
@@ -277,7 +277,7 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     )
     assert "held-out accuracy" in told[at + 1]
     left = (out / "statement.txt").read_text()
-    assert f"Stopped by the ledger's budget: {complete} of 6 runs are complete" in left
+    assert f"Stopped by the ledger's budget: {complete} of 6 runs" in left
     assert "goes on" not in left
     assert told[-1].endswith("statement.txt states what was spent")
     # What is complete is kept, and counted no more.

@@ -122,10 +122,12 @@ def _check_covered(event: Event) -> None:
     """Refuse events of which no curve can be drawn."""
     if "pld" not in accounting.accountants_for(event):
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
-    epsilon = accounting.epsilon_interval(event, 0.5).upper
-    if epsilon > _MOST_EPSILON:
-        value = "infinite" if math.isinf(epsilon) else f"{epsilon:.3g} at delta = 0.5"
-        raise PrivacyError(f"epsilon is {value}: there is no guarantee at all, and nothing to draw")
+    if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
+        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to draw")
+    epsilon = accounting.epsilon_interval(event, _LEAST_DELTA).upper
+    if _MOST_EPSILON < epsilon < math.inf:
+        at = f"{epsilon:.3g} at delta = {format_number(_LEAST_DELTA)}"
+        raise PrivacyError(f"epsilon is {at}: there is next to no guarantee, and nothing to draw")
 
 
 def _stated(path: Path, delta: float | None) -> Subject:

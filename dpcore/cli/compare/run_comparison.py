@@ -37,7 +37,7 @@ def run_comparison(
     warning = accounting.delta_remark(shared.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
-    console.print(f"{counted(comparison.total, 'run')} planned.")
+    console.print(f"{counted(comparison.total, 'run')} {'is' if comparison.total == 1 else 'are'} planned.")
     plans = preview(comparison, dataset)
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     _announce(comparison, plans, console)

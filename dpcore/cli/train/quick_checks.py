@@ -11,7 +11,6 @@ from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.spec.extras import needs
-from dpcore.spec.validate import integer
 from dpcore.statement.text import counted, format_number
 
 
@@ -36,7 +35,7 @@ def plan_of(settings: Settings, examples: int) -> Plan:
     method = settings.build_method(examples)
     sampler = sampling.sampler(
         str(settings.sampling),
-        dataset_size=integer(1, dataset_size=examples),
+        dataset_size=examples,
         batch_size=method.batch_size,
         max_batch_size=settings.max_batch_size,
         groups=settings.groups,

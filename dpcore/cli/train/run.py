@@ -176,7 +176,7 @@ def _left(folder: RunFolder) -> str:
         bound = "an upper bound of what was spent: it counts the whole epoch" if upper else "what was spent"
         said = f"{statement} states {bound}"
     elif statement.exists():
-        said = f"no step was taken since {statement} was written"
+        said = f"no step was taken, and {statement} states what was spent before, or more"
     else:
         said = "no step was taken, and nothing was spent"
     saved = [name for name in NAMES if name in folder.written]
