@@ -80,4 +80,5 @@ def check_method(method: Any) -> None:
         raise ArgumentTypeError(f"method={kind.__name__}: {must}; {told}")
     if inspect.isfunction(method):
         raise ArgumentTypeError(f"method={method.__name__}: {must}; call it, {method.__name__}(lr=0.1)")
-    raise ArgumentTypeError(f"method={kind.__name__}: {must}")
+    told = repr(method) if isinstance(method, str) else kind.__name__
+    raise ArgumentTypeError(f"method={told}: {must}")

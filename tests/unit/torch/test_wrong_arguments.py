@@ -38,7 +38,7 @@ def test_arguments_of_opacus_are_each_told_where_they_go() -> None:
     ((NET, DATA, OPTIMIZER), {}, r"method=SGD: .*dpcore.methods.dp_sgd\(lr=0.1, base='sgd'\)"),
     ((NET, DATA, torch.optim.AdamW), {}, r"method=AdamW: .*base='adamw'\)"),
     ((NET, DATA, dpcore.methods.disk), {}, r"method=disk: .*call it, disk\(lr=0.1\)"),
-    ((NET, DATA, "disk"), {}, "method=str: must be a dpcore.Method"),
+    ((NET, DATA, "disk"), {}, "method='disk': must be a dpcore.Method"),
     ((NET, DATA, sgd()), {"loss": nn.CrossEntropyLoss, "epochs": 1}, r"loss=CrossEntropyLoss: is a class; .*Loss\(\)"),
 ])  # fmt: skip
 def test_wrong_arguments_end_in_one_sentence(args: Any, options: Any, words: str) -> None:
