@@ -1,6 +1,8 @@
 """The PyTorch edge: per-example gradients, batches and a private optimizer for a torch model."""
 
 from dpcore.torch.export import export
+from dpcore.torch.held_out import HeldOut
+from dpcore.torch.learning_rate import LearningRates, find_learning_rate
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.optimizer import PrivateOptimizer
@@ -9,9 +11,12 @@ from dpcore.torch.state.checkpoint import public_state
 from dpcore.torch.state.saving import save_state
 
 __all__ = [
+    "HeldOut",
+    "LearningRates",
     "PrivateOptimizer",
     "PrivateRun",
     "export",
+    "find_learning_rate",
     "make_private",
     "public_state",
     "read_opacus_checkpoint",
