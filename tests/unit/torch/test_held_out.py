@@ -82,6 +82,8 @@ def test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_be
         states.append(values(run.model))
         if held_out.stop:
             break
+        assert len(states) < 4
+    assert held_out.stop
     assert len(states) == 4
     best = torch.cat([value.flatten() for value in (held_out.best_state or {}).values()])
     assert torch.equal(best, states[1])
