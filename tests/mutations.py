@@ -689,6 +689,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/torch/run.py": [
+        ("say that results may stop a run for what it spent so far", "self.event_after(self.plan.steps if planned else self.steps_taken)",
+         "self.event_after(self.steps_taken)", "unit/torch/test_held_out.py"),
         ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
          "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
     ],
@@ -835,6 +837,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
          "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
          "unit/torch/test_sampler.py"),
+    ],
+    "dpcore/torch/data/overlap.py": [
+        ("evaluate on the last example that is trained on", "return first < other_end and other < end if", "return first + 20 < other_end and other < end if",
+         "unit/torch/test_held_out.py"),
+    ],
+    "dpcore/torch/held_out.py": [
+        ("evaluate with dropout", "        model.eval()\n        yield", "        yield", "unit/torch/test_held_out.py"),
+        ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/reading.py": [
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",

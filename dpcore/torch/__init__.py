@@ -10,6 +10,8 @@ if find_spec("torch") is None:
 
 from dpcore.torch.doctor import Finding, Findings, RunAudit, audit, doctor
 from dpcore.torch.export import export
+from dpcore.torch.held_out import HeldOut
+from dpcore.torch.learning_rate import LearningRates, find_learning_rate
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.optimizer import PrivateOptimizer
@@ -20,12 +22,15 @@ from dpcore.torch.state.saving import save_state
 __all__ = [
     "Finding",
     "Findings",
+    "HeldOut",
+    "LearningRates",
     "PrivateOptimizer",
     "PrivateRun",
     "RunAudit",
     "audit",
     "doctor",
     "export",
+    "find_learning_rate",
     "make_private",
     "public_state",
     "read_opacus_checkpoint",

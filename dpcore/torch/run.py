@@ -190,7 +190,7 @@ class PrivateRun:
         taken = self._engine.diagnostics
         return None if taken is None else {"clipped_mean_norm": np.array(taken, dtype=np.float64)}
 
-    def epsilon(self, delta: float | None = None, *, accountant: str | None = None) -> float:
+    def epsilon(self, delta: float | None = None, *, accountant: str | None = None, planned: bool = False) -> float:
         """Return the epsilon spent by all that was released so far, abandoned steps included.
 
         Parameters
@@ -199,8 +199,10 @@ class PrivateRun:
             By default the target delta.
         accountant : str, optional
             By default the smallest value of all accountants that cover the run: each of them is an upper bound.
+        planned : bool
+            Of the whole plan instead, which holds also where results decide when to stop.
         """
-        chosen, event = self._delta(delta), self.event_after(self.steps_taken)
+        chosen, event = self._delta(delta), self.event_after(self.plan.steps if planned else self.steps_taken)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
         return accounting.smallest_epsilon(event, chosen)[0]
@@ -241,7 +243,6 @@ class PrivateRun:
         raise PrivacyError("a private run is not pickled or copied: save private.optimizer.state_dict() instead")
 
     def _delta(self, delta: float | None) -> float:
-        chosen = self._target_delta if delta is None else delta
-        if chosen is None:
+        if (chosen := self._target_delta if delta is None else delta) is None:
             raise ArgumentError("delta=None: must be given, since make_private got no target_delta")
         return chosen

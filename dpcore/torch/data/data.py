@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class Data:
             told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
             raise ArgumentTypeError(f"data=DataLoader: pass its dataset (loader.dataset); {told}")
         self.device = device
-        tree = _arrays(data)
+        tree = arrays(data)
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if tree is None and (isinstance(data, IterableDataset) or not sized):
             told = "must be a map-style dataset (with len and indexing) or a tuple of tensors"
@@ -123,6 +123,11 @@ class Data:
         """Joins single examples."""
         return self._reader.collate
 
+    def in_order(self, size: int) -> Iterator[Tree]:
+        """Yield all examples in their order, `size` at a time: for an evaluation, never for a step."""
+        for first in range(0, self.length, size):
+            yield self.batch(np.arange(first, min(first + size, self.length)), TRIAL)
+
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
         if self._one is None:
@@ -171,7 +176,7 @@ def _length(data: Any) -> int:
         raise ArgumentTypeError(told) from None
 
 
-def _arrays(data: Any) -> Tree | None:
+def arrays(data: Any) -> Tree | None:
     """Return the data as a tree of tensors in the form of a batch, if they are tensors or arrays."""
     if type(data) is TensorDataset:  # a subclass may have a __getitem__ of its own
         return tuple(data.tensors)

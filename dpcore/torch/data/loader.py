@@ -22,7 +22,7 @@ class PrivateLoader:
     """
 
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
-        self._data = data
+        self.data = data
         self._mechanism = mechanism
         self._pending: int | None = None  # examples of the batch drawn and not stepped yet: secret
         self.sampler = PrivateSampler(data, mechanism)
@@ -42,8 +42,8 @@ class PrivateLoader:
                 )
             indices = self._mechanism.draw()
             self._read_ahead(step)
-            batch = self._data.batch(indices, self._seed(step))
-            self._pending = len(indices) * self._data.views
+            batch = self.data.batch(indices, self._seed(step))
+            self._pending = len(indices) * self.data.views
             yield batch
 
     def _seed(self, step: int) -> bytes:
@@ -52,15 +52,20 @@ class PrivateLoader:
 
     def _read_ahead(self, step: int) -> None:
         """Let the batches after `step` be read, as far as they are paid for. They are drawn when their turn comes."""
-        for later in range(step + 1, step + 1 + self._data.prefetch):
+        for later in range(step + 1, step + 1 + self.data.prefetch):
             indices = self._mechanism.ahead(later)
             if indices is None:
                 return
-            self._data.read_ahead(indices, self._seed(later))
+            self.data.read_ahead(indices, self._seed(later))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what draws the batches holds the run's keys."""
         raise PrivacyError("a private loader is not pickled or copied: save private.optimizer.state_dict() instead")
+
+    @property
+    def in_first_process(self) -> bool:
+        """Whether this is the process that logs, and that has the ledger."""
+        return self._mechanism.peers.rank == 0
 
     def forget(self) -> None:
         """Expect no step on the batch drawn last: it was stepped, or a state was loaded."""

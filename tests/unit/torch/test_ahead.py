@@ -175,7 +175,7 @@ def test_what_was_read_for_other_keys_is_never_used() -> None:
     plain = begun(0)
     for step, inputs in enumerate(used, start=3):
         indices = run.plan.sampler.indices(keys.sampling, step)
-        by_hand = plain.loader._data.batch(indices, step_seed(keys, "augmentation", step))
+        by_hand = plain.loader.data.batch(indices, step_seed(keys, "augmentation", step))
         assert torch.equal(by_hand[0], inputs)
     assert len(used) == 9
 
@@ -215,7 +215,7 @@ def test_workers_end_with_the_run_and_leave_the_callers_handlers_alone(tmp_path:
     try:
         run = begun(2)
         trained(run, stop=4)
-        workers = run.loader._data._ahead._workers
+        workers = run.loader.data._ahead._workers
         pids = [worker.end.peek()[2][0].pid for worker in workers]
         assert len(pids) == 2
         del run, workers
@@ -237,7 +237,7 @@ def test_workers_end_when_their_run_was_killed() -> None:
         torch.set_num_threads(1)  # threads of the parent's kernels do not live on
         run = begun(2)
         trained(run, stop=4)
-        pids = [worker.end.peek()[2][0].pid for worker in run.loader._data._ahead._workers]
+        pids = [worker.end.peek()[2][0].pid for worker in run.loader.data._ahead._workers]
         if holder := os.fork():
             os.write(writing, " ".join(map(str, [holder, *pids])).encode())
             os.kill(os.getpid(), signal.SIGKILL)

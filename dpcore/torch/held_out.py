@@ -1,0 +1,162 @@
+"""Metrics on held-out data, early stopping by them, and trackers, for a training loop of one's own.
+
+What a tracker is told is a function of releases, of the held-out data and of the plan. The held-out data have no
+guarantee: whoever sees the metrics learns of them, so they must be public, or nobody's who is to be protected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
+from dpcore.torch.data import batches
+from dpcore.torch.data.data import Data
+from dpcore.torch.data.overlap import check_apart
+from dpcore.torch.run import PrivateRun
+
+
+class HeldOut:
+    """Evaluates a run's model on data that it is not trained on, and says when to stop.
+
+    Parameters
+    ----------
+    private : PrivateRun
+        With a `target_delta`.
+    data : Dataset, DataLoader, or tuple or mapping of tensors or arrays
+        Not trained on. The very data of the run, rows of the same tensors and common indices of two subsets are
+        refused; copies cannot be told.
+    metrics : mapping of str to callable
+        Each ``metric(output, *targets)`` is the mean over a batch; it is weighted by the batch's number of examples.
+    trackers : sequence
+        Objects with ``log(dict, step=...)``, as wandb's runs have, or ``add_scalar``, as TensorBoard's writers.
+    monitor : str, optional
+        The metric that early stopping and `best_state` go by; the first one by default.
+    larger_is_better : bool
+        Whether that metric is to grow.
+    patience : int, optional
+        Evaluations without a better value after which `stop` is True. None never stops.
+    batch_size : int
+        Of the evaluation.
+
+    Attributes
+    ----------
+    history : list of dict
+        What each evaluation logged, with its "step".
+    stop : bool
+        Whether training shall end: the same in all processes.
+    best_state : dict or None
+        The model's state at the best value so far, with the method's output in it.
+
+    Notes
+    -----
+    "epsilon" is what was spent so far, and holds for a number of steps that was fixed beforehand. Where results decide
+    when to stop, or which state to keep, "epsilon_planned", of all planned steps, holds whatever they decide: the run
+    to the end would have released more.
+    """
+
+    def __init__(
+        self,
+        private: PrivateRun,
+        data: Any,
+        metrics: Mapping[str, Callable[..., Any]],
+        *,
+        trackers: Sequence[Any] = (),
+        monitor: str | None = None,
+        larger_is_better: bool = True,
+        patience: int | None = None,
+        batch_size: int = 256,
+    ) -> None:
+        if not metrics:
+            raise ArgumentError("metrics={}: must name at least one function of the model's output and the targets")
+        self._private, self._metrics = private, {name: validate.function(**{name: f}) for name, f in metrics.items()}
+        if reserved := {"epsilon", "epsilon_planned", "learning_rate", "step"}.intersection(metrics):
+            raise ArgumentError(f"metrics[{min(reserved)!r}]: the name is taken by what is logged anyway")
+        self.monitor = validate.choice(metrics, monitor=next(iter(metrics)) if monitor is None else monitor)
+        self._sign = 1.0 if larger_is_better else -1.0
+        self._patience = None if patience is None else validate.integer(minimum=1, patience=patience)
+        self._size = validate.integer(minimum=1, batch_size=batch_size)
+        self._trackers = [_log_of(tracker) for tracker in trackers]
+        if private.loader.in_first_process:
+            private.epsilon(planned=True)  # refused here without a delta, and not after an epoch
+        check_apart(private.loader.data, data.dataset if isinstance(data, DataLoader) else data)
+        device = next(private.model.parameters()).device
+        self._device, self._data = device, data if isinstance(data, DataLoader) else Data(data, device)
+        self._best, self._waited = -math.inf, 0
+        self.history: list[dict[str, float]] = []
+        self.stop = False
+        self.best_state: dict[str, Any] | None = None
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the method's output, tell the trackers, and return the metrics; `stop` says whether to go on."""
+        private = self._private
+        with private.averaged(), _evaluating(private.model), torch.no_grad():
+            found = self._means()
+        value = self._sign * found[self.monitor]
+        if value > self._best:  # never true of NaN
+            self._best, self._waited, self.best_state = value, 0, private.output_state_dict()
+        else:
+            self._waited += 1
+        self.stop = private.any_process(self._patience is not None and self._waited >= self._patience)
+        if private.loader.in_first_process:
+            spent = {"epsilon": private.epsilon(), "epsilon_planned": private.epsilon(planned=True)}
+            told = {**found, **spent, "learning_rate": float(private.optimizer.param_groups[0]["lr"])}
+            self.history.append({**told, "step": private.steps_taken})
+            for log in self._trackers:
+                log(told, private.steps_taken)
+        return found
+
+    def _means(self) -> dict[str, float]:
+        totals, examples = dict.fromkeys(self._metrics, 0.0), 0
+        for batch in self._batches():
+            inputs, targets = batches.normalize(batch)
+            output, count = batches.call(self._private.model, inputs), batches.size(batch)
+            for name, metric in self._metrics.items():
+                totals[name] += count * float(metric(output, *targets))
+            examples += count
+        if not examples:
+            raise ArgumentError("data with 0 examples: must have at least one to evaluate on")
+        return {name: total / examples for name, total in totals.items()}
+
+    def _batches(self) -> Iterator[Any]:
+        if isinstance(self._data, DataLoader):
+            for batch in self._data:
+                yield batches.tree_map(lambda tensor: tensor.to(self._device), batch)
+            return
+        yield from self._data.in_order(self._size)
+
+
+def _log_of(tracker: Any) -> Callable[[dict[str, float], int], None]:
+    """Return how a tracker is told."""
+
+    def scalars(told: dict[str, float], step: int) -> None:
+        for name, value in told.items():
+            tracker.add_scalar(name, value, step)
+
+    if callable(getattr(tracker, "log", None)):
+        return lambda told, step: tracker.log(dict(told), step=step)
+    if callable(getattr(tracker, "add_scalar", None)):
+        return scalars
+    raise ArgumentTypeError(
+        f"trackers: {type(tracker).__name__} must have log(dict, step=...), as wandb's runs, or "
+        "add_scalar(name, value, step), as TensorBoard's writers"
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode for the length of the block, and each back into its own."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,168 @@
+"""Metrics on held-out data, early stopping, trackers, and the search for a learning rate on public data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from dpcore.averaging import UniformAverage
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.torch import HeldOut, find_learning_rate
+from tests.refused import refused
+from tests.unit.torch_runs import DATA, finish, model, sgd, start, values
+
+HELD = DATA[0][:12].clone() + 0.01, DATA[1][:12].clone()
+
+
+def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(1) == labels).float().mean()
+
+
+class Tracker:
+    """As wandb's runs are."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, float], int]] = []
+
+    def log(self, data: dict[str, float], step: int) -> None:
+        self.told.append((data, step))
+
+
+class Writer:
+    """As TensorBoard's writers are."""
+
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, int], float] = {}
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.told[name, step] = value
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
+def test_means_are_those_of_all_examples_and_only_released_quantities_are_logged(kind: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.Linear(7, 3))
+    run = start(net, sgd(averaging=UniformAverage(start=0)))
+    data = {"tensors": HELD, "dataset": TensorDataset(*HELD), "loader": DataLoader(TensorDataset(*HELD), 5)}[kind]
+    wandb, board = Tracker(), Writer()
+    metrics = {"accuracy": accuracy, "loss": F.cross_entropy}
+    held_out = HeldOut(run, data, metrics, trackers=[wandb, board], batch_size=5)
+    finish(run, stop=3)
+    net.train()
+    net[0].eval()
+    found = held_out.evaluate()
+    assert [module.training for module in net] == [False, True, True]
+    with run.averaged():
+        net.eval()
+        wanted = F.cross_entropy(net(HELD[0]), HELD[1]).item()
+    assert found["loss"] == pytest.approx(wanted, rel=1e-6)
+    told = {**found, "epsilon": run.epsilon(), "epsilon_planned": run.epsilon(planned=True), "learning_rate": 0.3}
+    assert wandb.told == [(told, 3)]
+    assert board.told == {(name, 3): value for name, value in told.items()}
+    assert held_out.history == [{**told, "step": 3}]
+    assert run.epsilon() < run.epsilon(planned=True)
+    finish(run)
+    assert run.epsilon() == run.epsilon(planned=True)
+
+
+def test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_best_state() -> None:
+    run = start(model())
+    found = iter([1.0, 3.0, 2.0, math.nan, 9.0])
+    held_out = HeldOut(run, HELD, {"loss": lambda output, labels: next(found)}, patience=2, larger_is_better=True)
+    states = []
+    for batch in run.loader:
+        run.step(batch)
+        held_out.evaluate()
+        states.append(values(run.model))
+        if held_out.stop:
+            break
+        assert len(states) < 4
+    assert held_out.stop
+    assert len(states) == 4
+    best = torch.cat([value.flatten() for value in (held_out.best_state or {}).values()])
+    assert torch.equal(best, states[1])
+    run, found = start(model()), iter([3.0, 2.0, 1.0])
+    held_out = HeldOut(run, HELD, {"loss": lambda output, labels: next(found)}, patience=1, larger_is_better=False)
+    assert not any((held_out.evaluate(), held_out.stop)[1] for _ in range(3))
+
+
+BIG = torch.rand(40, 5), torch.arange(40) % 3
+WHOLE = TensorDataset(*BIG)
+SAME: dict[str, tuple[Any, Any]] = {
+    "the data": (DATA, DATA),
+    "of one array": ((BIG[0][:30], BIG[1][:30]), (BIG[0][29:], BIG[1][29:].clone())),
+    "numpy": ((BIG[0].numpy(), BIG[1]), (BIG[0].numpy()[3:5], np.arange(2))),
+    "common indices": (Subset(WHOLE, range(30)), Subset(WHOLE, [35, 29])),
+    "the whole of a part": (Subset(WHOLE, range(30)), WHOLE),
+    "a part of the whole": (WHOLE, Subset(WHOLE, [3])),
+    "its loader": (WHOLE, DataLoader(WHOLE)),
+}
+APART = {
+    "of one array": ((BIG[0][:30], BIG[1][:30]), (BIG[0][30:], BIG[1][30:])),
+    "two subsets": (Subset(WHOLE, range(30)), Subset(WHOLE, range(30, 40))),
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_training_data_are_refused(kind: str) -> None:
+    trained, held = SAME[kind]
+    refused(ArgumentError, "must not be trained on", HeldOut, start(model(), data=trained), held, {"a": accuracy})
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_other_rows_of_the_same_array_are_not(kind: str) -> None:
+    trained, held = APART[kind]
+    assert 0 <= HeldOut(start(model(), data=trained), held, {"a": accuracy}).evaluate()["a"] <= 1
+
+
+def test_what_else_is_refused() -> None:
+    run = start(model())
+    refused(ArgumentError, "delta=None", HeldOut, start(model(), target_delta=None), HELD, {"a": accuracy})
+    refused(ArgumentError, "metrics={}", HeldOut, run, HELD, {})
+    refused(ArgumentError, r"metrics\['epsilon'\]", HeldOut, run, HELD, {"epsilon": accuracy})
+    refused(ArgumentTypeError, "a=1: must be a function", HeldOut, run, HELD, {"a": 1})
+    refused(ArgumentError, "monitor='b'", HeldOut, run, HELD, {"a": accuracy}, monitor="b")
+    refused(ArgumentError, "patience=0", HeldOut, run, HELD, {"a": accuracy}, patience=0)
+    refused(ArgumentTypeError, "trackers: int must have log", HeldOut, run, HELD, {"a": accuracy}, trackers=[1])
+
+
+def test_a_learning_rate_is_found_on_public_data() -> None:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(200, 5, generator=generator)
+    public = inputs, inputs[:, :3].argmax(1)
+    net = model()
+    before = values(net)
+    method = sgd(lr=123.0, noise_multiplier=0.1, batch_size=50)
+    found = find_learning_rate(net, public, method, steps=20, rates=(1e-4, 1.0, 1e4))
+    assert torch.equal(values(net), before)
+    assert found.best == 1.0
+    assert found.losses[1] < 0.8 * found.before
+    assert found.losses[0] == pytest.approx(found.before, rel=0.01)
+    refused(ArgumentError, "none lowered", lambda: find_learning_rate(net, public, method, steps=1, rates=[1e5]).best)
+    refused(ArgumentError, "must have a noise_multiplier", find_learning_rate, net, public, sgd(noise_multiplier=None),
+            steps=1)  # fmt: skip
+    refused(ArgumentError, r"rates=\(\)", find_learning_rate, net, public, method, steps=1, rates=())
+    refused(ArgumentError, "rates=-1", find_learning_rate, net, public, method, steps=1, rates=[-1])
+
+
+class Mixed(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(x).float()
+
+
+def test_autocast_inside_of_the_model() -> None:
+    wanted, found = finish(start(model(), sgd(noise_multiplier=0.0))), start(Mixed(model()), sgd(noise_multiplier=0.0))
+    moved = finish(found)
+    assert torch.allclose(moved, wanted, atol=0.02)
+    assert not torch.equal(moved, wanted)
