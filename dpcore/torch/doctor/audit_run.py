@@ -50,7 +50,7 @@ _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
 _LARGEST_MATRIX = 2048
 _BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, which is refuted at 1
-_ENOUGH = 0.5  # where half the noise is refuted: r shown, from which on the lower bound says something
+_ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
 
 
 def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ class _Audit:
     def __init__(self, subject: Subject, confidence: float) -> None:
         self.subject, self.confidence, self.plan = subject, confidence, subject.run.plan
         alpha = 1 - confidence
-        self.claim, self.half = RatioBound(alpha / 2), Bets(alpha)
+        self.claim, self.half = RatioBound(alpha / 2), Bets(alpha / 10)
         # Of the first steps: what is left of releases without the canaries, in units of noise.
         self.rest: list[Floats] = []
         self.sums: list[Floats] = []

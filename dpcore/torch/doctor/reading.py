@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,10 +48,10 @@ def reading(subject: Subject) -> Iterator[Finding]:
     places = np.unique(np.linspace(0, source.length - 1, min(_READ, source.length)).astype(np.int64))
 
     def rows(seed: bytes) -> list[list[torch.Tensor]]:
-        return [list(batches.leaves(source.batch(np.array([place]), seed))) for place in places]
+        return [list(batches.leaves(source.batch(places[k : k + 1], _seed(seed, k)))) for k in range(len(places))]
 
     def labels(seed: bytes, k: int) -> list[torch.Tensor]:
-        return list(batches.leaves(batches.normalize(source.batch(places[k : k + 1], seed))[1]))
+        return list(batches.leaves(batches.normalize(source.batch(places[k : k + 1], _seed(seed, k)))[1]))
 
     first, second, other = rows(TRIAL), rows(TRIAL), rows(_OTHER)
     remedy = "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself"
@@ -204,6 +205,11 @@ def _places(subject: Subject, most: int) -> NDArray[np.int64]:
     if subject.source.length == 0:
         raise NotTried("there are no examples.")
     return np.unique(np.linspace(0, subject.source.length - 1, min(most, subject.source.length)).astype(np.int64))
+
+
+def _seed(base: bytes, k: int) -> bytes:
+    """Return the seed of the k-th reading: with one for all, a set that draws its index would draw the same one."""
+    return hashlib.sha256(base + bytes([k])).digest()
 
 
 def _is_anothers(first: list[list[torch.Tensor]], row: list[torch.Tensor], k: int) -> bool:

@@ -55,7 +55,7 @@ def audited(method, model=None, **more):
     return finding
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["dp_sgd", pytest.param("disk", marks=pytest.mark.slow), "adam, by layer"])
 def test_an_honest_run_passes_and_half_of_its_noise_is_refuted(name):
     finding = audited(METHODS[name])
     assert finding.status == "ok", finding
@@ -86,6 +86,7 @@ def test_a_clip_norm_four_times_too_large_is_refuted(monkeypatch):
     assert finding.details["ratio"] > 1
 
 
+@pytest.mark.slow
 def test_correlated_noise_is_audited_too(monkeypatch):
     method = methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=6)
     options = {"sampling": "fixed-order", "steps": 16}
