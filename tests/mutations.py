@@ -436,6 +436,30 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("count a canary found as one half", "betaincinv(inside + 1.0,", "betaincinv(inside + 0.5,",
          "unit/audit/test_audit.py::test_clopper_pearson_is_scipys"),
     ],
+    "dpcore/audit/betting.py": [
+        ("let the wealth grow under the claim", "THETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)",
+         "THETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.9)", "unit/audit/test_betting.py"),
+        ("allow half of what a claim allows", "ndtr(ratio * np.array(self._mus) / 2)", "ndtr(ratio * np.array(self._mus) / 4)",
+         "unit/audit/test_betting.py::test_the_bound_never_falls_and_nears_what_ran"),
+        ("add the bets up instead of their mean", "- math.log(len(THETAS)))", ")",
+         "unit/audit/test_betting.py::test_the_wealth_has_expectation_one_under_the_claim"),
+    ],
+    "dpcore/torch/doctor/canaries.py": [
+        ("let canaries be clipped to nothing", "columns[i] *= np.asarray(factor)[:, None]", "columns[i] *= 1.0",
+         "unit/torch/test_doctor_audit.py::test_clipped_vectors_are_those_of_the_formula"),
+    ],
+    "dpcore/torch/doctor/unchanged.py": [
+        ("leave what the doctor changed", "                snapshot.restore()", "                pass",
+         "unit/torch/test_doctor.py::test_everything_is_left_as_it_was"),
+    ],
+    "dpcore/torch/doctor/reading.py": [
+        ("take another index's example for an augmentation", "return any(j != k and _same(known, row)", "return any(j == k and _same(known, row)",
+         "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[data_that_go_on]'"),
+    ],
+    "dpcore/torch/model/trial.py": [
+        ("try no model for mixing", "for check in (trial.registered, trial.mixing, trial.state):", "for check in (trial.registered, trial.state):",
+         "unit/torch/test_check_module.py"),
+    ],
     "dpcore/sampling/fixed_order.py": [
         ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",
          "max((int((steps >= first).any()) for steps", "unit/plan/test_plan.py"),

@@ -49,6 +49,7 @@ _DIRECT = 8  # the first steps, whose noise is looked at directly: a number that
 _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
 _LARGEST_MATRIX = 2048
+_BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, which is refuted at 1
 _ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
 
 
@@ -96,7 +97,7 @@ class _Audit:
     def __init__(self, subject: Subject, confidence: float) -> None:
         self.subject, self.confidence, self.plan = subject, confidence, subject.run.plan
         alpha = 1 - confidence
-        self.claim, self.half = RatioBound(alpha / 2), Bets(alpha)
+        self.claim, self.half = RatioBound(alpha / 2), Bets(alpha / 10)
         # Of the first steps: what is left of releases without the canaries, in units of noise.
         self.rest: list[Floats] = []
         self.sums: list[Floats] = []
@@ -127,7 +128,7 @@ class _Audit:
             with torch.no_grad():
                 for parameter, before in zip(self.run._engine.working.parameters, parameters, strict=True):
                     local(parameter).copy_(before)
-            decided = self.claim.refuted or (self._half_refuted() and self.claim.lower >= _ENOUGH)
+            decided = self.claim.lower >= _BEYOND or (self._half_refuted() and _ENOUGH <= self.claim.lower < 1)
             if decided and self.steps >= _DIRECT:  # or the direct checks would see a number that outcomes change
                 break
         return self._result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,8 +38,8 @@ def reading(subject: Subject) -> Iterator[Finding]:
     """Whether an index is the same example at every reading, and no example is read otherwise beside others.
 
     Under one seed the readings must agree, or the data set keeps something, or draws from what dpcore cannot set.
-    Under another seed an example may be augmented; where it is *another index's* example of the first reading, the set
-    orders itself anew, and an index is no longer one person.
+    Under another seed an example may be augmented; where it is *another index's* example of the first reading, or has
+    another target, the set orders itself anew, and an index is no longer one person.
     """
     source = subject.source
     if source.tensors is not None:
@@ -47,16 +48,15 @@ def reading(subject: Subject) -> Iterator[Finding]:
     places = np.unique(np.linspace(0, source.length - 1, min(_READ, source.length)).astype(np.int64))
 
     def rows(seed: bytes) -> list[list[torch.Tensor]]:
-        return [list(batches.leaves(source.batch(np.array([place]), seed))) for place in places]
+        return [list(batches.leaves(source.batch(places[k : k + 1], _seed(seed, k)))) for k in range(len(places))]
+
+    def labels(seed: bytes, k: int) -> list[torch.Tensor]:
+        return list(batches.leaves(batches.normalize(source.batch(places[k : k + 1], _seed(seed, k)))[1]))
 
     first, second, other = rows(TRIAL), rows(TRIAL), rows(_OTHER)
     remedy = "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself"
     moved = [k for k in range(len(places)) if not _same(first[k], second[k]) or not _same(first[k], other[k])]
-    strangers = [
-        k
-        for k in moved
-        if any(j != k and (_same(first[j], later[k])) for j in range(len(places)) for later in (second, other))
-    ]
+    strangers = [k for k in moved if any(_is_anothers(first, later[k], k) for later in (second, other))]
     drifting = [k for k in moved if not _same(first[k], second[k])]
     if strangers:
         yield Finding(
@@ -64,6 +64,16 @@ def reading(subject: Subject) -> Iterator[Finding]:
             "reading",
             f"index {places[strangers[0]]} was another index's example at another reading: the "
             "data set orders itself anew, and what is counted and clipped as one example is not.",
+            remedy,
+        )
+        return
+    relabeled = [k for k in moved if not _same(labels(TRIAL, k), labels(_OTHER, k))]
+    if relabeled and not drifting:
+        yield Finding(
+            "fault",
+            "reading",
+            f"index {places[relabeled[0]]} has another target at another reading: the data set orders itself anew, "
+            "or mixes examples, and what is counted and clipped as one example is not.",
             remedy,
         )
         return
@@ -195,6 +205,16 @@ def _places(subject: Subject, most: int) -> NDArray[np.int64]:
     if subject.source.length == 0:
         raise NotTried("there are no examples.")
     return np.unique(np.linspace(0, subject.source.length - 1, min(most, subject.source.length)).astype(np.int64))
+
+
+def _seed(base: bytes, k: int) -> bytes:
+    """Return the seed of the k-th reading: with one for all, a set that draws its index would draw the same one."""
+    return hashlib.sha256(base + bytes([k])).digest()
+
+
+def _is_anothers(first: list[list[torch.Tensor]], row: list[torch.Tensor], k: int) -> bool:
+    """Whether a row, of index k, is what another index gave at the first reading, and k did not."""
+    return any(j != k and _same(known, row) and not _same(known, first[k]) for j, known in enumerate(first))
 
 
 def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

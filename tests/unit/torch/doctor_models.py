@@ -331,6 +331,20 @@ def data_that_shuffle_themselves() -> Objects:
 
 
 @fault("reading")
+def many_data_that_shuffle_themselves() -> Objects:
+    """None of those that are read turns up at another index that is read: their labels tell."""
+
+    class Shuffling(Rows):
+        def __init__(self) -> None:
+            self.inputs, self.labels = numbers(4000)
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().__getitem__(int(torch.randint(len(self), ())))
+
+    return objects(mlp(), Shuffling())
+
+
+@fault("reading")
 def data_that_go_on() -> Objects:
     class Going(Rows):
         place = 0
