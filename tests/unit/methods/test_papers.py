@@ -10,7 +10,8 @@ import pytest
 
 from dpcore.methods import METHODS, PAPERS
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "methods"
+ROOT = Path(__file__).resolve().parents[3]
+DOCS, README = ROOT / "docs" / "methods", (ROOT / "README.md").read_text()
 
 
 def test_every_method_has_a_paper_that_can_be_found():
@@ -24,10 +25,11 @@ def test_every_method_has_a_paper_that_can_be_found():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_its_page_cites_it(method: str):
+def test_its_page_and_the_readme_cite_it(method: str):
     page = (DOCS / f"{method}.md").read_text()
     for paper in PAPERS[method]:
         assert f"\n*Paper.* {paper.markdown()}.\n" in page
+        assert f"\n- {paper.markdown()}\n" in README
 
 
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]):
