@@ -109,7 +109,7 @@ class Subject:
     def source(self) -> Data:
         """The data, as a run reads them."""
         if self.private is not None:
-            return self.private.loader._data
+            return self.private.loader.data
         own = {theirs: self.options[name] for name, theirs in _OF_DATA.items() if name in self.options}
         return Data(self.data, self.device, own.get("collate_fn"), own.get("threads", 0), own.get("views", 1))
 
