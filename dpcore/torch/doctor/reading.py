@@ -13,6 +13,7 @@ from dpcore.errors import ArgumentError
 from dpcore.stages.clipping.blocks import Block, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.data import Data
 from dpcore.torch.doctor.finding import Finding, NotTried
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.state_probe import Snapshot
@@ -92,18 +93,25 @@ def reading(subject: Subject) -> Iterator[Finding]:
             "ok", "reading", "examples are augmented at random: what reading draws follows from the run's key."
         )
         return
+    yield _beside_others(source, places)
+
+
+def _beside_others(source: Data, places: NDArray[np.int64]) -> Finding:
+    """Whether examples that nothing draws for read beside others as they do alone."""
     together = source.batch(places, TRIAL)
     for k, place in enumerate(places):
-        if not _same(first[k], [leaf[k : k + 1] for leaf in batches.leaves(together)]):
-            yield Finding(
+        if not _same(
+            list(batches.leaves(source.batch(places[k : k + 1], TRIAL))),
+            [leaf[k : k + 1] for leaf in batches.leaves(together)],
+        ):
+            return Finding(
                 "fault",
                 "reading",
                 f"example {place} reads differently beside others than alone: collate_fn or "
                 "__getitems__ mixes examples, and one would move the gradients of others.",
                 "compute every row of a batch from its own example alone",
             )
-            return
-    yield Finding("ok", "reading", f"{len(places)} examples read the same three times, and beside others.")
+    return Finding("ok", "reading", f"{len(places)} examples read the same three times, and beside others.")
 
 
 def values(subject: Subject) -> Iterator[Finding]:
