@@ -122,6 +122,27 @@ def test_commands_exist_with_their_options(
         assert status == (2 if refused else 0)
 
 
+SHOWN = re.compile(
+    r"^    (dpcore (?:epsilon|delta|calibrate) .*)\n(?:(?!    dpcore |```).*\n)*?```text\n(.*?)^```$",
+    flags=re.DOTALL | re.MULTILINE,
+)
+OUTPUTS = [(page, *shown) for page in PAGES for shown in SHOWN.findall((ROOT / page).read_text())]
+
+
+@pytest.mark.parametrize(("page", "line", "output"), OUTPUTS, ids=[f"{page}: {line}" for page, line, _ in OUTPUTS])
+def test_figures_are_those_that_the_command_prints(
+    page: str, line: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT)
+    assert run(shlex.split(line)[1:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [said for said in output.splitlines() if said not in printed] == []
+
+
+def test_figures_are_found():
+    assert len(OUTPUTS) >= 4
+
+
 def test_a_command_that_is_not_there_is_noticed():
     for line in ("trane --epochs 1", "inspect filters", "train --epoch-count 1", "train --method dp"):
         with pytest.raises(UsageProblem):
