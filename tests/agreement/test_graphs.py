@@ -96,7 +96,8 @@ def test_replayed_runs_have_the_bits_of_others(name: str) -> None:
         plain, replayed = Run(method, dpcore_triton, seed), Run(method, graphs, seed)
         for step in range(STEPS):
             assert same_bits(plain.step(), replayed.step()), step
-        if getattr(method.clip, "adaptive", None) is None:  # an adapted norm is another number in every step
+        # An adapted norm is another number in every step, and three steps of phases need not hold three of one kind.
+        if getattr(method.clip, "adaptive", None) is None and method.preconditioning is None:
             assert sum(replays(graphs)) > 0
 
     check()
