@@ -78,7 +78,7 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
 
     All of it is done example by example, so that it costs no privacy.
     """
-    # `kymatio.torch` also imports the three-dimensional transform, which SciPy 1.15 and later has no functions for.
+    # `kymatio.torch` also imports the three-dimensional transform, which calls functions that SciPy 1.17 has no longer.
     from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
 
     transform = ScatteringTorch2D(J=2, shape=(28, 28))

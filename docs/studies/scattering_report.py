@@ -1,6 +1,6 @@
 """The tables and pictures of docs/studies/scattering.md, from the rows that scattering.py wrote.
 
-python docs/studies/scattering_report.py docs/results/scattering.jsonl [--out docs/_static]
+python docs/studies/scattering_report.py ROWS --out docs/_static --page docs/studies/scattering.md
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from dpcore.stages.filters import LowPass, named_filter
 from dpcore.theory.analysis.filters import frequency_response, limiting_noise_factor
 
 Floats = NDArray[np.float64]
+# Between these two lines of the page stands what is written here.
+MARKS = "<!-- from here: written by scattering_report.py --page -->", "<!-- to here -->"
+PLANNED, FEWEST = 10, 5
 BASELINES = ("DP-SGD", "DP-SGD with momentum")
 
 
@@ -40,6 +43,11 @@ class Result:
     @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(row["name"] for row in self.rows if row["kind"] == "tuning"))
+
+    @property
+    def watched(self) -> list[str]:
+        """The contestants whose spectrum is there."""
+        return [name for name in self.names if self.of("spectrum", name)]
 
     @property
     def seeds(self) -> list[int]:
@@ -61,7 +69,7 @@ def differences(result: Result) -> list[dict[str, Any]]:
     for name, base in pairs:
         estimate = mean_interval(result.accuracy(name)[:, -1] - result.accuracy(base)[:, -1])
         adjusted = wider * estimate.half_width
-        verdict = "no difference"
+        verdict = "not told apart"
         if abs(estimate.center) > adjusted:
             verdict = "above" if estimate.center > 0 else "below"
         found.append({"method": name, "baseline": base, "difference": estimate.center, "half": estimate.half_width,
@@ -110,15 +118,30 @@ def tables(result: Result) -> str:
     columns = ("contestant", "signal / noise", "signal below 0.01", "batch below 0.01", "signal above noise up to",
                "noise behind the filter")  # fmt: skip
     lines += ["", *heading(columns)]
-    for name in result.names:
+    for name in result.watched:
         row = result.of("spectrum", name)[0]
         found, noise = row["spectrum"], row["noise_std"] ** 2
         _, left = after_filter(row)
+        reach = f"{crossing(row):.2g}" if crossing(row) else "nowhere"
         lines.append(
-            f"| {name} | {found['signal_power'] / noise:.3f} | {100 * found['signal_below']['0.01']:.1f} % "
-            f"| {100 * found['batch_below']['0.01']:.1f} % | {crossing(row):.2g} | {100 * left:.3g} % |"
+            f"| {name} | {found['signal_power'] / noise:.2g} | {100 * found['signal_below']['0.01']:.1f} % "
+            f"| {100 * found['batch_below']['0.01']:.1f} % | {reach} | {100 * left:.3g} % |"
         )
     return "\n".join(lines)
+
+
+def verdict(result: Result) -> str:
+    """Which methods have won, and of how many seeds that is said."""
+    seeds = len(result.seeds)
+    state = "fewer than five, so that the study is unfinished" if seeds < FEWEST else f"{PLANNED} were planned"
+    return f"**Winners: {', '.join(winners(result)) or 'none'}.** Complete seeds: {seeds} ({state})."
+
+
+def write(page: Path, result: Result) -> None:
+    """Put the verdict and the tables into the page, between the marks."""
+    before, rest = page.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    page.write_text(f"{before}{MARKS[0]}\n\n{verdict(result)}\n\n{tables(result)}\n\n{MARKS[1]}{after}")
 
 
 def crossing(row: dict[str, Any]) -> float:
@@ -149,15 +172,16 @@ def draw_accuracy(path: Path, result: Result) -> None:
     # Without the first fifth, in which accuracy rises by more than all methods differ.
     kept = slice(looks // 5, None)
     curves = {name: Curves(epochs[kept], result.accuracy(name)[:, kept] / 100) for name in result.names}
-    title = "MNIST, softmax regression on scattering coefficients, 25 epochs of gradients for each"
+    title = "MNIST, scattering coefficients, 25 epochs of gradients each"
     by_epsilon(path, {"epsilon 1, delta 1e-5": curves}, title=title)
 
 
 def draw_spectra(path: Path, result: Result) -> None:
     with mpl.rc_context(STYLE):
-        figure, panels = plt.subplots(2, math.ceil(len(result.names) / 2), figsize=(11, 6.2), sharex=True, sharey=True,
+        columns = max(2, math.ceil(len(result.watched) / 2))
+        figure, panels = plt.subplots(2, columns, figsize=(11, 6.2), sharex=True, sharey=True,
             layout="constrained")  # fmt: skip
-        for panel, name in zip(panels.flat, result.names, strict=False):
+        for panel, name in zip(panels.flat, result.watched, strict=False):
             row = result.of("spectrum", name)[0]
             found, noise = row["spectrum"], row["noise_std"] ** 2
             x, (passed, _) = np.array(found["frequencies"]), after_filter(row)
@@ -168,7 +192,9 @@ def draw_spectra(path: Path, result: Result) -> None:
                 x, noise * passed, color=COLORS[1], linewidth=1.2, linestyle="--", label="noise behind the filter"
             )
             panel.set_title(name)
-        least = min(min(result.of("spectrum", name)[0]["spectrum"]["signal"]) for name in result.names)
+        for panel in panels.flat[len(result.watched) :]:
+            panel.set_axis_off()
+        least = min(min(result.of("spectrum", name)[0]["spectrum"]["signal"]) for name in result.watched)
         panels.flat[0].set_ylim(bottom=least / 3)
         for panel in panels[-1]:
             panel.set_xlabel("frequency (cycles per step)")
@@ -183,10 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", type=Path)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the pictures")
+    parser.add_argument("--page", type=Path, help="where the tables are put between the marks")
     given = parser.parse_args()
     result = Result(read(given.rows))
-    print(tables(result))
-    print(f"\nseeds {result.seeds}, winners: {', '.join(winners(result)) or 'none'}")
+    print(f"{tables(result)}\n\n{verdict(result)}")
+    if given.page is not None:
+        write(given.page, result)
     if given.out is not None:
         draw_accuracy(given.out / "studies-scattering.png", result)
         draw_spectra(given.out / "studies-scattering-spectra.png", result)
