@@ -145,7 +145,7 @@ class Backend(PairOperations[A], Protocol[A]):
         """Return ``work(*args)``, which a backend may have recorded when it was called with the same arguments.
 
         `work` is a function of its arguments alone: operations of this port on their arrays, and on those made of them.
-        It reads no values into Python, and changes arrays only, in place. The result may lie in that of an earlier call.
+        It reads no values into Python, and changes arrays only, in place. The result may lie in an earlier call's.
         """
 
     def words(
