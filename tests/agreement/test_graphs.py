@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
@@ -39,9 +39,11 @@ from dpcore_triton import launch
 from dpcore_triton.graphs import FREE_CAPTURES, Graphs
 from tests.agreement.runs import METHODS as TRAINED
 from tests.agreement.runs import train
-from tests.agreement.test_methods import METHODS, STEPS, few
+from tests.agreement.test_methods import METHODS, STEPS
+from tests.depth import chosen
 from tests.refused import refused
 
+few = settings(max_examples=chosen(1, 10))
 LONG, SHAPES = 5, [("w", (5, 3)), ("b", (17,))]
 NOISE = {"noise_multiplier": 0.7, "batch_size": 6, "max_grad_norm": 0.5}
 
