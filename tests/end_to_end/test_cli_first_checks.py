@@ -45,7 +45,7 @@ REFUSED = {
     "train --epsilon 3 --out run": "out='run': already holds a run",
     "train --epsilon 3 --ledger absent": "does not exist; dpcore ledger create makes one",
     "train --epsilon 3 --ledger file": "ledger",
-    "train --epsilon 3 --tensorboard": "tensorboard=True: needs tensorboard",
+    "train --epsilon 3 --tensorboard": "tensorboard=True needs tensorboard",
     "train --epsilon 3 --data npz --data-dir nix": "data_dir='nix': no such folder",
     "train --epsilon 3 --data nan --data-dir .": "nan: the train set has values that are not finite",
     "train --epsilon 3 --data held --data-dir .": "held: the test set has values that are not finite",

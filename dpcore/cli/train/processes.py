@@ -13,20 +13,28 @@ from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError
 
 
-@contextmanager
-def joined(settings: Settings, ledger: Path | None) -> Iterator[int]:
-    """Join the other processes that torchrun started, for the length of the block; gives this one's rank.
-
-    Without torchrun this process is alone, of rank 0.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
-        yield 0
-        return
-    if ledger is not None:
+def check_alone(ledger: Path | None) -> None:
+    """Refuse a ledger where torchrun started several processes."""
+    if ledger is not None and _started():
         raise ArgumentError(
             f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
             "processes; dpcore.torch.make_private(ledger=) takes one"
         )
+
+
+def _started() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[int]:
+    """Join the other processes that torchrun started, for the length of the block; gives this one's rank.
+
+    Without torchrun this process is alone, of rank 0.
+    """
+    if not _started():
+        yield 0
+        return
     import torch
     import torch.distributed as dist
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore import accounting
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.train.processes import follow, joined
+from dpcore.cli.train.processes import check_alone, follow, joined
 from dpcore.cli.train.quick_checks import check_run, first_line
 from dpcore.cli.train.run_folder import NAMES, RESULTS, WRITTEN_BEFORE, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
@@ -34,6 +34,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     """Train by settings, into a run folder; return the exit status."""
     from dpcore.cli.datasets import load
 
+    check_alone(ledger)
     dataset = load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
@@ -45,7 +46,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     warning = accounting.delta_remark(settings.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
-    with joined(settings, ledger) as rank:
+    with joined(settings) as rank:
         if rank:
             return follow(settings, dataset)
         console.print(first_line(settings, dataset, plan), markup=False)

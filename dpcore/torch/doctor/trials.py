@@ -119,10 +119,14 @@ def loss(subject: Subject) -> Iterator[Finding]:
         raise NotTried("the loss does not take a batch of several examples; training gives it one at a time.")
     each = torch.cat([value.reshape(1) for value in alone if value is not None])
     wanted = {"each": each} if whole.numel() == len(each) else {"mean": each.mean(), "sum": each.sum()}
+    # A model in bfloat16 rounds each loss to three digits.
+    tolerance = max(
+        _TOLERANCE, *(4 * torch.finfo(p.dtype).eps for p in subject.model.parameters() if p.is_floating_point())
+    )
     near = [
         name
         for name, value in wanted.items()
-        if torch.allclose(whole.reshape(-1), value, rtol=_TOLERANCE, atol=_TOLERANCE * float(each.abs().max()))
+        if torch.allclose(whole.reshape(-1), value, rtol=tolerance, atol=tolerance * float(each.abs().max()))
     ]
     if near:
         yield Finding(

@@ -65,7 +65,8 @@ ADAPTIVE = AdaptiveClip(bit_noise_std=5.0)
 CLIPS: Calls = [
     *((lambda c=c: Clip(c), f"max_grad_norm={c}") for c in (0.0, -1, math.nan, math.inf)),
     (lambda: Clip(rule="automatc"), "did you mean 'automatic'"), (lambda: Clip(groups="layers"), "groups='layers'"),
-    (lambda: Clip(groups={}), "clipping_groups={}"), (lambda: Clip(groups={"*": 0}), "must be greater than 0"),
+    (lambda: Clip(groups={}), "clipping_groups={}"),
+    (lambda: Clip(groups={"*": 0}), "must lie between 1e-100 and 1e100"),
     (lambda: Clip(groups={"c*": 1.0}).grouping(("c.weight", "f.weight")), "no pattern matches the tensor 'f.weight'"),
     (lambda: Clip(groups={"*": 1.0, "f*": 2.0}).grouping(("c.weight", "f.weight")), "matches no tensor"),
     (lambda: Grouping.of({"C.*": 1.0}, 1.0, ("c.weight",)), "no pattern matches the tensor 'c.weight'"),

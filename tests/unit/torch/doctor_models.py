@@ -248,7 +248,7 @@ def bytes_into_a_convolution() -> Objects:
     return objects(model, ((inputs.abs() * 50).to(torch.uint8), labels))
 
 
-@fault("dtypes")
+@fault("loss")
 def labels_as_floats() -> Objects:
     inputs, labels = numbers()
     return objects(mlp(), (inputs, labels.float()))

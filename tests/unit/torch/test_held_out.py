@@ -67,6 +67,7 @@ def test_means_are_those_of_all_examples_and_only_released_quantities_are_logged
     assert board.told == {(name, 3): value for name, value in told.items()}
     assert held_out.history == [{**told, "step": 3}]
     assert run.epsilon() < run.epsilon(planned=True)
+    net.train()
     finish(run)
     assert run.epsilon() == run.epsilon(planned=True)
 
