@@ -75,7 +75,8 @@ format: $(READY)
 
 # Executes the gallery, on one core; then every link and picture must be there. Without a network.
 docs: $(READY)
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	rm -rf docs/_build/html
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
 	$(PY) docs/check_site.py docs/_build/html
 
 # With a browser, where there is one, at the widths of a phone and of a desktop; then served until Ctrl-C.
