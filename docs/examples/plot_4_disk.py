@@ -134,7 +134,7 @@ for place, measured in enumerate((constant, decaying)):
             label=name if not place else None,
         )
 axes[2].set(yscale="log", xticks=(0, 1), xticklabels=("constant", "cosine"), xlim=(-0.5, 1.5))
-axes[2].set_title("best rates, ten other seeds, 95 %")
+axes[2].set_title("best rate, ten seeds, 95 %")
 axes[2].legend()
 
 # %%
