@@ -78,7 +78,7 @@ def test_json_needs_no_torch(capsys: pytest.CaptureFixture[str], monkeypatch: py
     history.write_text(json.dumps({"history": [[1.0, 0.1, 3]], "mechanism": "prv"}))
     assert "epsilon = " in said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5)
     line = "epsilon", "--opacus", GOLDEN / "opacus-prv.pt", "--delta", 1e-5
-    assert "needs PyTorch (pip install" in said(capsys, *line, status=2)
+    assert "needs torch; install it with: pip install 'dpcore[torch]'" in said(capsys, *line, status=2)
 
 
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path):

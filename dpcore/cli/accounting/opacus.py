@@ -16,6 +16,7 @@ from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import option
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.spec.canonical import read_json_file
+from dpcore.spec.extras import needs
 
 Opacus = Annotated[
     Path | None,
@@ -97,7 +98,7 @@ def _read(file: Path) -> Mapping[str, Any]:
         from dpcore.torch.opacus import read_opacus_checkpoint
     except ImportError as cause:
         raise DataError(
-            f"{file}: reading a checkpoint needs PyTorch (pip install 'dpcore[torch]'); a JSON file with the "
-            "accountant's state_dict() does not"
+            f"{file}: {needs('reading a checkpoint', 'torch')}; a JSON file with the accountant's state_dict() is read "
+            "without"
         ) from cause
     return read_opacus_checkpoint(file)
