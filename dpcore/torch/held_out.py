@@ -31,8 +31,8 @@ class HeldOut:
     private : PrivateRun
         With a `target_delta`.
     data : Dataset, DataLoader, or tuple or mapping of tensors or arrays
-        Not trained on. The very data of the run, rows of the same tensors and common indices of two subsets are
-        refused; copies cannot be told.
+        Not trained on. Common examples are refused, through subsets, concatenations, lists and rows of the same memory;
+        copies cannot be told, nor what data sets of other kinds have in common.
     metrics : mapping of str to callable
         Each ``metric(output, *targets)`` is the mean over a batch; it is weighted by the batch's number of examples.
     trackers : sequence
@@ -86,7 +86,7 @@ class HeldOut:
         self._trackers = [_log_of(tracker) for tracker in trackers]
         if private.loader.in_first_process:
             private.epsilon(planned=True)  # refused here without a delta, and not after an epoch
-        check_apart(private.loader.data, data.dataset if isinstance(data, DataLoader) else data)
+        check_apart(private.loader.data.dataset, data.dataset if isinstance(data, DataLoader) else data)
         device = next(private.model.parameters()).device
         self._device, self._data = device, data if isinstance(data, DataLoader) else Data(data, device)
         self._best, self._waited = -math.inf, 0

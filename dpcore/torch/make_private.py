@@ -20,6 +20,7 @@ from dpcore.torch.assemble import assembled, layout_of
 from dpcore.torch.check_data import check_same_data
 from dpcore.torch.check_processes import check_alike, check_alone, check_plain
 from dpcore.torch.data.data import Data
+from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
@@ -199,6 +200,7 @@ def make_private(
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)
     sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
+    check_once(data, sampler)
     plan = plan_of(method, sampler, epochs, steps, gradient.names)
     plan = with_noise(plan, target_epsilon, target_delta, accountant)
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)

@@ -128,6 +128,11 @@ def named(batch: Tree) -> dict[str, torch.Tensor]:
     return found
 
 
+def memory(tree: Tree) -> set[tuple[torch.device, int]]:
+    """Return where the tensors' storages lie, of those that have entries; a view lies where its base does."""
+    return {(t.device, t.untyped_storage().data_ptr()) for t in leaves(tree) if t.numel()}
+
+
 def form(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the shape of one example and the dtype of each of a batch's tensors."""
     return {name: (tensor.shape[1:], tensor.dtype) for name, tensor in tensors.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
+from torch import Tensor
+
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.torch.data import batches
@@ -24,7 +26,7 @@ class PrivateLoader:
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
         self.data = data
         self._mechanism = mechanism
-        self._pending: int | None = None  # examples of the batch drawn and not stepped yet: secret
+        self._pending: tuple[Tensor, ...] | None = None  # of the batch drawn and not stepped yet: secret
         self.sampler = PrivateSampler(data, mechanism)
 
     def __len__(self) -> int:
@@ -43,7 +45,7 @@ class PrivateLoader:
             indices = self._mechanism.draw()
             self._read_ahead(step)
             batch = self.data.batch(indices, self._seed(step))
-            self._pending = len(indices) * self.data.views
+            self._pending = tuple(batches.leaves(batch))
             yield batch
 
     def _seed(self, step: int) -> bytes:
@@ -72,7 +74,11 @@ class PrivateLoader:
         self._pending = None
 
     def consume(self, batch: Tree) -> Tree:
-        """Return the batch, checked to be the one that was drawn: by its places where it has them, else by its size."""
+        """Return the batch, checked to be the one that was drawn.
+
+        One of a host's loader has its places. One of this loader has as many examples, and at least one tensor in the
+        memory of what was drawn: an earlier batch, kept and stepped once more, has none there.
+        """
         if isinstance(batch, DrawnBatch):
             return self.sampler.take(batch)
         if self._pending is None:
@@ -86,9 +92,15 @@ class PrivateLoader:
             raise PrivacyError(
                 "the batch is not the one that was drawn: its tensors disagree about the number of examples"
             ) from cause
-        if count != self._pending:
+        if count != batches.size(self._pending):
             raise PrivacyError(
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
                 "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
+            )
+        if count and not batches.memory(batch) & batches.memory(self._pending):
+            raise PrivacyError(
+                "the batch holds none of the tensors that were drawn: step what the loader gave last, never a batch "
+                "that was kept; change values in the data set, in collate_fn, in the model or in place, or pass on at "
+                "least one tensor as it was drawn"
             )
         return batch

@@ -72,26 +72,41 @@ class Reader:
 
 
 def read_examples(dataset: Any, places: Sequence[int]) -> list[Any]:
-    """Return the examples at `places`, all at once where the data set can do that."""
-    together = getattr(dataset, "__getitems__", None)  # what torch's own loader calls
-    return list(map(dataset.__getitem__, places)) if together is None else list(together(list(places)))
+    """Return the examples at `places`, each read by itself.
+
+    Not by ``__getitems__``, which torch's own loader calls: it sees a whole batch, and may mix its examples.
+    """
+    return list(map(dataset.__getitem__, places))
 
 
 def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
-    """Return the batch that `collate` makes of examples, one row for each; errors tell nothing of the examples."""
+    """Return the batch of some examples, one row for each; errors tell nothing of the examples.
+
+    A caller's `collate` is given one example at a time, and its rows are put together here: no row can be made of two
+    examples, whatever `collate` does. One that mixed them would let an example move others' gradients, each of which is
+    clipped as its own only.
+    """
     if collate is join:
         check_example(examples[0])
     try:
-        batch = collate(examples)
+        if collate is join:
+            return join(examples)
+        rows = [collate([example]) for example in examples]
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
         raise ArgumentError(
             "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys, so pad "
             "examples to one fixed length (the reason is this exception's __cause__, not quoted because it may show "
             "private values)"
         ) from cause
-    if batches.size(batches.tree_map(lambda tensor: tensor, batch)) != len(examples):
-        raise ArgumentError("collate_fn made another number of rows than of examples: it must keep each as one row")
-    return batch
+    tensors = [batches.named(row) for row in rows]
+    for row, own in zip(rows, tensors, strict=True):
+        if batches.size(row) != 1:
+            raise ArgumentError(
+                "collate_fn([example]) made another number of rows than one: it is given each example alone, and must "
+                "keep it as one row"
+            )
+        batches.check_form(own, rows[0])
+    return batches.named_map(lambda name, _: torch.cat([own[name] for own in tensors]), rows[0])
 
 
 def join(examples: Sequence[Any]) -> Tree:

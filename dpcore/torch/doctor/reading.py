@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ from dpcore.stages.clipping.blocks import Block, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
+from dpcore.torch.data.reading import join
 from dpcore.torch.doctor.finding import Finding, NotTried
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.state_probe import Snapshot
-from dpcore.torch.randomness import TRIAL
+from dpcore.torch.randomness import TRIAL, seeded
 
 _READ = 16  # examples read one by one, several times
 _LOOKED_AT = 256  # examples whose values are looked at
@@ -36,7 +38,7 @@ def data(subject: Subject) -> Iterator[Finding]:
 
 
 def reading(subject: Subject) -> Iterator[Finding]:
-    """Whether an index is the same example at every reading, and no example is read otherwise beside others.
+    """Whether an index is the same example at every reading, and `collate_fn` makes the same row of it beside others.
 
     Under one seed the readings must agree, or the data set keeps something, or draws from what dpcore cannot set.
     Under another seed an example may be augmented; where it is *another index's* example of the first reading, or has
@@ -88,30 +90,45 @@ def reading(subject: Subject) -> Iterator[Finding]:
             "draw by the global generators of torch, NumPy or random, or by one that the data set holds",
         )
         return
+    mixed = _mixed(source, places)
+    if mixed is not None:
+        yield Finding(
+            "fault",
+            "reading",
+            f"collate_fn makes another row of example {mixed} beside others than alone: a run gives it each example "
+            "alone, so that whatever it makes of several is lost.",
+            "compute every row of a batch from its own example",
+        )
+        return
     if moved:
         yield Finding(
             "ok", "reading", "examples are augmented at random: what reading draws follows from the run's key."
         )
         return
-    yield _beside_others(source, places)
+    yield Finding("ok", "reading", f"{len(places)} examples read the same three times.")
 
 
-def _beside_others(source: Data, places: NDArray[np.int64]) -> Finding:
-    """Whether examples that nothing draws for read beside others as they do alone."""
-    together = source.batch(places, TRIAL)
-    for k, place in enumerate(places):
-        if not _same(
-            list(batches.leaves(source.batch(places[k : k + 1], TRIAL))),
-            [leaf[k : k + 1] for leaf in batches.leaves(together)],
-        ):
-            return Finding(
-                "fault",
-                "reading",
-                f"example {place} reads differently beside others than alone: collate_fn or "
-                "__getitems__ mixes examples, and one would move the gradients of others.",
-                "compute every row of a batch from its own example alone",
-            )
-    return Finding("ok", "reading", f"{len(places)} examples read the same three times, and beside others.")
+def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
+    """Return the first example of which `collate_fn` makes another row beside others; None too where it draws."""
+    reader = source._reader
+    if reader.collate is join:
+        return None
+
+    def rows(of: list[Any], seed: bytes) -> list[torch.Tensor]:
+        with seeded(source.device, seed, reader.generators):
+            return list(batches.leaves(reader.collate(of)))
+
+    with seeded(source.device, TRIAL, reader.generators):
+        examples = source.examples([int(place) for place in places])
+    alone = [rows([example], TRIAL) for example in examples]
+    if any(not _same(row, rows([example], _OTHER)) for row, example in zip(alone, examples, strict=True)):
+        return None
+    try:
+        together = rows(examples, TRIAL)
+    except Exception:  # noqa: BLE001 - examples of several lengths, say: a run never asks for them together
+        return None
+    found = [k for k, row in enumerate(alone) if not _same(row, [leaf[k : k + 1] for leaf in together])]
+    return int(places[found[0]]) if found else None
 
 
 def values(subject: Subject) -> Iterator[Finding]:

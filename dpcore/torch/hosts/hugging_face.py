@@ -11,6 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.stages.method import Method
+from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.hosts import resuming
 from dpcore.torch.hosts.arguments import check_arguments
 from dpcore.torch.hosts.private_loop import PrivateLoop
@@ -138,9 +139,11 @@ class PrivateTrainer(PrivateLoop):
         return super().get_test_dataloader(test_dataset)
 
     def _check_other(self, dataset: Any) -> None:
-        if dataset is self.train_dataset:
+        if any(
+            overlapping(self.train_dataset, each) for each in (dataset.values() if type(dataset) is dict else [dataset])
+        ):
             raise PrivacyError(
-                "eval_dataset: must not be train_dataset, as loss and predictions on training data are private; "
+                "eval_dataset: must not be train_dataset or a part of it, as loss and predictions on training data are private; "
                 "evaluate on data that was not trained on"
             )
 

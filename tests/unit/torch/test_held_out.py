@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from dpcore.averaging import UniformAverage
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch import HeldOut, find_learning_rate
@@ -95,6 +95,8 @@ def test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_be
 
 BIG = torch.rand(40, 5), torch.arange(40) % 3
 WHOLE = TensorDataset(*BIG)
+PAIRS = list(zip(BIG[0], BIG[1].tolist(), strict=True))
+ZERO = torch.tensor(0)
 SAME: dict[str, tuple[Any, Any]] = {
     "the data": (DATA, DATA),
     "of one array": ((BIG[0][:30], BIG[1][:30]), (BIG[0][29:], BIG[1][29:].clone())),
@@ -103,10 +105,20 @@ SAME: dict[str, tuple[Any, Any]] = {
     "the whole of a part": (Subset(WHOLE, range(30)), WHOLE),
     "a part of the whole": (WHOLE, Subset(WHOLE, [3])),
     "its loader": (WHOLE, DataLoader(WHOLE)),
+    "indices in tensors": (Subset(WHOLE, list(torch.arange(30))), Subset(WHOLE, torch.arange(25, 35))),  # type: ignore[arg-type]
+    "from the end": (Subset(WHOLE, range(30)), Subset(WHOLE, [-40])),
+    "a part of a part": (Subset(Subset(WHOLE, range(5, 40)), range(30)), Subset(WHOLE, [34])),
+    "in a row with others": (ConcatDataset([TensorDataset(*BIG)]), Subset(WHOLE, [0])),
+    "rows of a subset": (Subset(WHOLE, range(30)), (BIG[0][3:5], BIG[1][3:5].clone())),
+    "every second row": ((BIG[0][::2], BIG[1][::2]), (BIG[0][3:9], BIG[1][3:9])),
+    "examples of lists": (PAIRS[:30], PAIRS[29:]),
 }
 APART = {
     "of one array": ((BIG[0][:30], BIG[1][:30]), (BIG[0][30:], BIG[1][30:])),
     "two subsets": (Subset(WHOLE, range(30)), Subset(WHOLE, range(30, 40))),
+    "odd and even rows": ((BIG[0][::2], BIG[1][::2]), (BIG[0][1::2], BIG[1][1::2])),
+    "two lists": (PAIRS[:30], PAIRS[30:]),
+    "one value for all rows": ((BIG[0][:20], ZERO.expand(20)), (BIG[0][20:], ZERO.expand(20))),
 }
 
 
