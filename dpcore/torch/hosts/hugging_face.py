@@ -139,12 +139,11 @@ class PrivateTrainer(PrivateLoop):
         return super().get_test_dataloader(test_dataset)
 
     def _check_other(self, dataset: Any) -> None:
-        if any(
-            overlapping(self.train_dataset, each) for each in (dataset.values() if type(dataset) is dict else [dataset])
-        ):
+        named = dataset.values() if type(dataset) is dict else [dataset]
+        if any(overlapping(self.train_dataset, each) for each in named):
             raise PrivacyError(
-                "eval_dataset: must not be train_dataset or a part of it, as loss and predictions on training data are private; "
-                "evaluate on data that was not trained on"
+                "eval_dataset: must not be train_dataset or a part of it, as loss and predictions on training data are "
+                "private; evaluate on data that was not trained on"
             )
 
     def create_model_card(self, *arguments: Any, **options: Any) -> None:

@@ -104,7 +104,7 @@ class Rows(Dataset[Any]):
 
 
 class Table:
-    """What a Hugging Face dataset offers: rows by number, plain lists and columns that are None; several at once, unasked."""
+    """What a Hugging Face dataset offers: rows by number, plain lists and columns that are None."""
 
     def __len__(self) -> int:
         return 30

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
@@ -24,8 +26,9 @@ from torch.utils.data import (
 
 import dpcore
 import dpcore.torch
-from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError
+from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError, PrivacyError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
+from dpcore.torch.data.overlap import identities
 from dpcore.torch.model.state_probe import Snapshot
 from tests.refused import refused
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
@@ -550,3 +553,44 @@ def test_a_stream_of_hugging_face_is_refused() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"x": [1.0]}).to_iterable_dataset()
     refused(ArgumentTypeError, "^data=IterableDataset: .*; a stream gives", start, model(), data=stream)
+
+
+@pytest.mark.parametrize("sampling", ["fixed_size", "fixed_order", "shuffled"])
+def test_a_batch_that_was_kept_is_not_stepped_again(sampling: str) -> None:
+    run = start(model(), sampling=sampling, steps=3, epochs=None)
+    batches = iter(run.loader)
+    inputs, targets = next(batches)
+    run.step((inputs * 1.0, targets.view(-1)))  # one tensor in the drawn memory is enough
+    new, _ = next(batches)
+    for kept in ((inputs, targets), (inputs * 1.0, targets), (new * 1.0, targets * 1)):
+        refused(PrivacyError, "none of the tensors that were drawn", run.step, kept)
+    run.step((new, targets))
+    assert run.steps_taken == 2
+
+
+TWICE = Rows()
+ONES = [(x, int(y)) for x, y in zip(*DATA, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("data", "places"),
+    [
+        (Subset(Rows(), [*range(29), 7]), "7 and 29"),
+        (Subset(Subset(Rows(), [3, 4, 3]), [0, 1, 2]), "0 and 2"),
+        (Subset(TensorDataset(*DATA), [0, 1, -30]), "0 and 2"),
+        (ConcatDataset([Rows(), TWICE, TWICE]), "30 and 60"),
+        ([*ONES[:29], ONES[5]], "5 and 29"),
+    ],
+    ids=["subset", "of a subset", "from the end", "concatenated", "list"],
+)
+def test_an_example_at_several_places_is_refused_unless_they_are_one_users(data: Any, places: str) -> None:
+    net, method = model(), sgd(batch_size=2)
+    refused(ArgumentError, f"places {places} are the same example", start, net, method, data=data)
+    _, users = np.unique(identities(data), axis=0, return_inverse=True)
+    users = users.reshape(-1)
+    sampler = UserSampler(PoissonSampler(dataset_size=int(users.max()) + 1, batch_size=2), users, 3)
+    assert finish(start(net, method, data=data, sampling=sampler)).isfinite().all()
+
+
+def test_a_subset_with_an_index_that_its_data_have_not_is_refused() -> None:
+    refused(ArgumentError, "must be below 30", start, model(), data=Subset(Rows(), [*range(29), 30]))
