@@ -115,7 +115,7 @@ def assemble(
         known = Common.__annotations__ if update is None else _SHARED
         if keyword not in known:
             of_method = [one for one in keywords(name) if one not in Common.__annotations__]
-            choice((*of_method, *own, *known), **{f"keyword of {name}()": keyword})
+            choice(dict.fromkeys((*of_method, *own, *known)), **{f"keyword of {name}()": keyword})
     if update is None:
         settings = {k: v for k, v in common.items() if k not in (*_SHARED, "base")}
         update = make_update(common.get("base", base), common.get("lr"), settings)
@@ -170,6 +170,9 @@ def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any
     fields = getattr(make, "__dataclass_fields__", ())
     known = [name for name in ("momentum", "betas", "eps", "weight_decay") if name in fields]
     for name in settings:
+        others = [other for other, update in BASES.items() if name in getattr(update, "__dataclass_fields__", ())]
+        if name not in known and others:
+            raise ArgumentError(f"{name}={settings[name]!r} with base={base!r}: give base={others[0]!r}, which has it")
         choice(known, **{f"setting of base={base!r}": name})
     return make(lr=lr, **settings)
 

@@ -123,7 +123,7 @@ class Engine(Loop):
             told = "=None: must be a batch of public data, since the method's second moment is made of its gradient"
         elif not wanted and public is not None:
             told = ": must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
-            told += "'side_information') uses public data"
+            told += "'side_information') uses public data. A batch is one argument: private.step((inputs, labels))"
         elif public is not None and batches.size(public) == 0:
             told = ": must have at least one example"
         else:
@@ -148,7 +148,7 @@ class Engine(Loop):
 
     def to_array(self, tensor: torch.Tensor) -> Any:
         """Return a block's tensor as the backend's array, indices as they are."""
-        tensor = tensor.detach()
+        tensor = tensor.detach().resolve_neg()  # NumPy has no lazily negated arrays
         return self.working.to_array(tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor)
 
     def check_not_swapped(self, call: str) -> None:

@@ -97,7 +97,7 @@ class HeldOut:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the method's output, tell the trackers, and return the metrics; `stop` says whether to go on."""
         private = self._private
-        with private.averaged(), _evaluating(private.model), torch.no_grad():
+        with private.averaged(), evaluating(private.model), torch.no_grad():
             found = self._means()
         value = self._sign * found[self.monitor]
         if value > self._best:  # never true of NaN
@@ -119,7 +119,7 @@ class HeldOut:
             inputs, targets = batches.normalize(batch)
             output, count = batches.call(self._private.model, inputs), batches.size(batch)
             for name, metric in self._metrics.items():
-                totals[name] += count * float(metric(output, *targets))
+                totals[name] += count * _number(name, metric(output, *targets))
             examples += count
         if not examples:
             raise ArgumentError("data with 0 examples: must have at least one to evaluate on")
@@ -131,6 +131,16 @@ class HeldOut:
                 yield batches.tree_map(lambda tensor: tensor.to(self._device), batch)
             return
         yield from self._data.in_order(self._size)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        form = (
+            f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
+        )
+        raise ArgumentTypeError(f"metrics[{name!r}]: returned a value {form}; must be one number, a mean") from None
 
 
 def _log_of(tracker: Any) -> Callable[[dict[str, float], int], None]:
@@ -151,7 +161,7 @@ def _log_of(tracker: Any) -> Callable[[dict[str, float], int], None]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode for the length of the block, and each back into its own."""
     modes = {module: module.training for module in model.modules()}
     try:

@@ -17,6 +17,7 @@ from dpcore.spec import validate
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
+from dpcore.torch.held_out import evaluating
 from dpcore.torch.make_private import make_private
 from dpcore.torch.model.per_example import Loss
 
@@ -121,7 +122,7 @@ def find_learning_rate(
 def _loss(model: nn.Module, public: Any, loss: Loss, collate_fn: Callable[[list[Any]], Any] | None) -> float:
     data = Data(public, next(model.parameters()).device, collate_fn)
     total = 0.0
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for batch in data.in_order(256):
             inputs, targets = batches.normalize(batch)
             total += batches.size((inputs, *targets)) * float(loss(batches.call(model, inputs), *targets))

@@ -13,6 +13,7 @@ import torch
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.spec.ops import UpdateSettings
 from dpcore.torch import groups
+from dpcore.torch.data import batches
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
 from dpcore.torch.state import checkpoint, sharded
@@ -80,6 +81,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
             if self._taking:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
             batch = self._loader.consume(batch)
+            if public is not None and batches.memory(public) & batches.memory((batch, self._loader.data.tree)):
+                raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
             mechanism, self._taking = self._engine.mechanism, True
             number, mechanism.asked = mechanism.step, False
             try:

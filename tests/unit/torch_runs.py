@@ -73,7 +73,8 @@ def public_batch(run: dpcore.torch.PrivateRun) -> Any:
     """Public data, another batch at every step, for the methods that take them."""
     if run.plan.method.update.second_moment != "public":
         return None
-    return DATA[0][run.steps_taken :][:4].to(next(run.model.parameters()).dtype) + 1, DATA[1][run.steps_taken :][:4]
+    inputs, labels = (part[run.steps_taken :][:4] for part in DATA)
+    return inputs.to(next(run.model.parameters()).dtype) + 1, labels.clone()
 
 
 def finish(run: dpcore.torch.PrivateRun, scheduler: Any = None, stop: int | None = None) -> torch.Tensor:

@@ -116,9 +116,16 @@ def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
     left = gradient.held()
     start.restore()
     try:
-        gradient(point, trial_batch(example, 3, other=True, label=1), synthetic=True)
+        others = gradient(point, trial_batch(example, 3, other=True, label=1), synthetic=True)
     except ArgumentError:  # 1 may be no label of this loss; all else comes up again
-        gradient(point, trial_batch(example, 3, other=True), synthetic=True)
+        others = gradient(point, trial_batch(example, 3, other=True), synthetic=True)
+    if gradient.free and not any(block.rows().any() for block in (*first, *others)):
+        raise ArgumentError(
+            "loss: its gradient is 0 in all parameters, for four made-up examples, so that a run would spend its "
+            "epsilon on noise alone; forward must neither detach nor run under no_grad, the loss must have a gradient, "
+            "and say something of one example alone, as a contrast within a batch does not; if made-up values are the "
+            "reason, give example_batch="
+        )
     by_others = gradient.held()
     later = gradient(point, one, synthetic=True)
     path = left.changed(by_others) or by_others.changed(gradient.held())

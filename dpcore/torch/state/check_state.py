@@ -46,9 +46,19 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
 
 
 def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    planned, own = (settings.get("steps") for settings in (public["settings"], mine["settings"]))
+    if planned != own:
+        raise ArgumentError(
+            f"state_dict: its run was planned for {planned} steps, this one for {own}: a run cannot be made longer, "
+            "since its noise is that of the planned steps; resume with the same epochs, or begin another run, in one "
+            "ledger"
+        )
     difference = _difference("", public["settings"], mine["settings"])
     if difference:
-        raise ArgumentError(f"state_dict: {difference}; make_private must get the settings of the run it resumes")
+        remedy = "make_private must get the settings of the run it resumes"
+        if difference.startswith("its noise_multiplier"):
+            remedy += ", and from target_epsilon and target_delta the noise follows"
+        raise ArgumentError(f"state_dict: {difference}; {remedy}")
     for name, saved, own in (
         ("layout", public["layout"], mine["layout"]),
         ("rng", public["rng"], mine["rng"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dpcore.errors import DpcoreError
+from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.recorder import Recorder
@@ -32,9 +32,9 @@ def fingerprint(engine: Engine) -> dict[str, Any]:
     return {
         "method": method,
         "update": {name: update[name] for name in ("kind", *UPDATE_KIND) if name in update},
-        "noise_multiplier": plan.noise_multiplier,
         "sampler": plan.sampler.describe(),
         "steps": plan.steps,
+        "noise_multiplier": plan.noise_multiplier,
     }
 
 
@@ -139,6 +139,11 @@ def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     state_dict : mapping
         From ``private.optimizer.state_dict()``.
     """
+    if not isinstance(state_dict.get("dpcore"), Mapping):
+        raise ArgumentError(
+            "state_dict: must be what private.optimizer.state_dict() returned, with its part 'dpcore'; of a checkpoint "
+            "that holds it, give that entry"
+        )
     result = {key: value for key, value in state_dict.items() if key != "dpcore"}
     # By what is kept, not by what is left out: a part that some other version adds does not slip through.
     part = {key: state_dict["dpcore"][key] for key in ("format", "public")}

@@ -84,7 +84,7 @@ OTHER_SETTINGS = {  # options of the saved run, of the one that shall go on, and
     "noise": ({}, {"method": sgd(noise_multiplier=2.0)}, "noise_multiplier"),
     "clip": ({}, {"method": sgd(max_grad_norm=2.0)}, "max_grad_norm"),
     "sampler": ({}, {"sampling": "fixed_order"}, "sampler"),
-    "length": ({}, {"epochs": 4}, "steps is 12, this run's is 16"),
+    "length": ({}, {"epochs": 4}, "planned for 12 steps, this one for 16: a run cannot be made longer"),
     "update": ({}, {"method": sgd(base="momentum")}, "update"),
     "schedule": ({}, {"method": sgd(schedule=WarmupCosine(2))}, "schedule"),
     "average": ({}, {"method": sgd(averaging=UniformAverage())}, "averaging"),

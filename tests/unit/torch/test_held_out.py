@@ -164,6 +164,20 @@ def test_a_learning_rate_is_found_on_public_data() -> None:
     refused(ArgumentError, "rates=-1", find_learning_rate, net, public, method, steps=1, rates=[-1])
 
 
+def test_the_losses_of_a_search_are_those_without_dropout() -> None:
+    net = nn.Sequential(nn.Linear(5, 30), nn.Dropout(0.5), nn.Linear(30, 3))
+    method = sgd(noise_multiplier=0.1, batch_size=10)
+    found = find_learning_rate(net, DATA, method, steps=1, rates=[1e-30])
+    with torch.no_grad():
+        wanted = F.cross_entropy(net.eval()(DATA[0]), DATA[1]).item()
+    assert found.before == found.losses[0] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_metric_that_is_no_number_is_named() -> None:
+    held_out = HeldOut(start(model()), HELD, {"right": lambda output, labels: output.argmax(1) == labels})
+    refused(ArgumentTypeError, r"metrics\['right'\]: returned a value of shape \(12,\)", held_out.evaluate)
+
+
 class Mixed(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

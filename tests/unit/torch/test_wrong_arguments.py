@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import dpcore
-from dpcore.errors import ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch import make_private
-from tests.unit.torch_runs import DATA, model, sgd, start
+from tests.unit.torch_runs import DATA, finish, model, sgd, start
 
 NET = model()
 OPTIMIZER = torch.optim.SGD(NET.parameters(), lr=0.1)
@@ -51,6 +51,62 @@ def test_wrong_arguments_end_in_one_sentence(args: Any, options: Any, words: str
 def test_an_optimizer_as_base_is_refused_with_its_name(base: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r"base=Adam: must be one of 'sgd', .*; give base='adam'"):
         dpcore.methods.disk(lr=0.1, base=base)
+
+
+def test_a_setting_of_another_base_names_that_base() -> None:
+    with pytest.raises(ArgumentError, match=r"^momentum=0.9 with base='sgd': give base='momentum', which has it$"):
+        dpcore.methods.dp_sgd(lr=0.1, momentum=0.9)
+
+
+def test_a_batch_in_two_arguments_is_told_to_be_one() -> None:
+    run = start(model())
+    inputs, labels = next(iter(run.loader))
+    with pytest.raises(ArgumentError, match=r"A batch is one argument: private.step\(\(inputs, labels\)\)"):
+        run.step(inputs, labels)
+
+
+def test_a_public_state_is_made_of_the_optimizers_part_of_a_checkpoint() -> None:
+    run = start(model())
+    with pytest.raises(ArgumentError, match="of a checkpoint that holds it, give that entry"):
+        dpcore.torch.public_state({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()})
+
+
+class Detached(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
+def contrast(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Within a batch: of one example alone it is 0."""
+    return -torch.log_softmax(output @ output.T, 1).diagonal().mean() + 0 * labels.sum()
+
+
+@pytest.mark.parametrize(
+    ("net", "options"),
+    [
+        (Detached(model()), {}),
+        (model(), {"loss": lambda output, labels: (output.argmax(1) != labels).float().mean()}),
+        (model(), {"loss": contrast}),
+    ],
+    ids=["detached", "without a gradient", "contrast"],
+)
+def test_a_loss_that_says_nothing_of_one_example_is_refused(net: nn.Module, options: Any) -> None:
+    with pytest.raises(ArgumentError, match="its gradient is 0 in all parameters"):
+        start(net, **options)
+
+
+def test_layers_may_read_lazily_negated_tensors() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(torch.complex(x, -x).conj().imag)
+
+    for backend in ("torch", "numpy"):
+        with dpcore.use_backend(backend):
+            assert torch.equal(finish(start(Net())), finish(start(model())))
 
 
 def test_other_bases() -> None:
