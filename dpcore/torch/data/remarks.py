@@ -64,7 +64,7 @@ def remarks(data: Data, loss: object = None) -> list[str]:
     found = []
     for name, seen in looks.items():
         told, finite = name.replace("batch", "data", 1), all(look.finite for look in seen)
-        count = sum(look.count for look in seen)
+        count = sum(look.numbers for look in seen)
         if not finite:
             found.append(f"{told}: {_NOT_FINITE}")
         if seen[0].of_inputs and count and math.sqrt(sum(look.squares for look in seen) / count) > _LARGE:
@@ -90,7 +90,7 @@ class _Look(NamedTuple):
 
     finite: bool
     squares: float
-    count: int
+    numbers: int
     of_inputs: bool
     probable: bool
 

@@ -51,7 +51,7 @@ from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec.stream import new_key
 from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike, scale_of
-from dpcore.torch.doctor.finding import Finding, NotTried
+from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
 from dpcore.torch.doctor.run_audit import RunAudit
 from dpcore.torch.doctor.steps import take
 from dpcore.torch.doctor.subject import Subject
@@ -73,23 +73,21 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
     result = audit_run(subject, confidence, seconds=max(subject.left / 2, 0.5))
     details = result.to_dict()
     if result.flagged:
-        yield Finding(
-            "fault",
+        yield fault(
             "audit",
             " ".join([result.told, *result.findings]),
             "the run is not what its plan says: look for what replaces or wraps its step",
             details=details,
         )
     elif not result.decided:
-        yield Finding(
-            "remark",
+        yield remark(
             "audit",
             f"{result.told} Too few steps to tell planned noise from half of it.",
             "give more seconds",
             details=details,
         )
     else:
-        yield Finding("ok", "audit", result.told, details=details)
+        yield ok("audit", result.told, details=details)
 
 
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudit:

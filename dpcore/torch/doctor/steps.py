@@ -15,7 +15,7 @@ from dpcore.errors import ArgumentError
 from dpcore.sampling.sharding import Shard
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.doctor.finding import Finding
+from dpcore.torch.doctor.finding import Finding, fault, not_tried, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import whole_state
@@ -68,20 +68,19 @@ def odd_batches(subject: Subject) -> Iterator[Finding]:
                 run = subject.another()
             take(run, batches.tree_map(lambda t: t[: count * views], public), public)  # noqa: B023
             if not all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
-                yield Finding(
-                    "fault",
+                yield fault(
                     name,
                     "the step left parameters that are not finite.",
                     "take a smaller learning rate, or a larger eps of the update",
                 )
             else:
-                yield Finding("ok", name, "a step on it is taken like any other.")
+                yield ok(name, "a step on it is taken like any other.")
 
 
 def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     inputs, targets = batches.normalize(three)
     if not any(tensor.is_floating_point() for tensor in batches.leaves(inputs)):
-        yield Finding("not tried", "NaN row", "the inputs are integers, which have no NaN.")
+        yield not_tried("NaN row", "the inputs are integers, which have no NaN.")
         return
     bad = replaced(inputs, poisoned(inputs))
     engine = run._engine
@@ -97,8 +96,7 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     try:
         with_nan = summed((bad, *targets) if targets else bad)
     except ArgumentError as refused:
-        yield Finding(
-            "remark",
+        yield remark(
             "NaN row",
             f"one example of NaN ends the run with an error ({refused}).",
             "let the data set hold none: an error that depends on one example tells of it",
@@ -107,19 +105,18 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     alone = summed(batches.tree_map(lambda t: t[[0, 2]], three))
     size = float(np.linalg.norm(alone))
     if not np.isfinite(with_nan).all():
-        yield Finding("fault", "NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
+        yield fault("NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
     elif not engine.gradient.draws and np.linalg.norm(with_nan - alone) > _TOLERANCE * size:
         if np.isfinite(_own(run, bad, targets)):
-            yield Finding("ok", "NaN row", "the model makes a finite gradient of NaN, which is clipped like any other.")
+            yield ok("NaN row", "the model makes a finite gradient of NaN, which is clipped like any other.")
         else:
-            yield Finding(
-                "fault",
+            yield fault(
                 "NaN row",
                 "an example of NaN moves what the others add to the sum.",
                 "make the model treat each example alone",
             )
     else:
-        yield Finding("ok", "NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
+        yield ok("NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
 
 
 def _own(run: PrivateRun, bad: Tree, targets: Any) -> float:
@@ -151,17 +148,12 @@ def _round_trip(subject: Subject) -> Finding:
     other.optimizer.load_state_dict(saved["optimizer"])
     lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
     if lost:
-        return Finding(
-            "fault",
+        return fault(
             "checkpoint",
             f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
             "let state_dict() hold every parameter, and load_state_dict() load it",
         )
     if other.steps_taken != run.steps_taken:
-        return Finding(
-            "fault", "checkpoint", "the run's state does not come back from its state_dict().", "please report this"
-        )
+        return fault("checkpoint", "the run's state does not come back from its state_dict().", "please report this")
     else:
-        return Finding(
-            "ok", "checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes."
-        )
+        return ok("checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes.")
