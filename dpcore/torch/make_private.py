@@ -168,14 +168,14 @@ def make_private(
     DeltaWarning
         If `target_delta` is at least 1/n.
     TrainingWarning
-        If tensors of `data` hold values that are not finite, or inputs far from 1 in size; from the first step on, if a
-        model with dropout is in eval mode. Such a sentence is about **private** data: it is for the one who starts the
-        run, changes nothing of it, and is written nowhere.
+        If `data` hold values that are not finite, or inputs far from 1 in size; from the first step on, if a model with
+        dropout is in eval mode. Such a sentence is about **private** data: it is for the one who starts the run,
+        changes nothing of it, and is written nowhere.
 
     Notes
     -----
-    Only shapes and dtypes of the data are read here, and tensors for a TrainingWarning; the model is tried out on
-    synthetic values, or `example_batch`.
+    Only shapes and dtypes of the data are read here, and for a TrainingWarning tensors, or in half a second up to 64
+    examples of a dataset; the model is tried out on synthetic values, or `example_batch`.
     """
     # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
     if not isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Remarks on tensors of data before a run: values that are not finite, inputs on another scale than models expect.
+"""Remarks on data before a run: values that are not finite, inputs on another scale than models expect.
 
 Why this may be said. The guarantee is about what a run releases: parameters, statement, records. Whoever starts the run
 holds the data and may look at them. A remark goes to that person, as a Python warning, and changes nothing: the run
@@ -7,20 +7,32 @@ value, no place and no number of examples, so that a log that is published by mi
 would be worse: then whether there is a run at all, which cannot be hidden, would depend on one example.
 
 For the same reason nothing is said during the run: that a gradient was not finite is known of a drawn batch only.
+
+Of a dataset some examples are read, evenly spaced, as long as that takes little time. They are read one by one under a
+public seed, all generators are put back, and none is kept. One that cannot be read ends the look without a word: the
+run says it when it draws that example.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
+from dpcore.torch.randomness import TRIAL
 
 _PIECE = 1 << 22  # numbers that are looked at at once
 _MOST = 1 << 28  # numbers of a tensor that are looked at, so that data larger than memory are not read for a remark
+_EXAMPLES = 64  # of a dataset
+_SECONDS = 0.5  # after which no further one is read
 _LARGE = 20.0
 
 _NOT_FINITE = (
@@ -41,28 +53,49 @@ _NO_PROBABILITIES = (
 
 
 def remarks(data: Data, loss: object = None) -> list[str]:
-    """Return a sentence for each finding in data that are tensors; a dataset that is read by index is not looked at."""
-    if data.tree is None:
-        return []
-    inputs = {id(tensor) for tensor in batches.leaves(batches.normalize(data.tree)[0])}
+    """Return a sentence for each finding in data that are tensors, or in some examples of a dataset."""
+    looks: dict[str, list[_Look]] = {}
+    for tree in [data.tree] if data.tree is not None else _examples(data):
+        inputs = {id(tensor) for tensor in batches.leaves(batches.normalize(tree)[0])}
+        for name, tensor in batches.named(tree).items():
+            if tensor.is_floating_point() and tensor.numel():
+                probable = id(tensor) in inputs or loss is not F.cross_entropy or tensor.dim() != 2
+                looks.setdefault(name, []).append(_look(tensor, id(tensor) in inputs, probable))
     found = []
-    for name, tensor in batches.named(data.tree).items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        finite, size = _look(tensor)
-        told = name.replace("batch", "data", 1)
+    for name, seen in looks.items():
+        told, finite = name.replace("batch", "data", 1), all(look.finite for look in seen)
+        count = sum(look.numbers for look in seen)
         if not finite:
             found.append(f"{told}: {_NOT_FINITE}")
-        if size > _LARGE and id(tensor) in inputs:
+        if seen[0].of_inputs and count and math.sqrt(sum(look.squares for look in seen) / count) > _LARGE:
             found.append(f"{told}: {_UNSCALED}")
-        probable = id(tensor) in inputs or loss is not F.cross_entropy or not finite or tensor.dim() != 2
-        if not probable and not _probabilities(tensor[:_ROWS]):
+        if finite and not all(look.probable for look in seen):
             found.append(f"{told}: {_NO_PROBABILITIES}")
     return found
 
 
-def _look(tensor: torch.Tensor) -> tuple[bool, float]:
-    """Return whether all values are finite, and the root mean square of the pieces that are."""
+def _examples(data: Data) -> Iterator[Tree]:
+    end = time.monotonic() + _SECONDS
+    for place in np.unique(np.linspace(0, data.length - 1, min(_EXAMPLES, data.length)).astype(np.int64)):
+        try:
+            yield data.batch(np.array([place]), TRIAL)
+        except Exception:  # noqa: BLE001 - a user's own data set may raise anything
+            return
+        if time.monotonic() > end:
+            return
+
+
+class _Look(NamedTuple):
+    """What was seen of a tensor: sum and number of the squares of the pieces that are finite."""
+
+    finite: bool
+    squares: float
+    numbers: int
+    of_inputs: bool
+    probable: bool
+
+
+def _look(tensor: torch.Tensor, of_inputs: bool, probable: bool) -> _Look:
     rows = max(1, _PIECE * len(tensor) // tensor.numel())
     finite, squares, count = True, 0.0, 0
     for start in range(0, min(len(tensor), max(rows, _MOST * len(tensor) // tensor.numel())), rows):
@@ -72,7 +105,7 @@ def _look(tensor: torch.Tensor) -> tuple[bool, float]:
             squares, count = squares + norm**2 if norm < 1e150 else math.inf, count + piece.numel()
         else:
             finite = False
-    return finite, math.sqrt(squares / count) if count else 0.0
+    return _Look(finite, squares, count, of_inputs, probable or not finite or _probabilities(tensor[:_ROWS]))
 
 
 def _probabilities(rows: torch.Tensor) -> bool:

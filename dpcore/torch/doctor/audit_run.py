@@ -2,14 +2,28 @@
 
 In every step each canary is in or out by a fair coin, from a fresh key. The batch of those that are in goes through
 the run's own sum and release: its way of finding gradients, its clip, micro-batches, noise, filter and update, on a run
-of the same plan with keys of its own. The parameters are then set back to where they were, as loading weights does, so
-that each step meets the same gradients. The adversary knows the clipped vector c_i of each canary, and solves the least
-squares of the release for all coins at once: with K the canaries' inner products, ``K^{-1} <c_j, release>`` is
-``b_i + noise`` for canary i, with noise of standard deviation ``s (K^{-1})_ii^{1/2}`` where s is that of the plan. The
-guess is "in" above 1/2.
+of the same plan with keys of its own. The parameters are then set back to where they were, as loading weights does.
 
-Under correlated noise, releases of all steps so far are multiplied by the strategy's C first, which makes the planned
-noise white, and what earlier coins added is subtracted: they are known by then.
+**What is seen.** c_i is what canary i adds to the step's sum where it is in: the vector that leaves the clip, whatever
+went into it (`dpcore.torch.doctor.canaries.clipped_vectors`: gradients at several points, a scale, a user's examples).
+The sum of clipped vectors gets noise of the plan's standard deviation s in each coordinate; where gradients were
+scaled, the released average is divided by the scale again, which is public, and is multiplied by it here. So in units
+of s the release is
+
+    y_t = sum_i b_i c_i / s + N_t,    N = C^{-1} Z,
+
+with standard normals Z, and C the strategy's matrix, or the identity. Filter, projection (GaLore) and update follow
+after it, and lose nothing that the adversary sees. He knows all c_i, which depend on earlier releases at most, and the
+coins of earlier steps. So he knows N_0 .. N_{t-1}, and sees
+
+    w_t = C_tt y_t + sum_{u<t} C_tu N_u = C_tt sum_i b_i c_i / s + Z_t,
+
+where Z_t is independent of all that came before: for each canary the step is Gaussian private with mu at most C_tt
+times the largest |c_i| / s that the clip allows, which is what the plan claims of this row, given the rows before.
+
+**Guesses.** As in the definition of privacy, he who guesses b_i knows the other coins of the step. He takes off what
+they add; ``C_tt b_i c_i / s + Z_t`` is left, and by its product with c_i the guess is "in" above half of
+``C_tt |c_i|^2 / s``.
 
 What is tested is each release *given* its batch. That batches are drawn as planned is tested by `dpcore.audit.audit`,
 on the same samplers; the epsilon that a larger r stands for is that of the plan with its noise multiplier divided by r.
@@ -36,8 +50,8 @@ from dpcore.errors import DpcoreError
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec.stream import new_key
-from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike
-from dpcore.torch.doctor.finding import Finding, NotTried
+from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike, scale_of
+from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
 from dpcore.torch.doctor.run_audit import RunAudit
 from dpcore.torch.doctor.steps import take
 from dpcore.torch.doctor.subject import Subject
@@ -48,7 +62,8 @@ from dpcore.torch.run import PrivateRun
 _DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
 _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
-_LARGEST_MATRIX = 2048
+_MOST_ROWS = 2048  # of correlated noise, after which a run begins anew: all N_u so far are kept
+_NUMBERS = 3e7  # that these may have together
 _BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, which is refuted at 1
 _ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
 
@@ -58,23 +73,21 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
     result = audit_run(subject, confidence, seconds=max(subject.left / 2, 0.5))
     details = result.to_dict()
     if result.flagged:
-        yield Finding(
-            "fault",
+        yield fault(
             "audit",
             " ".join([result.told, *result.findings]),
             "the run is not what its plan says: look for what replaces or wraps its step",
             details=details,
         )
     elif not result.decided:
-        yield Finding(
-            "remark",
+        yield remark(
             "audit",
             f"{result.told} Too few steps to tell planned noise from half of it.",
             "give more seconds",
             details=details,
         )
     else:
-        yield Finding("ok", "audit", result.told, details=details)
+        yield ok("audit", result.told, details=details)
 
 
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudit:
@@ -105,24 +118,26 @@ class _Audit:
         self._begin()
         check_alike(self.run, subject.made(1))
         self.canaries = Canaries(subject, self.run)
-        strategy = self.plan.method.noise.strategy
-        self.matrix = None if strategy is None else strategy.matrix(self.plan.steps)
-        if self.matrix is not None and not self.canaries.fixed:
-            raise NotTried("correlated noise with a query of several points.", "dpcore audit examines it on vectors")
+        strategy, dimension = self.plan.method.noise.strategy, self.run._engine.mechanism.layout.dimension
+        self.rows = self.plan.steps
+        self.matrix: Floats | None = None
+        if strategy is not None:
+            self.rows = min(self.rows, _MOST_ROWS, max(int(_NUMBERS // dimension), 1))
+            self.matrix = strategy.matrix(self.rows)
+            self.noise = np.empty((self.rows, dimension))  # N_0 .. N_t of the present run
 
     def _begin(self) -> None:
         """Begin a run with fresh keys."""
         self.run: PrivateRun = self.subject.another()
         engine = self.run._engine
         engine.recorder = Recorder(engine.mechanism.layout, engine.mechanism.layout.dimension, "float64")
-        self.past: list[tuple[Floats, Floats]] = []
 
     def whole(self, seconds: float) -> RunAudit:
         """Take steps until it is decided."""
         end = time.monotonic() + seconds
         parameters = [local(p).clone() for p in self.run._engine.working.parameters]
         while self.steps < _MOST_STEPS and (self.steps < _DIRECT or time.monotonic() < end):
-            if self.run.steps_taken >= self.plan.steps:
+            if self.run.steps_taken >= self.rows:
                 self._begin()
             self._step()
             with torch.no_grad():
@@ -141,42 +156,34 @@ class _Audit:
         run, plan = self.run, self.plan
         mechanism, t = run._engine.mechanism, run.steps_taken
         self.canaries.renew(run)
-        vectors, m = self.canaries.vectors, self.canaries.count
-        ins = coins(self.key, self.steps, m)
-        norm = mechanism.clip_norm
+        ins = coins(self.key, self.steps, self.canaries.count)
+        norm, scale = mechanism.clip_norm, scale_of(run)
         deviation = plan.noise_standard_deviation(t, norm)
         contribution = plan.sensitivity_at(t, norm).contribution
-        take(run, self.canaries.batch(ins, run._engine.views))
+        take(run, self.canaries.batch(ins, run._engine.views), each=self.canaries.each)
         assert run._engine.recorder is not None
-        released = run._engine.recorder.released.pop() * plan.batch_size / deviation
+        released = run._engine.recorder.released.pop() * scale * plan.batch_size / deviation
         run._engine.recorder.filtered.pop()
-        known = vectors / deviation
-        inner = known @ known.T
-        row = np.array([1.0]) if self.matrix is None else self.matrix[t, : t + 1]
-        seen = known @ released
-        # C makes the planned noise white; what earlier coins added is known by now.
-        white = row[-1] * seen + sum(
-            (c * (y - inner @ b) for c, (y, b) in zip(row, self.past, strict=False)), start=0.0
-        )
+        known = self.canaries.vectors / deviation
+        noise = released - ins @ known
+        diagonal, white = 1.0, noise  # C_tt, and Z_t: what was seen without all that canaries added
         if self.matrix is not None:
-            self.past.append((seen, ins.astype(np.float64)))
-        inverse = np.linalg.inv(inner)
-        own = row[-1] / np.sqrt(np.diag(inverse))  # of each canary: the part of its vector that is its own
-        guesses = inverse @ white / row[-1] > 0.5
-        share = float((guesses == ins).mean())
+            self.noise[t] = noise
+            diagonal, white = float(self.matrix[t, t]), self.matrix[t, : t + 1] @ self.noise[: t + 1]
+        lengths = np.linalg.norm(known, axis=1)
+        # Each one's own vector is put back: the guess knows the other coins, and not this one.
+        seen = known @ white + diagonal * ins * lengths**2
+        share = float(((seen > diagonal * lengths**2 / 2) == ins).mean())
         self.steps += 1
-        self.claim.add(share, row[-1] * contribution / deviation)
+        self.claim.add(share, diagonal * contribution / deviation)
         # With half the noise, a Gaussian step would be guessed right with this probability: bets on less.
-        self.half.add(1 - share, float(1 - ndtr(own).mean()))
-        if self.steps <= _DIRECT and self.matrix is None:
-            rest = released - ins.astype(np.float64) @ known
-            self.sums.append(np.linalg.solve(np.linalg.cholesky(inner), known @ rest))
-            self.rest.append(rest[:: max(1, len(rest) // _LOOKED_AT)])
+        self.half.add(1 - share, float(ndtr(-diagonal * lengths).mean()))
+        if self.steps <= _DIRECT:
+            self.sums.append(np.linalg.qr(known.T)[0].T @ white)
+            self.rest.append(white[:: max(1, len(white) // _LOOKED_AT)])
 
     def _direct(self) -> dict[str, float]:
         """Return the probabilities of the direct checks, after a number of steps that no outcome changes."""
-        if not self.rest:
-            return {}
         rest = np.stack(self.rest)[:, None, :]
         found = {"sums": checks.wrong_sums(np.stack(self.sums))}
         if rest.shape[2] >= 4:
@@ -208,15 +215,7 @@ class _Audit:
 
 
 def _check(plan: Plan) -> None:
-    """Say what canaries cannot show here."""
-    told = {
-        "batches of users": plan.sampler.unit_of_privacy != "example",
-        "scaled gradients": plan.method.preconditioning is not None,
-        "GaLore": plan.method.galore is not None,
-        "correlated noise of so many steps": plan.method.noise.strategy is not None and plan.steps > _LARGEST_MATRIX,
-    }
-    for name in (name for name, found in told.items() if found):
-        raise NotTried(f"{name}: canaries of this audit do not fit.", "dpcore audit examines the method on vectors")
+    """Say what claims nothing."""
     if not plan.noise_standard_deviation():
         raise NotTried("the plan has no noise, and claims nothing.", "give the method a noise multiplier")
     if not math.isfinite(plan.event.noise_multiplier if hasattr(plan.event, "noise_multiplier") else 1.0):

@@ -2,7 +2,11 @@
 
 Candidates are some of the user's examples, and made-up ones. Each one's vector is found by one-by-one autograd and
 clipped by the reference's formulas in float64: nothing of it comes from the way in which the run finds and clips
-gradients. Canaries are chosen so that a part of each vector as long as possible is orthogonal to all the others.
+gradients. Canaries are chosen so that a part of each vector as long as possible is orthogonal to all the others: one
+that adds more than planned then leaves the guesses of others alone.
+
+Where users are the unit of privacy, a canary is a user whose examples are all the same one: clipped one by one instead
+of in sum, they would add up to several clip norms.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from scipy.special import ndtr
 from dpcore.errors import ArgumentError
 from dpcore.spec.backends import load_backend
 from dpcore.stages.clipping.blocks import as_blocks, norms_of
+from dpcore.stages.queries import Plain
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import NotTried
@@ -31,10 +36,14 @@ MOST = 12
 _CANDIDATES = 24  # of the user's examples, and as many made up
 _NUMBERS = 3e7  # that candidates' vectors may have together
 _SHORTEST = 0.25  # of the longest one: the part of a canary's vector that is its own
+_OF_A_USER = 3  # examples, where a user may have so many
 
 
 class Canaries:
-    """Canaries of a run: `rows` is the batch of all of them, and `vectors` what each adds to a step's sum, (m, d)."""
+    """Canaries of a run, `each` with so many examples, all alike.
+
+    `rows` is the batch of one example of each, and `vectors` what each canary adds to a step's sum, (m, d).
+    """
 
     def __init__(self, subject: Subject, run: PrivateRun) -> None:
         dimension = run._engine.mechanism.layout.dimension
@@ -44,40 +53,47 @@ class Canaries:
                 f"{dimension:,} trained numbers are too many for canaries of known vectors.",
                 "audit the run with a smaller model of the same kind",
             )
+        self.each = min(getattr(run.plan.sampler, "max_examples_per_user", 1), _OF_A_USER)
         candidates = _candidates(subject, each)
-        found = clipped_vectors(run, candidates)
+        found = clipped_vectors(run, candidates, self.each)
         products = found @ found.T
         chosen = apart(products, MOST)
         if not len(chosen):
             raise NotTried("no example has a gradient to be told by.", "check the loss and the labels")
         now = run.steps_taken, run._engine.mechanism.clip_norm
         deviation = run.plan.noise_standard_deviation(*now)
-        chosen = chosen[
-            : telling(
-                products[np.ix_(chosen, chosen)] / deviation**2, run.plan.sensitivity_at(*now).contribution / deviation
-            )
-        ]
+        products = products[np.ix_(chosen, chosen)] / deviation**2
+        chosen = chosen[: telling(products, run.plan.sensitivity_at(*now).contribution / deviation)]
         index = torch.from_numpy(chosen).to(subject.device)
         self.rows: Tree = batches.tree_map(lambda t: t[index], candidates)
         self.count = len(chosen)
-        self.fixed = len(run._engine.mechanism.points()) == 1 and run.plan.adaptive_clip is None
         self.vectors: Floats = found[chosen]
 
     def renew(self, run: PrivateRun) -> None:
-        """Find the vectors of the run's next step anew, where they are other ones."""
-        if not self.fixed:
-            self.vectors = clipped_vectors(run, self.rows)
+        """Find the vectors of the run's next step anew, where they are other ones than those of the first."""
+        if type(run.plan.method.query) is not Plain or run.plan.adaptive_clip is not None:
+            self.vectors = clipped_vectors(run, self.rows, self.each)
 
     def batch(self, coins: NDArray[np.bool_], views: int) -> Tree:
         """Return the batch of those that are in."""
-        index = torch.from_numpy(np.flatnonzero(coins).repeat(views))
+        index = torch.from_numpy(np.flatnonzero(coins).repeat(views * self.each))
         return batches.tree_map(lambda t: t[index.to(t.device)], self.rows)
 
 
-def clipped_vectors(run: PrivateRun, batch: Tree) -> Floats:
-    """Return what each row of a batch adds to the sum of the run's next step, (B, d), by autograd row by row.
+def scale_of(run: PrivateRun) -> Floats | float:
+    """Return what the query multiplies gradients by in the run's next step, (d,), or 1: a function of releases."""
+    mechanism = run._engine.mechanism
+    scales = mechanism.vectors.scales
+    if scales is None or not run.plan.scaled(mechanism.step):
+        return 1.0
+    return np.concatenate([mechanism.backend.to_numpy(scale).astype(np.float64).reshape(-1) for scale in scales])
 
-    The combination of gradients at the query's points, clipped by the method's rule in float64.
+
+def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1) -> Floats:
+    """Return what each row of a batch, `each` times, adds to the sum of the run's next step, (B, d), by autograd.
+
+    Row by row: the combination of gradients at the query's points, scaled where the query scales, times `each` (the sum
+    over a user's examples), clipped by the method's rule in float64.
     """
     engine = run._engine
     mechanism, gradient = engine.mechanism, engine.gradient
@@ -88,6 +104,7 @@ def clipped_vectors(run: PrivateRun, batch: Tree) -> Floats:
         rows = gradient.guarded(lambda: list(one_by_one(values, batch)), TRIAL, synthetic=True)  # noqa: B023
         found = np.stack([np.concatenate([g.reshape(-1).double().cpu().numpy() for g in row]) for row in rows])
         total = total + float(point.weight) * found
+    total = total * scale_of(run) * each
     reference = load_backend("numpy")
     now = mechanism.step, mechanism.clip_norm
     clip, grouping = run.plan.clip_at(*now), run.plan.grouping_at(*now)

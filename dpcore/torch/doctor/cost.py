@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dpcore.errors import DeltaWarning, TrainingWarning
-from dpcore.torch.doctor.finding import Finding, of_error
+from dpcore.torch.doctor.finding import Finding, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.memory import words
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
@@ -24,13 +24,12 @@ def plan(subject: Subject) -> Iterator[Finding]:
         names = tuple(name for name, p in subject.model.named_parameters() if p.requires_grad) or ("none",)
         found = plan_of(subject.method, sampler, given.get("epochs"), given.get("steps"), names)
         with_noise(found, given.get("target_epsilon"), given.get("target_delta"), given.get("accountant"))
-        yield Finding("ok", "plan", f"{found.steps} steps of about {found.batch_size:g} examples.")
+        yield ok("plan", f"{found.steps} steps of about {found.batch_size:g} examples.")
         return
     run = subject.private.plan
     delta = subject.delta
     epsilon = run.epsilon(delta)
-    yield Finding(
-        "ok",
+    yield ok(
         "plan",
         f"{run.steps} steps of about {run.batch_size:g} of {subject.source.length:,} examples at noise "
         f"multiplier {run.noise_multiplier:.4g}: epsilon = {epsilon:.4g} at delta = {delta:.3g}.",
@@ -38,7 +37,7 @@ def plan(subject: Subject) -> Iterator[Finding]:
     )
     for told in subject.warned:
         if isinstance(told, DeltaWarning):
-            yield Finding("remark", "plan", of_error("plan", told).sentence, "take a delta well below 1/n")
+            yield remark("plan", of_error("plan", told).sentence, "take a delta well below 1/n")
         if isinstance(told, TrainingWarning):
             yield replace(of_error("values of the data", told, private=True), status="remark")
 
@@ -48,8 +47,7 @@ def cost(subject: Subject) -> Iterator[Finding]:
     found = subject.run.explain()
     rules = Counter(layer.rule for layer in found.layers if layer.rule and layer.rule != "frozen")
     told = ", ".join(f"{count} by {rule!r}" for rule, count in rules.items())
-    yield Finding(
-        "ok",
+    yield ok(
         "cost",
         f"a step takes about {found.seconds:.3g} s and {words(found.peak_bytes)}, in micro-batches of "
         f"{found.microbatch_size}; norms: {told}.",

@@ -16,7 +16,7 @@ from dpcore.spec import validate
 from dpcore.stages.method import Method
 from dpcore.torch.doctor import cost, processes, reading, steps, structure, trials
 from dpcore.torch.doctor.audit_run import audited
-from dpcore.torch.doctor.finding import Finding, Findings, NotTried, of_error
+from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import unchanged
 from dpcore.torch.model.per_example import Loss
@@ -106,8 +106,7 @@ def doctor(
         found += processes.examined(subject, lambda: _examine(subject, audit, confidence))
     if method is None:
         found.append(
-            Finding(
-                "remark",
+            remark(
                 "plan",
                 "no method was given: plain DP-SGD was tried, at noise multiplier 1.",
                 "give method= to examine the run that you plan",
@@ -127,7 +126,7 @@ def _examine(subject: Subject, with_audit: bool, confidence: float) -> Findings:
                 told = [known.name for known in found.faults if known.sentence == finding.sentence]
                 if finding.status == "fault" and told:
                     again = f"mend the fault {told[0]!r} first"
-                    finding = Finding("not tried", finding.name, "it fails by a fault that was named above.", again)
+                    finding = not_tried(finding.name, "it fails by a fault that was named above.", again)
                 found.append(finding)
                 subject.faults |= {finding.name} if finding.status == "fault" else set()
     if subject.refused is not None and found.ok:
@@ -140,13 +139,13 @@ def _checked(subject: Subject, name: str, check: Check) -> Iterator[Finding]:
     try:
         yield from check(subject)
     except NotTried as cause:
-        yield Finding("not tried", name, cause.sentence, cause.remedy)
+        yield not_tried(name, cause.sentence, cause.remedy)
     except DpcoreError as error:
         in_trial = name in ("forward", "loss", "unused parameters")
         yield trials.fault_of(subject, error, name) if in_trial else of_error(name, error, name in _OF_VALUES)
     except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
         told = str(error).splitlines()[0][:200] if str(error) else "no message"
-        yield Finding("fault", name, f"fails with {type(error).__name__} ({told}).", "mend it, and examine again")
+        yield fault(name, f"fails with {type(error).__name__} ({told}).", "mend it, and examine again")
 
 
 def _batch_size(data: Any) -> int:

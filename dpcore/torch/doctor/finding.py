@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 Status = Literal["ok", "remark", "fault", "not tried"]
@@ -55,6 +56,12 @@ class Finding:
         return f"{self.status}: {self.name}{'*' * self.private}: {self.sentence}" + (
             f" Remedy: {self.remedy}." if self.remedy else ""
         )
+
+
+fault = partial(Finding, "fault")
+remark = partial(Finding, "remark")
+not_tried = partial(Finding, "not tried")
+ok = partial(Finding, "ok")
 
 
 class Findings(list[Finding]):
@@ -110,7 +117,7 @@ def of_error(name: str, error: BaseException, private: bool = False) -> Finding:
     cuts = [match.end() for match in re.finditer("[:;] ", text)]
     place = next((cut for cut in cuts if text[cut:].startswith(_TELLS)), cuts[0] if cuts else len(text))
     cause, remedy = text[:place].rstrip("; "), text[place:]
-    return Finding("fault", name, f"{cause.rstrip(':.')}.", remedy.rstrip("."), private)
+    return fault(name, f"{cause.rstrip(':.')}.", remedy.rstrip("."), private)
 
 
 _TELLS = tuple(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from dpcore.torch.doctor.finding import Finding, Findings, of_error
+from dpcore.torch.doctor.finding import Findings, not_tried, of_error, ok
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.peers import is_sharded, peers_of
 
@@ -20,8 +20,7 @@ def examined(subject: Subject, examine: Callable[[], Findings]) -> Findings:
     if is_sharded(subject.model):
         return Findings(
             [
-                Finding(
-                    "not tried",
+                not_tried(
                     "model",
                     "this process has parts of the model's parameters alone.",
                     "examine the whole model in one process, before fully_shard",
@@ -31,12 +30,7 @@ def examined(subject: Subject, examine: Callable[[], Findings]) -> Findings:
     if not _several(subject):
         found = examine()
         found.append(
-            Finding(
-                "not tried",
-                "processes",
-                "this is one process alone.",
-                "start the script by torchrun to compare its ranks",
-            )
+            not_tried("processes", "this is one process alone.", "start the script by torchrun to compare its ranks")
         )
         return found
     group = subject.options.pop("process_group", None)
@@ -48,8 +42,7 @@ def examined(subject: Subject, examine: Callable[[], Findings]) -> Findings:
     failed = peers_of(group, subject.model).added([float(subject.private is None)])[0]
     if failed:
         found.append(
-            Finding(
-                "not tried",
+            not_tried(
                 "processes",
                 f"make_private refuses the objects of {failed:.0f} of {len(ranks)} processes.",
                 "mend the faults that these name",
@@ -61,7 +54,7 @@ def examined(subject: Subject, examine: Callable[[], Findings]) -> Findings:
     if subject.refused is not None:
         found.append(of_error("processes", subject.refused))
     else:
-        found.append(Finding("ok", "processes", f"{len(ranks)} processes have the same plan, model and data."))
+        found.append(ok("processes", f"{len(ranks)} processes have the same plan, model and data."))
     return found
 
 

@@ -16,7 +16,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.reading import join
-from dpcore.torch.doctor.finding import Finding, NotTried
+from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
@@ -34,7 +34,7 @@ def data(subject: Subject) -> Iterator[Finding]:
         f"{name.removeprefix('batch')} {tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in batches.named(source.template()).items()
     )
-    yield Finding("ok", "data", f"{source.length:,} examples; one has {form}.", details={"examples": source.length})
+    yield ok("data", f"{source.length:,} examples; one has {form}.", details={"examples": source.length})
 
 
 def reading(subject: Subject) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def reading(subject: Subject) -> Iterator[Finding]:
     """
     source = subject.source
     if source.tensors is not None:
-        yield Finding("ok", "reading", "the data are tensors: an index is always the same row.")
+        yield ok("reading", "the data are tensors: an index is always the same row.")
         return
     places = np.unique(np.linspace(0, source.length - 1, min(_READ, source.length)).astype(np.int64))
 
@@ -62,8 +62,7 @@ def reading(subject: Subject) -> Iterator[Finding]:
     strangers = [k for k in moved if any(_is_anothers(first, later[k], k) for later in (second, other))]
     drifting = [k for k in moved if not _same(first[k], second[k])]
     if strangers:
-        yield Finding(
-            "fault",
+        yield fault(
             "reading",
             f"index {places[strangers[0]]} was another index's example at another reading: the "
             "data set orders itself anew, and what is counted and clipped as one example is not.",
@@ -72,8 +71,7 @@ def reading(subject: Subject) -> Iterator[Finding]:
         return
     relabeled = [k for k in moved if not _same(labels(TRIAL, k), labels(_OTHER, k))]
     if relabeled and not drifting:
-        yield Finding(
-            "fault",
+        yield fault(
             "reading",
             f"index {places[relabeled[0]]} has another target at another reading: the data set orders itself anew, "
             "or mixes examples, and what is counted and clipped as one example is not.",
@@ -81,8 +79,7 @@ def reading(subject: Subject) -> Iterator[Finding]:
         )
         return
     if drifting:
-        yield Finding(
-            "fault",
+        yield fault(
             "reading",
             f"example {places[drifting[0]]} reads differently at a second reading from the same "
             "seed: the data set keeps something between readings, or draws from a generator that dpcore cannot "
@@ -92,8 +89,7 @@ def reading(subject: Subject) -> Iterator[Finding]:
         return
     mixed = _mixed(source, places)
     if mixed is not None:
-        yield Finding(
-            "fault",
+        yield fault(
             "reading",
             f"collate_fn makes another row of example {mixed} beside others than alone: a run gives it each example "
             "alone, so that whatever it makes of several is lost.",
@@ -101,11 +97,9 @@ def reading(subject: Subject) -> Iterator[Finding]:
         )
         return
     if moved:
-        yield Finding(
-            "ok", "reading", "examples are augmented at random: what reading draws follows from the run's key."
-        )
+        yield ok("reading", "examples are augmented at random: what reading draws follows from the run's key.")
         return
-    yield Finding("ok", "reading", f"{len(places)} examples read the same three times.")
+    yield ok("reading", f"{len(places)} examples read the same three times.")
 
 
 def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
@@ -144,8 +138,7 @@ def values(subject: Subject) -> Iterator[Finding]:
     count, looked = int(bad.sum()), len(bad)
     if count:
         first = int(places[int(np.flatnonzero(bad)[0]) // subject.source.views])
-        yield Finding(
-            "fault",
+        yield fault(
             "finite values",
             f"{count} of {looked} examples hold NaN or infinity in data{', '.join(names)} "
             f"(the first is example {first}): such an example adds nothing to any step, and nobody is told.",
@@ -153,9 +146,7 @@ def values(subject: Subject) -> Iterator[Finding]:
             private=True,
         )
     else:
-        yield Finding(
-            "ok", "finite values", f"{looked} examples were looked at; all their values are finite.", private=True
-        )
+        yield ok("finite values", f"{looked} examples were looked at; all their values are finite.", private=True)
 
 
 def clipping(subject: Subject) -> Iterator[Finding]:
@@ -173,8 +164,7 @@ def clipping(subject: Subject) -> Iterator[Finding]:
     found = np.array(norms)
     lost = int((~np.isfinite(found) & _finite(batch)).sum())  # of the others `values` tells
     if lost:
-        yield Finding(
-            "fault",
+        yield fault(
             "finite gradients",
             f"{lost} of {len(found)} examples have a gradient that is not finite: each adds nothing to any step.",
             "look for divisions by 0, logarithms of 0, or targets that the loss ignores as a whole",
@@ -183,8 +173,7 @@ def clipping(subject: Subject) -> Iterator[Finding]:
     if "unused parameters" in subject.faults:
         return
     if not np.nan_to_num(found).any():
-        yield Finding(
-            "fault",
+        yield fault(
             "finite gradients",
             "all gradients of real examples are 0: nothing would be learned.",
             "check the loss, the targets and what is frozen",
@@ -193,8 +182,7 @@ def clipping(subject: Subject) -> Iterator[Finding]:
         return
     bound = plan.clip_at(0, engine.mechanism.clip_norm).max_grad_norm
     median = float(np.nanmedian(found))
-    yield Finding(
-        "ok",
+    yield ok(
         "clip norm",
         f"gradients of {len(found)} examples have a median norm of {median:.3g}; the clip norm is "
         f"{bound:.3g}, and {float((found > bound).mean()):.0%} exceed it.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
+from dpcore.sampling.sharding import Shard
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.doctor.finding import Finding, NotTried
+from dpcore.torch.doctor.finding import Finding, fault, not_tried, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import whole_state
@@ -23,22 +25,39 @@ from dpcore.torch.run import PrivateRun
 _TOLERANCE = 1e-3
 
 
-def take(run: PrivateRun, batch: Tree, public: Tree = None) -> None:
+@dataclass(frozen=True)
+class _Given(Shard):
+    """The share of a batch that nobody drew: of so many users, if users are drawn, with `each` examples."""
+
+    users: int
+    each: int
+
+    def _units(self, key: bytes, step: int) -> NDArray[np.int64] | None:
+        return None if self.sampler.unit_of_privacy == "example" else np.full(self.users, self.each)
+
+
+def add_up(run: PrivateRun, batch: Tree, public: Tree = None, each: int = 1) -> None:
+    """Sum a batch that nobody drew, as ``private.step`` does; see `take`."""
+    engine = run._engine
+    wanted = run.plan.method.update.second_moment == "public"
+    users = batches.size(batch) // (engine.views * each)
+    engine.mechanism.share = _Given(run.plan.sampler, 0, 1, users, each)
+    engine.accumulate(batch, (batch if public is None else public) if wanted else None)
+
+
+def take(run: PrivateRun, batch: Tree, public: Tree = None, each: int = 1) -> None:
     """Take one step on a batch that nobody drew: the sum and the release of ``private.step``.
 
-    `public` is a batch of public data, where the method takes one; `batch` itself if not given.
+    `public` is a batch of public data, where the method takes one; `batch` itself if not given. Where users are drawn,
+    each `each` neighbors are one user's examples.
     """
-    engine = run._engine
-    wanted = engine.mechanism.plan.method.update.second_moment == "public"
-    engine.accumulate(batch, (batch if public is None else public) if wanted else None)
-    engine.release(run.optimizer._settings())
+    add_up(run, batch, public, each)
+    run._engine.release(run.optimizer._settings())
 
 
 def odd_batches(subject: Subject) -> Iterator[Finding]:
     """A batch with a row of NaN, an empty batch, and a batch of one, through the run's own step."""
     run = subject.run
-    if run.plan.sampler.unit_of_privacy != "example":
-        raise NotTried("batches are drawn by user here, and made-up ones belong to none.")
     views = run._engine.views
     three = subject.made(3)
     public = batches.tree_map(lambda t: t.repeat_interleave(views, 0), three)
@@ -49,28 +68,26 @@ def odd_batches(subject: Subject) -> Iterator[Finding]:
                 run = subject.another()
             take(run, batches.tree_map(lambda t: t[: count * views], public), public)  # noqa: B023
             if not all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
-                yield Finding(
-                    "fault",
+                yield fault(
                     name,
                     "the step left parameters that are not finite.",
                     "take a smaller learning rate, or a larger eps of the update",
                 )
             else:
-                yield Finding("ok", name, "a step on it is taken like any other.")
+                yield ok(name, "a step on it is taken like any other.")
 
 
 def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     inputs, targets = batches.normalize(three)
     if not any(tensor.is_floating_point() for tensor in batches.leaves(inputs)):
-        yield Finding("not tried", "NaN row", "the inputs are integers, which have no NaN.")
+        yield not_tried("NaN row", "the inputs are integers, which have no NaN.")
         return
     bad = replaced(inputs, poisoned(inputs))
     engine = run._engine
 
     def summed(batch: Tree) -> NDArray[np.float64]:
         views, mechanism = engine.views, engine.mechanism
-        public = batch if mechanism.plan.method.update.second_moment == "public" else None
-        engine.accumulate(batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), public)
+        add_up(run, batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), batch)
         backend, totals = mechanism.backend, mechanism.vectors.totals
         found = np.concatenate([backend.to_numpy(total).reshape(-1).copy() for total in totals])
         mechanism.discard()
@@ -79,8 +96,7 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     try:
         with_nan = summed((bad, *targets) if targets else bad)
     except ArgumentError as refused:
-        yield Finding(
-            "remark",
+        yield remark(
             "NaN row",
             f"one example of NaN ends the run with an error ({refused}).",
             "let the data set hold none: an error that depends on one example tells of it",
@@ -89,19 +105,18 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
     alone = summed(batches.tree_map(lambda t: t[[0, 2]], three))
     size = float(np.linalg.norm(alone))
     if not np.isfinite(with_nan).all():
-        yield Finding("fault", "NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
+        yield fault("NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
     elif not engine.gradient.draws and np.linalg.norm(with_nan - alone) > _TOLERANCE * size:
         if np.isfinite(_own(run, bad, targets)):
-            yield Finding("ok", "NaN row", "the model makes a finite gradient of NaN, which is clipped like any other.")
+            yield ok("NaN row", "the model makes a finite gradient of NaN, which is clipped like any other.")
         else:
-            yield Finding(
-                "fault",
+            yield fault(
                 "NaN row",
                 "an example of NaN moves what the others add to the sum.",
                 "make the model treat each example alone",
             )
     else:
-        yield Finding("ok", "NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
+        yield ok("NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
 
 
 def _own(run: PrivateRun, bad: Tree, targets: Any) -> float:
@@ -119,8 +134,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
 def _round_trip(subject: Subject) -> Finding:
     model, run = subject.model, subject.another()
     made = batches.tree_map(lambda t: t.repeat_interleave(run._engine.views, 0), subject.made(2))
-    if run.plan.sampler.unit_of_privacy == "example":
-        take(run, made)
+    take(run, made)
     stored = io.BytesIO()
     torch.save({"model": whole_state(model), "optimizer": run.optimizer.state_dict()}, stored)
     stored.seek(0)
@@ -134,17 +148,12 @@ def _round_trip(subject: Subject) -> Finding:
     other.optimizer.load_state_dict(saved["optimizer"])
     lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
     if lost:
-        return Finding(
-            "fault",
+        return fault(
             "checkpoint",
             f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
             "let state_dict() hold every parameter, and load_state_dict() load it",
         )
     if other.steps_taken != run.steps_taken:
-        return Finding(
-            "fault", "checkpoint", "the run's state does not come back from its state_dict().", "please report this"
-        )
+        return fault("checkpoint", "the run's state does not come back from its state_dict().", "please report this")
     else:
-        return Finding(
-            "ok", "checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes."
-        )
+        return ok("checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes.")

@@ -10,7 +10,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dpcore.errors import ArgumentError
 from dpcore.torch.check_processes import check_plain
-from dpcore.torch.doctor.finding import Finding, of_error
+from dpcore.torch.doctor.finding import Finding, fault, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.groups import mismatches
 from dpcore.torch.model.check_module import TRAINED, refusals
@@ -29,15 +29,14 @@ def layers(subject: Subject) -> Iterator[Finding]:
         if isinstance(module, _BatchNorm) and not module.training and module.num_batches_tracked == 0
     ]
     for name in untold:
-        yield Finding(
-            "remark",
+        yield remark(
             "layers",
             f"frozen module {name!r} has the statistics it was made with: mean 0, variance 1.",
             "load the weights and statistics of public data into it, or use GroupNorm",
         )
     if not found:
         count = sum(1 for _ in subject.model.modules())
-        yield Finding("ok", "layers", f"none of {count} modules is of a kind that mixes examples or keeps statistics.")
+        yield ok("layers", f"none of {count} modules is of a kind that mixes examples or keeps statistics.")
 
 
 def parameters(subject: Subject) -> Iterator[Finding]:
@@ -45,16 +44,14 @@ def parameters(subject: Subject) -> Iterator[Finding]:
     every = dict(subject.model.named_parameters())
     trained = {name: p for name, p in every.items() if p.requires_grad}
     if not trained:
-        yield Finding(
-            "fault",
+        yield fault(
             "frozen parameters",
             f"none of {len(every)} parameters requires gradients.",
             "call requires_grad_(True) on the ones to train",
         )
     elif len(trained) < len(every):
         numbers = sum(p.numel() for p in trained.values()), sum(p.numel() for p in every.values())
-        yield Finding(
-            "ok",
+        yield ok(
             "frozen parameters",
             f"{len(every) - len(trained)} of {len(every)} tensors are frozen and "
             f"left alone; {numbers[0]:,} of {numbers[1]:,} numbers are trained.",
@@ -63,8 +60,7 @@ def parameters(subject: Subject) -> Iterator[Finding]:
     for name, parameter in subject.model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)
     for names in (found for found in places.values() if len(found) > 1):
-        yield Finding(
-            "ok",
+        yield ok(
             "tied parameters",
             f"{', '.join(map(repr, names))} are one parameter: it is clipped, noised "
             f"and trained once, as {names[0]!r}.",
@@ -73,8 +69,7 @@ def parameters(subject: Subject) -> Iterator[Finding]:
     for name, parameter in trained.items():
         first = memory.setdefault(parameter.data_ptr(), name)
         if first != name and parameter.numel() and parameter.data_ptr():
-            yield Finding(
-                "fault",
+            yield fault(
                 "tied parameters",
                 f"parameters {first!r} and {name!r} are two and share memory: each "
                 "would get noise and steps of its own.",
@@ -91,7 +86,7 @@ def dtypes(subject: Subject) -> Iterator[Finding]:
         Working(backend, list(named), list(named.values()))
     kinds = sorted({str(p.dtype).removeprefix("torch.") for p in named.values()})
     told = ", widened to float32 for gradients and noise" if any(p.dtype.itemsize == 2 for p in named.values()) else ""
-    yield Finding("ok", "dtypes", f"what is trained is {' and '.join(kinds) or 'nothing'}{told}, on {device}.")
+    yield ok("dtypes", f"what is trained is {' and '.join(kinds) or 'nothing'}{told}, on {device}.")
 
 
 def unused(subject: Subject) -> Iterator[Finding]:
@@ -107,22 +102,20 @@ def unused(subject: Subject) -> Iterator[Finding]:
             found = (None,) * len(leaves)
     names = [name for name, value in zip(gradient.names, found, strict=True) if value is None]
     if len(names) == len(gradient.names):
-        yield Finding(
-            "fault",
+        yield fault(
             "unused parameters",
             "the loss depends on no trained parameter: every gradient is 0.",
             "do not detach the output or take its argmax on the way to the loss",
         )
     elif names:
         told = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-        yield Finding(
-            "remark",
+        yield remark(
             "unused parameters",
             f"the loss does not depend on {told}: noise alone would move them.",
             "call requires_grad_(False) on them",
         )
     else:
-        yield Finding("ok", "unused parameters", f"the loss depends on all {len(leaves)} trained tensors.")
+        yield ok("unused parameters", f"the loss depends on all {len(leaves)} trained tensors.")
 
 
 def mode(subject: Subject) -> Iterator[Finding]:
@@ -131,22 +124,19 @@ def mode(subject: Subject) -> Iterator[Finding]:
     drops = [name for name, module in model.named_modules() if isinstance(module, _DropoutNd) and module.p > 0]
     off = [name for name in drops if not model.get_submodule(name).training]
     if drops and not model.training:
-        yield Finding(
-            "fault",
+        yield fault(
             "mode",
             f"the model is in eval mode: dropout ({drops[0]!r}) would be off all through training.",
             "call model.train() before make_private",
         )
     elif off:
-        yield Finding(
-            "remark",
+        yield remark(
             "mode",
             f"dropout {off[0]!r} is in eval mode, and the model in training mode.",
             "call model.train() if it shall drop",
         )
     else:
-        yield Finding(
-            "ok",
+        yield ok(
             "mode",
             f"the model is in {'training' if model.training else 'eval'} mode"
             + ("." if model.training else ", and has no dropout."),
@@ -164,8 +154,7 @@ def optimizer(subject: Subject) -> Iterator[Finding]:
     complaints = list(mismatches(given.param_groups, list(named), list(named.values())))
     shared = len(named) - sum(complaint.startswith("parameter ") for complaint in complaints)
     if complaints and not shared:
-        yield Finding(
-            "fault",
+        yield fault(
             "optimizer",
             "the optimizer and the model share no parameter: a step moves other tensors.",
             "make the optimizer of model.parameters() after the model is moved, wrapped or loaded",
@@ -174,8 +163,7 @@ def optimizer(subject: Subject) -> Iterator[Finding]:
     for complaint in complaints:
         yield of_error("optimizer", ArgumentError(complaint))
     if not complaints:
-        yield Finding(
-            "remark",
+        yield remark(
             "optimizer",
             f"{type(given).__name__} has the model's parameters, but a private run steps "
             "by its method: learning rate, momentum and decay are those of the method, or of params=.",

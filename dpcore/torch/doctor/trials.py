@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpcore.torch.data import batches
-from dpcore.torch.doctor.finding import Finding, NotTried, of_error
+from dpcore.torch.doctor.finding import Finding, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.per_example import WAYS
 from dpcore.torch.model.trial import Trial
@@ -44,8 +44,7 @@ def fault_of(subject: Subject, error: BaseException, otherwise: str) -> Finding:
     }
     model = sorted({str(p.dtype).removeprefix("torch.") for p in subject.model.parameters()})
     told = ", ".join(f"data{name} is {dtype}" for name, dtype in data.items())
-    return Finding(
-        "fault",
+    return fault(
         "dtypes",
         f"{found.sentence} {told}; the model is {', '.join(model)}.",
         "convert the data to what model and loss take: inputs to the model's dtype, class labels to int64",
@@ -58,26 +57,24 @@ def trials(subject: Subject) -> Iterator[Finding]:
     for name, sentence, check in _CHECKS:
         if subject.private is not None:
             if name != "gradients":  # said below, with the way that was taken
-                yield Finding("ok", name, sentence)
+                yield ok(name, sentence)
             continue
         try:
             with subject.trial() as trial:
                 check(trial)
-            yield Finding("ok", name, sentence)
+            yield ok(name, sentence)
         except NotTried as cause:
-            yield Finding("not tried", name, cause.sentence, cause.remedy)
+            yield not_tried(name, cause.sentence, cause.remedy)
         except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
-            fault = fault_of(subject, error, name)
-            if fault.sentence not in told:
-                yield fault
-            told.append(fault.sentence)
-            if fault.name in ("forward", "dtypes", "loss"):
-                subject.fails = fault.name
+            found = fault_of(subject, error, name)
+            if found.sentence not in told:
+                yield found
+            told.append(found.sentence)
+            if found.name in ("forward", "dtypes", "loss"):
+                subject.fails = found.name
                 return
-            if fault.name != name:
-                yield Finding(
-                    "not tried", name, "the model fails before this can be seen.", f"mend {fault.name!r} first"
-                )
+            if found.name != name:
+                yield not_tried(name, "the model fails before this can be seen.", f"mend {found.name!r} first")
 
 
 def gradients(subject: Subject) -> Iterator[Finding]:
@@ -86,28 +83,26 @@ def gradients(subject: Subject) -> Iterator[Finding]:
         return
     found = subject.run._engine.gradient
     if found.way == WAYS[0]:
-        yield Finding(
-            "ok",
+        yield ok(
             "gradients",
             "each example's gradient from one batched pass is what autograd gives for it alone, "
             "and does not move when another example is replaced, by NaN either.",
         )
     elif WAYS[0] in found.reasons:
-        yield Finding(
-            "remark",
+        yield remark(
             "gradients",
             f"gradients are found by {found.way!r}, which is slower: {found.reasons[WAYS[0]]}.",
             "see docs/engine.md for what the fast way follows",
         )
     else:
-        yield Finding("ok", "gradients", f"gradients are found by {found.way!r}, as asked for.")
+        yield ok("gradients", f"gradients are found by {found.way!r}, as asked for.")
 
 
 def loss(subject: Subject) -> Iterator[Finding]:
     """Whether the loss of a batch is made of the losses of its examples."""
-    for fault in ("mixing", "state", "layers"):
-        if fault in subject.faults:
-            raise NotTried("the model does not treat each example alone.", f"mend the fault {fault!r} first")
+    for name in ("mixing", "state", "layers"):
+        if name in subject.faults:
+            raise NotTried("the model does not treat each example alone.", f"mend the fault {name!r} first")
     made = subject.made(3)
     with subject.trial() as trial:
         trial.gradient.model.train(False)
@@ -129,12 +124,9 @@ def loss(subject: Subject) -> Iterator[Finding]:
         if torch.allclose(whole.reshape(-1), value, rtol=tolerance, atol=tolerance * float(each.abs().max()))
     ]
     if near:
-        yield Finding(
-            "ok", "loss", f"the loss of a batch is the {near[0].replace('each', 'list')} of its examples' losses."
-        )
+        yield ok("loss", f"the loss of a batch is the {near[0].replace('each', 'list')} of its examples' losses.")
         return
-    yield Finding(
-        "fault",
+    yield fault(
         "loss",
         f"the loss of three examples together is {float(whole.reshape(-1)[0]):.4g}, neither the mean "
         f"({float(each.mean()):.4g}) nor the sum of their losses one by one: it mixes examples, and a private run, "

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpcore import methods
+from dpcore.sampling import PoissonSampler, UserSampler
 
 Objects = dict[str, Any]
 FAULTS: dict[str, tuple[str, Callable[[], Objects]]] = {}
@@ -631,6 +632,12 @@ def augmented_data() -> Objects:
 def correlated_noise() -> Objects:
     method = methods.memf(lr=0.1, noise_multiplier=4.0, batch_size=6)
     return objects(mlp(), numbers(), method=method, sampling="fixed-order")
+
+
+@honest
+def users_of_two_examples() -> Objects:
+    users = UserSampler(PoissonSampler(dataset_size=12, batch_size=6), np.arange(24) % 12, 2)
+    return objects(mlp(), numbers(), sampling=users)
 
 
 @honest

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,13 +45,61 @@ def test_one_value_that_is_not_finite_is_told_without_its_place(
     assert of_targets.startswith("data[1]: some values are not finite")
 
 
-def test_sound_data_and_data_that_are_read_by_index_are_not_remarked_on() -> None:
+def test_sound_data_are_not_remarked_on() -> None:
     assert not told(X, Y)
     assert not told(torch.full((4, 2), 3e38).double() / 1e38, Y[:4])
     assert not told(torch.arange(30)[:, None] + 500, Y)  # numbers of words
     assert not told(X.new_zeros(4, 0), Y[:4])
-    bad = [(torch.full((3,), math.nan), 0)] * 4
-    assert not remarks(Data(bad, CPU))
+    assert not remarks(Data(Rows(X), CPU), F.cross_entropy)
+
+
+class Rows:
+    """A data set that is read by index: which indices were read, and how long each takes."""
+
+    def __init__(self, inputs: torch.Tensor, seconds: float = 0.0) -> None:
+        self.inputs, self.seconds, self.read = inputs, seconds, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read.append(index)
+        time.sleep(self.seconds)
+        if bool((self.inputs[index] == -1).all()):
+            raise ValueError("no such file")
+        return self.inputs[index], Y[index % len(Y)]
+
+
+def test_examples_of_a_data_set_are_looked_at_as_tensors_are() -> None:
+    rows = torch.ones(1000, 5)
+    rows[999, 2] = math.nan
+    (sentence,) = remarks(Data(Rows(rows), CPU))
+    assert [sentence] == told(rows[-3:], Y[:3])
+    (sentence,) = remarks(Data(Rows(255 * torch.ones(1000, 5)), CPU))
+    assert "data[0]: its values are far from 1 in size" in sentence
+    targets = [(X[k], torch.tensor([0.5, 1.5])) for k in range(9)]
+    assert "are the probabilities of classes" in remarks(Data(targets, CPU), F.cross_entropy)[0]
+    assert not remarks(Data(targets, CPU), F.mse_loss)
+
+
+def test_few_examples_of_a_data_set_are_read_and_fewer_where_that_takes_time() -> None:
+    rows = Rows(torch.ones(1000, 5))
+    remarks(Data(rows, CPU))
+    assert len(set(rows.read)) == 64
+    assert len(rows.read) == 65  # the first one for its form, too
+    assert max(rows.read) == 999
+    slow = Rows(torch.ones(1000, 5), seconds=0.3)
+    data = Data(slow, CPU)
+    data.template()
+    remarks(data)
+    assert len(slow.read) == 3
+
+
+def test_an_example_that_cannot_be_read_ends_the_look_without_a_word() -> None:
+    rows = torch.ones(10, 5)
+    rows[4] = -1.0
+    rows[7] = math.nan
+    assert not remarks(Data(Rows(rows), CPU))
 
 
 @pytest.mark.parametrize("factor", [255.0, 1e30, 1e200])
@@ -85,15 +136,26 @@ def test_targets_of_floats_that_are_no_probabilities_are_remarked_on() -> None:
     assert not told(X, soft * 2, loss=F.mse_loss)
 
 
-def test_a_remark_changes_nothing_of_the_run() -> None:
-    """Steps, noise and statement are those of the same run without the remark."""
+class Noisy(Rows):
+    """A data set that augments, by a generator of its own."""
+
+    generator = np.random.default_rng(3)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, target = super().__getitem__(index)
+        return inputs + float(self.generator.normal()), target
+
+
+@pytest.mark.parametrize("kind", [lambda inputs: (inputs, Y), Rows, Noisy])
+def test_a_remark_changes_nothing_of_the_run(kind: Callable[[torch.Tensor], Any]) -> None:
+    """Steps, noise and statement are those of the same run without the remark, and the look at the data."""
     inputs = X.clone()
     inputs[3] = math.nan
     with pytest.warns(TrainingWarning, match="not finite"):
-        told_of = start(model(), data=(inputs, Y), stop=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrainingWarning)
-        quiet = start(model(), data=(inputs, Y), stop=3)
+        told_of = start(model(), data=kind(inputs), stop=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["dpcore.torch.make_private"], "remarks", lambda *_: [])
+        quiet = start(model(), data=kind(inputs), stop=3)
     for one, other in zip(told_of.model.parameters(), quiet.model.parameters(), strict=True):
         assert torch.equal(one, other)
     statements = [run.statement(1e-5).to_dict() for run in (told_of, quiet)]
