@@ -38,6 +38,7 @@ def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., An
     def words(given: dict[str, Any]) -> str:
         steps = given.get("steps")
         whose = "a plan" if steps is None else counted(steps, "step")
+        whose = "what Opacus recorded" if given.get("opacus") else whose
         return f"certified bounds on the privacy loss of {whose}{where}"
 
     return lambda command: takes(EventOptions)(tells_if_slow(words)(command))
