@@ -61,7 +61,8 @@ def training(name: str) -> str:
         plain = measured["contestants"]["non-private"]["median_s"]
         cells = [ratio(measured["contestants"].get(each, {})) for each in contestants]
         rows.append([f"{model}, batch {measured['batch_size']}", f"{1000 * plain:.1f} ms", *cells])
-    title = f"### A step over a plain one, {found['threads']} thread(s): {', '.join(found['models'])}"
+    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    title = f"### A step over a plain one, {threads}: {', '.join(found['models'])}"
     return "\n\n".join([title, grid(["model", "plain step", *contestants], rows), source(name, found)])
 
 

@@ -188,7 +188,7 @@ STRATEGIES: Calls = [
             (bad((2, 0), math.inf), "must be finite"),
             (np.ones((3, 4)), "must be square, ... such as (3, 3)"),
             (np.ones((0, 0)), "none of them 0"),
-            (np.ones((2, 2, 2)), "must have 2 dimension"),
+            (np.ones((2, 2, 2)), "must have 2 dimensions"),
         )
     ),
     (lambda: BandedToeplitz((1e200, 1e200)), "column norm inf is out of range"),
