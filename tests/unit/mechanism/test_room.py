@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dpcore.noise import IndependentGaussian
 from dpcore.queries import ParameterWindow, Point
-from dpcore.strategies import BandedToeplitz, NamedStrategy
+from dpcore.strategies import BandedToeplitz, NamedStrategy, strategy
 
 import dpcore
 from dpcore import filters, methods
@@ -74,9 +74,9 @@ def test_it_is_refused_before_it_is_allocated(words: str):
 
 @pytest.mark.usefixtures("_little")
 def test_a_ring_of_noise_is_refused_too():
-    strategy = BandedToeplitz(tuple(0.5**k for k in range(61)))
+    ring = BandedToeplitz(tuple(0.5**k for k in range(61)))
     with pytest.raises(ArgumentError, match="strategy='banded-toeplitz', order=60: keeps 60 vectors of 10 float32"):
-        run(methods.memf(strategy=strategy, **SHARED), sampler=FixedOrderSampler)
+        run(methods.memf(strategy=ring, **SHARED), sampler=FixedOrderSampler)
 
 
 def test_what_fits_is_not_refused(monkeypatch):
@@ -115,6 +115,16 @@ def test_a_plan_of_more_rows_than_memory_holds_is_refused(name: str, monkeypatch
     assert f"({name}) looks at every " in str(told.value)
     assert "this machine has 1 GiB free; take at most " in str(told.value)
     Plan(method, sampler, 40)
+
+
+def test_a_name_of_more_rows_than_memory_holds_is_refused(monkeypatch):
+    monkeypatch.setattr(room, "host_memory", lambda: (3200, "this machine"))
+    with pytest.raises(ArgumentError, match=r"\(tree-optimal\) looks at every entry of C, which .* at most 10 steps"):
+        strategy("tree-optimal", 11)
+    assert strategy("tree-optimal", 10).steps == 10
+    with pytest.raises(ArgumentError, match=r"\(tree\) looks at every row, which .* at most 100 steps"):
+        strategy("tree", 101)
+    assert strategy("tree", 100).steps == 100
 
 
 def test_memory_that_nobody_knows_refuses_nothing(monkeypatch):
