@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+pytest.importorskip("rich")
 from dpcore.cli import main
 from tests.end_to_end.test_documentation import blocks
 from tests.unit.cli.test_idx import encode
-
-pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/tried.md").read_text()
