@@ -592,7 +592,25 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("charge the shared columns of a branch alone", "block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:]",
          "block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:, -1:]", "unit/plan/test_plan.py"),
     ],
+    "dpcore/torch/stated.py": [
+        ("say nothing of a stop that results decided", "if not run.stopped_by_results or", "if True or",
+         "unit/torch/test_held_out.py::test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_best_state"),
+    ],
+    "dpcore/torch/hosts/private_loop.py": [
+        ("tell the epsilon of a number of steps that results decided", "spent = {} if private.stopped_by_results else {",
+         "spent = {", "end_to_end/test_hosts_hugging_face.py::test_it_stops_early_and_loads_the_best"),
+    ],
+    "dpcore/stages/strategies/named.py": [
+        ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",
+         "unit/mechanism/test_room.py::test_a_name_of_more_rows_than_memory_holds_is_refused"),
+    ],
+    "dpcore/statement/assumptions.py": [
+        ("forget how sentences were worded", "if found := _ABANDONED.fullmatch(sentence):", "if found := None:",
+         "unit/statement/test_forgery.py::test_sentences_of_before_plurals_still_verify"),
+    ],
     "dpcore/mechanism/vectors.py": [
+        ("allocate what does not fit", "check_vectors(plan, layout, parameters, peers, *host_memory())", "pass",
+         "unit/mechanism/test_room.py"),
         ("rotate the history of parameters the other way", "past.insert(0, past.pop())\n                past[0]",
          "past.append(past.pop(0))\n                past[0]", "papers/test_pmlf.py::test_pmlf_is_its_loop"),
         ("take the parameters of one step earlier", "base = [past[point.lag - 1].reshape(shape)",

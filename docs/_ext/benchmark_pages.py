@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,8 @@ def training(name: str) -> str:
         plain = measured["contestants"]["non-private"]["median_s"]
         cells = [ratio(measured["contestants"].get(each, {})) for each in contestants]
         rows.append([f"{model}, batch {measured['batch_size']}", f"{1000 * plain:.1f} ms", *cells])
-    title = f"### A step over a plain one, {found['threads']} thread(s): {', '.join(found['models'])}"
+    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    title = f"### A step over a plain one, {threads}: {', '.join(found['models'])}"
     return "\n\n".join([title, grid(["model", "plain step", *contestants], rows), source(name, found)])
 
 
@@ -84,6 +86,34 @@ def accounting() -> str:
 def peers() -> str:
     names = sorted(path.stem for path in RECORDED.glob("training_vs_peers_*.json"))
     return "\n\n".join([*(training(name) for name in names), accounting()])
+
+
+def command_line() -> str:
+    """What the command line takes: its first line, a comparison in one and two processes, and threads."""
+    found = recorded("command_line")
+    said, whole = (median(entry[key] for entry in found["first_line"]) for key in ("first_line_s", "whole_s"))
+    rows = [[f"`dpcore {found['train']}`: its first line", duration(said)], ["the whole of it", duration(whole)]]
+    for jobs, times in found["jobs_s"].items():
+        rows.append([f"`dpcore {found['compare']} --jobs {jobs}`", duration(median(times))])
+    head = ["features", "hidden", "batch", "products", "one thread", "two", "ratio", "busy: one", "two", "ratio"]
+    steps = []
+    for quiet, busy in zip(found["threads"], found["threads_while_cores_are_busy"], strict=True):
+        shape = [str(quiet[key]) for key in ("features", "hidden", "batch_size")]
+        times = [
+            text
+            for entry in (quiet, busy)
+            for text in (
+                duration(entry["one_thread_ms"] / 1000),
+                duration(entry["two_threads_ms"] / 1000),
+                f"{entry['two_over_one']:.2f}",
+            )
+        ]
+        steps.append([*shape, f"{quiet['products']:,}", *times])
+    words = (
+        "A private step in one thread and in two, on the quiet machine and with another process on each core. Products "
+        "are parameters times examples; without hidden units the model is logistic regression."
+    )
+    return "\n\n".join([grid(["medians", ""], rows), words, grid(head, steps), source("command_line", found)])
 
 
 def runs() -> Iterator[Any]:

@@ -23,6 +23,7 @@ GENERATORS = {
     "exit-codes": error_reference.exit_codes,
     "peers": benchmark_pages.peers,
     "asv": benchmark_pages.asv_history,
+    "command-line": benchmark_pages.command_line,
 }
 MARKER = re.compile(r"^<!-- generated: ([\w-]+) ?(.*?) -->$", flags=re.MULTILINE)
 

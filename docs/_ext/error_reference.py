@@ -66,7 +66,8 @@ def listed(names: list[str]) -> str:
         for room, sentences in sorted(found[name].items()):
             lines += [f"**{room}**", "", *(f"- {literal(words)}" for words in sentences), ""]
         if others[name]:
-            lines += [f"At {others[name]} more place(s) the sentence is put together when it is said.", ""]
+            places = "1 more place" if others[name] == 1 else f"{others[name]} more places"
+            lines += [f"At {places} the sentence is put together when it is said.", ""]
     return "\n".join(lines)
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.peers import Peers
+from dpcore.mechanism.room import check_vectors
 from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
+from dpcore.spec.free_memory import host_memory
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import UPDATE_RULES, Backend
 from dpcore.stages.queries import Point
@@ -53,6 +55,8 @@ class RunVectors:
     ) -> RunVectors:
         """Make the vectors of a plan, all zero; `separate_square`: a second moment is released with its own noise."""
         method = plan.method
+        if str(getattr(parameters[0], "device", "cpu")) == "cpu":
+            check_vectors(plan, layout, parameters, peers, *host_memory())
         flat = [backend.zeros_like(parameter.reshape(-1)) for parameter in parameters]
         own = flat if peers.shards else [flat[tensor][start:stop] for tensor, start, stop in peers.pieces(layout)]
         projections: dict[int, Any] = {}

@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, as arXiv has it.
+    """A paper, as arXiv has it, or its publisher where arXiv has it not.
 
     Parameters
     ----------
@@ -17,20 +17,23 @@ class Paper:
     authors : tuple of str
         In the paper's order.
     year : int
-        Of its first version on arXiv.
+        Of its first version on arXiv, or of its publication.
     arxiv : str
         Its number there.
+    doi : str
+        Its number with its publisher, where it has none there.
     """
 
     title: str
     authors: tuple[str, ...]
     year: int
-    arxiv: str
+    arxiv: str = ""
+    doi: str = ""
 
     @property
     def url(self) -> str:
         """Where it can be read."""
-        return f"https://arxiv.org/abs/{self.arxiv}"
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else f"https://doi.org/{self.doi}"
 
     def text(self) -> str:
         """Return the citation as one line of plain text."""
@@ -38,7 +41,8 @@ class Paper:
 
     def markdown(self) -> str:
         """Return the citation as the docs have it."""
-        return f"{', '.join(self.authors)}: *{self.title}*, {self.year}, [arXiv {self.arxiv}]({self.url})"
+        number = f"arXiv {self.arxiv}" if self.arxiv else f"doi {self.doi}"
+        return f"{', '.join(self.authors)}: *{self.title}*, {self.year}, [{number}]({self.url})"
 
 
 _DP_SGD = Paper(
@@ -65,6 +69,12 @@ _PMLF = Paper(
     2025,
     "2511.08841",
 )
+_CLIPPING_BIAS = Paper(
+    "A Theory to Instruct Differentially-Private Learning via Clipping Bias Reduction",
+    ("Hanshen Xiao", "Zihang Xiang", "Di Wang", "Srinivas Devadas"),
+    2023,
+    doi="10.1109/SP46215.2023.10179409",
+)
 _SRG = Paper(
     "Optimal Rates for DP-SCO with a Single Epoch and Large Batches",
     ("Christopher A. Choquette-Choo", "Arun Ganesh", "Abhradeep Thakurta"),
@@ -89,7 +99,7 @@ PAPERS: Final[dict[str, tuple[Paper, ...]]] = {
     "doppler": (_DOPPLER,),
     "disk": (_DISK,),
     "pmlf": (_PMLF,),
-    "inner_outer": (_PMLF,),  # its baseline
+    "inner_outer": (_PMLF, _CLIPPING_BIAS),  # the first describes it, as its baseline; the second proposed it
     "memf": (_SRG, _MULTI_EPOCH),
     "srg_memf": (_SRG,),
     "accelerated_srgd": (_SRG,),

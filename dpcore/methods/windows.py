@@ -70,7 +70,7 @@ def inner_outer(
 
     References
     ----------
-    Xiao et al. 2023, as the baseline of DP-PMLF.
+    Xiao, Xiang, Wang and Devadas 2023 (inner-outer momentum), as DP-PMLF describes it, whose baseline it is.
     """
     outer_momentum = decay(outer_momentum=outer_momentum)
     update = Momentum(learning_rate("inner_outer", common), outer_momentum, weight_decay)

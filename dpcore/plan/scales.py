@@ -114,5 +114,5 @@ def check_joint_scale(update: Update, contribution: float, dimension: int) -> No
     if update.second_moment == "joint" and joint_scale(update, contribution) > bound * (1 + 1e-12):
         raise ArgumentError(
             f"joint_scale={joint_scale(update, contribution)!r}: must be at most {bound:.6g} for the clip norm "
-            f"{contribution:g} and {dimension} coordinate(s), or the pair is more sensitive than the gradient"
+            f"{contribution:g} in dimension {dimension}, or the pair is more sensitive than the gradient"
         )

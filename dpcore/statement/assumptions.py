@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
 from dpcore.spec.rounding import ROUNDING_COUNTED, ROUNDING_STATED, rounding
+from dpcore.statement.text import counted
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
@@ -38,6 +40,10 @@ EXACT_KEY = "It holds only if no other run used that key: two runs with one exac
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
+# Before there were plurals.
+_RESUMED = re.compile(r"The run was resumed ([0-9]{1,18}) time\(s\)( from a checkpoint, .*)", re.DOTALL)
+_ABANDONED = re.compile(r"Epsilon counts ([0-9]{1,18}) further step\(s\), which were( released and then abandoned\.)")
+
 
 def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the sentences that belong to these settings, with `abandoned` steps; `ledger` as in `Statement`."""
@@ -50,10 +56,10 @@ def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[st
         said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
     share = rounding(terms)
     if share > ROUNDING_STATED:
-        counted = "is counted in the sensitivity" if share > ROUNDING_COUNTED else "is not counted"
+        share_is = "is counted in the sensitivity" if share > ROUNDING_COUNTED else "is not counted"
         said.append(
             f"Rounding of float64 sums of up to {terms:,} clipped vectors lets one of them move a sum by at most "
-            f"{share:.1e} of the clip norm more; that {counted}."
+            f"{share:.1e} of the clip norm more; that {share_is}."
         )
     if not plan.sampler.keeps_order:
         said.append(SECRET_BATCHES)
@@ -64,15 +70,27 @@ def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[st
     if origin == EXACT:
         said.append(EXACT_KEY)
     if forks:
-        counted = "are counted as far as the ledger knows of them."
-        others = counted if ledger else "are further releases, and are not counted here."
+        known = "are counted as far as the ledger knows of them."
+        others = known if ledger else "are further releases, and are not counted here."
         said.append(
-            f"The run was resumed {forks} time(s) from a checkpoint, under fresh noise; steps that another process "
-            f"took after such a checkpoint {others}"
+            f"The run was resumed {counted(forks, 'time')} from a checkpoint, under fresh noise; steps that another "
+            f"process took after such a checkpoint {others}"
         )
     if abandoned:
-        said.append(f"Epsilon counts {abandoned} further step(s), which were released and then abandoned.")
+        were = "was" if abandoned == 1 else "were"
+        further = counted(abandoned, "further step")
+        said.append(f"Epsilon counts {further}, which {were} released and then abandoned.")
     return tuple(said)
+
+
+def as_now(sentence: str) -> str:
+    """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
+    if found := _RESUMED.match(sentence):
+        return f"The run was resumed {counted(int(found[1]), 'time')}{found[2]}"
+    if found := _ABANDONED.fullmatch(sentence):
+        were = "was" if int(found[1]) == 1 else "were"
+        return f"Epsilon counts {counted(int(found[1]), 'further step')}, which {were}{found[2]}"
+    return sentence
 
 
 def _search(ledger: Mapping[str, Any]) -> str:

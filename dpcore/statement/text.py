@@ -77,7 +77,7 @@ def statement_text(statement: Statement, width: int = 80) -> str:
     if statement.steps_abandoned:
         taken += f", and {statement.steps_abandoned:,} that were abandoned"
         if statement.rows_abandoned:
-            taken += f" on {len(statement.rows_abandoned):,} branch(es)"
+            taken += f" on {counted(len(statement.rows_abandoned), 'branch', 'branches')}"
     known = {name: _stated(value) for name, value in statement.epsilon.items()}
     if statement.epsilon_interval:
         ends = statement.epsilon_interval["lower"], statement.epsilon_interval["upper"]

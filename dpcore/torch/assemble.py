@@ -6,6 +6,7 @@ from typing import Any
 
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import Peers
+from dpcore.mechanism.room import check_vectors
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
@@ -13,6 +14,7 @@ from dpcore.spec.ops import Backend
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
+from dpcore.torch.model.memory import free_memory
 from dpcore.torch.model.per_example import PerExampleGradient
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working
@@ -36,7 +38,11 @@ def assembled(
     microbatch_size: int = 1,
 ) -> tuple[Engine, PrivateLoader, PrivateOptimizer]:
     """Return a run's engine, with a mechanism of these keys, the loader of its batches, and its optimizer."""
-    mechanism = Mechanism(plan, layout_of(working), working.arrays(), backend=backend, keys=keys, peers=peers)
+    layout, parameters = layout_of(working), working.arrays()
+    device = working.parameters[0].device
+    if device.type == "cuda":  # the mechanism asks the machine itself, and knows no devices
+        check_vectors(plan, layout, parameters, peers, *free_memory(device))
+    mechanism = Mechanism(plan, layout, parameters, backend=backend, keys=keys, peers=peers)
     loader = PrivateLoader(source, mechanism)
     engine = Engine(gradient, mechanism, working, microbatch_size)
     engine.views = source.views

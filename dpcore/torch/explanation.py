@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpcore.torch.model.memory import words
+from dpcore.spec.free_memory import words
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class HeldOut:
     -----
     "epsilon" is what was spent so far, and holds for a number of steps that was fixed beforehand. Where results decide
     when to stop, or which state to keep, "epsilon_planned", of all planned steps, holds whatever they decide: the run
-    to the end would have released more.
+    to the end would have released more. Once `stop` is True, the statement of the run says so.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class HeldOut:
         else:
             self._waited += 1
         self.stop = private.any_process(self._patience is not None and self._waited >= self._patience)
+        private.stopped_by_results |= self.stop
         if private.loader.in_first_process:
             spent = {"epsilon": private.epsilon(), "epsilon_planned": private.epsilon(planned=True)}
             told = {**found, **spent, "learning_rate": float(private.optimizer.param_groups[0]["lr"])}

@@ -75,22 +75,24 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def take(self, batch: Any, public: Any = None) -> None:
         """Sum one drawn batch and step: what ``private.step`` calls."""
         self._engine.check_not_swapped("private.step")
-        self._engine.check_public(public)
-        self._settings()  # refused before the sum is paid for
         with self._engine.mechanism.turns.lock:  # a whole step of one thread
             if self._taking:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
-            batch = self._loader.consume(batch)
-            if public is not None and batches.memory(public) & batches.memory((batch, self._loader.data.tree)):
-                raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
             mechanism, self._taking = self._engine.mechanism, True
             number, mechanism.asked = mechanism.step, False
+            # Processes that hold shards gather a model's parameters first, where no answer can be given.
+            begun = not mechanism.peers.shards
             try:
+                self._engine.check_public(public)
+                self._settings()  # refused before the sum is paid for
+                batch, begun = self._loader.consume(batch), True
+                if public is not None and batches.memory(public) & batches.memory((batch, self._loader.data.tree)):
+                    raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
                 self._engine.accumulate(batch, public)
                 self._ready = True
                 self.step()
             except Exception:
-                if not mechanism.asked:  # the others wait for an answer
+                if begun and not mechanism.asked:  # the others wait for an answer
                     with suppress(PrivacyError):  # what failed here says more
                         mechanism.peers.agree(failed=True)
                 raise

@@ -17,6 +17,9 @@ from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.memory import Limit
 from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
 
+# Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
+_FIRST_STEPS = 64
+
 
 class Rehearsal:
     """Steps of a run on batches in the form of `example`, at its model's present parameters."""
@@ -96,4 +99,5 @@ class Rehearsal:
 def fullest(plan: Plan) -> tuple[Point, ...]:
     """Return the points of a step that has most. Windows fill up at first; later the number changes little."""
     query: Any = plan.method.query
-    return max((query.points(step) for step in range(min(plan.steps, query.lags + 8))), key=len)
+    looked_at = {*range(_FIRST_STEPS), *range(query.lags, query.lags + 8), plan.steps - 1}
+    return max((query.points(step) for step in sorted(looked_at) if step < plan.steps), key=len)

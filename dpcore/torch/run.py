@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
@@ -30,6 +26,7 @@ from dpcore.torch.model.functional import whole_state
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.rehearsal import Rehearsal
+from dpcore.torch.stated import stated
 
 
 class PrivateRun:
@@ -43,6 +40,8 @@ class PrivateRun:
         For learning-rate schedulers and checkpoints.
     loader, sampler : PrivateLoader, PrivateSampler
         Yield one epoch of drawn batches per iteration, or their indices, for a loader of your own.
+    stopped_by_results : bool
+        Set it where results decided to stop before the plan's end: statements then say that its epsilon holds.
     """
 
     def __init__(
@@ -59,6 +58,7 @@ class PrivateRun:
         self.optimizer, self.loader, self.sampler = optimizer, loader, loader.sampler
         self._engine, self._rehearsal, self._modes = engine, rehearsal, modes
         self._target_delta, self._caveats = target_delta, caveats
+        self.stopped_by_results = False
 
     def __repr__(self) -> str:
         """Say what is trained how, what was spent of what, and where."""
@@ -209,11 +209,8 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for all that was released so far."""
-        taken = () if self._engine.diagnostics is None else (PRIVATE_DIAGNOSTICS,)
-        statement = self._engine.mechanism.statement(
-            self._delta(delta), caveats=(*self._caveats, *taken), note=note, software={"torch": torch.__version__}
-        )
-        return replace(statement, date=datetime.now(UTC).date().isoformat())
+        asked = self._engine.diagnostics is not None
+        return stated(self, self._engine.mechanism, self._delta(delta), self._caveats, asked, note)
 
     def any_process(self, condition: bool) -> bool:
         """Return whether a condition, a bool that all must give, holds in any process: all may then stop together."""

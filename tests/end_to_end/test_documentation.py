@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -123,7 +125,8 @@ def test_commands_exist_with_their_options(
 
 
 SHOWN = re.compile(
-    r"^    (dpcore (?:epsilon|delta|calibrate) .*)\n((?:(?!    dpcore |```).*\n)*)```text\n((?:(?!```).*\n)*)",
+    r"^    (dpcore (?:epsilon|delta|calibrate|methods)(?: .*)?)\n"
+    r"((?:(?!    dpcore |```).*\n)*)```text\n((?:(?!```).*\n)*)",
     re.MULTILINE,
 )
 OUTPUTS = [(page, line, said) for page in PAGES for line, _, said in SHOWN.findall((ROOT / page).read_text())]
@@ -141,6 +144,34 @@ def test_figures_are_those_that_the_command_prints(
 
 def test_figures_are_found():
     assert len(OUTPUTS) >= 4
+    shown = [line for page, line, _ in OUTPUTS if page == "docs/command-line.md"]
+    assert {"dpcore methods", "dpcore epsilon --opacus tests/golden/opacus-rdp.pt --delta 1e-5"} <= set(shown)
+
+
+def test_the_times_of_the_command_line_are_those_that_were_recorded():
+    found = json.loads((ROOT / "asv_benchmarks/recorded/command_line.json").read_text())
+    page = " ".join((ROOT / "docs/command-line.md").read_text().split())
+    said = median(entry["first_line_s"] for entry in found["first_line"])
+    whole = median(entry["whole_s"] for entry in found["first_line"])
+    assert (
+        f"after {said:.2f} seconds, before it loads PyTorch; two epochs on the digits take {whole:.1f} seconds" in page
+    )
+    one, two = (median(found["jobs_s"][jobs]) for jobs in ("1", "2"))
+    assert (
+        f"{one:.1f} seconds with `--jobs 1` and {two:.1f} with `--jobs 2`: {100 * (1 - two / one):.0f} % less" in page
+    )
+    small, large = ([entry for entry in found["threads"] if (entry["products"] < 2**24) == below] for below in (1, 0))
+    gain = min(small, key=lambda entry: entry["two_over_one"])
+    assert f"gains more than {100 * (1 - gain['two_over_one']):.0f} % of a step by a second thread" in page
+    assert f"({gain['two_threads_ms']:.1f} instead of {gain['one_thread_ms']:.1f} ms)" in page
+    assert f"the smallest loses {100 * (small[0]['two_over_one'] - 1):.0f} %" in page
+    saved = sorted(100 * (1 - entry["two_over_one"]) for entry in large)
+    assert f"the second thread saves {saved[0]:.0f} to {saved[-1]:.0f} %" in page
+    busy = found["threads_while_cores_are_busy"]
+    slower = [[entry["two_over_one"] for entry in busy if (entry["products"] < 2**24) == below] for below in (1, 0)]
+    (least, most), (least_large, most_large) = ((min(ratios), max(ratios)) for ratios in slower)
+    assert f"{least:.1f} to {most:.1f} times as long as one in one thread" in page
+    assert f"above 2^24 products {least_large:.1f} to {most_large:.1f} times" in page
 
 
 def test_a_command_that_is_not_there_is_noticed():

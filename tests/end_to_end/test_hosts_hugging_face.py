@@ -20,6 +20,7 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
+from dpcore.statement.text import format_epsilon
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
@@ -34,7 +35,7 @@ PRIVATE: dict[str, Any] = {
     "target_delta": 1e-3, "key": bytes(range(32)), "exact_key": True, "microbatch_size": 16
 }  # fmt: skip
 ADAM: dict[str, Any] = {"lr": 0.01, "batch_size": 8}
-PUBLIC = {"learning_rate", "epsilon", "delta", "epoch", "step", "train_steps"}
+PUBLIC = {"learning_rate", "epsilon", "epsilon_planned", "delta", "epoch", "step", "train_steps"}
 
 
 def model(dropout: float = 0.1) -> Any:
@@ -108,7 +109,8 @@ def test_it_trains_what_a_plain_loop_trains(tmp_path: Path):
     assert_same(found.model, net)
     assert found.private.epsilon() == run.epsilon()
     assert output.global_step == run.steps_taken == 10
-    assert output.metrics == {"train_steps": 10, "epsilon": run.epsilon(), "delta": 1e-3}
+    spent = {"epsilon": run.epsilon(), "epsilon_planned": run.epsilon(), "delta": 1e-3}
+    assert output.metrics == {"train_steps": 10, **spent}
     assert math.isnan(output.training_loss)
 
 
@@ -205,12 +207,22 @@ def right(prediction: Any) -> dict[str, float]:
 
 def test_it_stops_early_and_loads_the_best(tmp_path: Path):
     found = trainer(
-        tmp_path, eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True,
+        tmp_path, eval_strategy="steps", eval_steps=2, save_steps=2, logging_steps=2, load_best_model_at_end=True,
         greater_is_better=True, metric_for_best_model="loss", lr_scheduler_type="reduce_lr_on_plateau",
         callbacks=[transformers.EarlyStoppingCallback(1), Stop(8)],
     )  # fmt: skip
-    found.train()
+    output = found.train()
     assert found.private.steps_taken < 10
+    # Results decided when to stop, so that the epsilon of the steps taken is no claim.
+    planned = found.private.epsilon(planned=True)
+    assert output.metrics == {"train_steps": found.private.steps_taken, "epsilon_planned": planned, "delta": 1e-3}
+    assert found.private.epsilon() < planned
+    during = [entry for entry in found.state.log_history if "learning_rate" in entry]
+    assert all(entry["epsilon"] < entry["epsilon_planned"] == planned for entry in during)
+    found.create_model_card()
+    assert f"that of all planned steps, {format_epsilon(planned)}" in " ".join(
+        (tmp_path / "README.md").read_text().split()
+    )
     best = type(found.model).from_pretrained(found.state.best_model_checkpoint)
     assert_same(found.model, best)
 

@@ -93,4 +93,5 @@ def test_lightning(tmp_path: Path):
     assert {stat.S_IMODE(file.stat().st_mode) for file in checkpoints} == {0o600}
     (table,) = (tmp_path / "run").rglob("metrics.csv")
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert set(rows[0]) == {"epoch", "step", "epsilon", "accuracy", "lr-PrivateOptimizer"}
+    spent = {"epsilon", "epsilon_planned"}
+    assert set(rows[0]) == {"epoch", "step", "accuracy", "lr-PrivateOptimizer"} | spent

@@ -128,6 +128,20 @@ def test_recorded_figures_are_shown_with_machine_and_commit():
     assert recorded["command"] in page
 
 
+def test_times_of_the_command_line_are_shown():
+    import benchmark_pages
+
+    page = benchmark_pages.command_line()
+    recorded = json.loads((ROOT / "asv_benchmarks/recorded/command_line.json").read_text())
+    for jobs, times in recorded["jobs_s"].items():
+        assert f"--jobs {jobs}` | {benchmark_pages.duration(sorted(times)[1])} |" in page
+    for entry in (*recorded["threads"], *recorded["threads_while_cores_are_busy"]):
+        assert f"| {entry['products']:,} |" in page
+        assert f"| {entry['two_over_one']:.2f} |" in page
+    assert recorded["machine"]["commit"][:7] in page
+    assert recorded["command"] in page
+
+
 def test_versions_are_listed_from_the_newest_on(tmp_path: Path):
     import versions
 

@@ -80,7 +80,12 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
         losses they may be far apart, at worst 0 and 1.
     """
     wanted = np.array([validate.non_negative(epsilons=epsilon) for epsilon in epsilons], dtype=np.float64)
-    return _curve(event, wanted, 0.0)
+    lower, upper = _curve(event, wanted, 0.0)
+    # Delta never rises with epsilon: where rounding leaves the bounds apart, those of the neighbors may be closer.
+    order = np.argsort(wanted, kind="stable")
+    upper[order] = np.minimum.accumulate(upper[order])
+    lower[order] = np.maximum.accumulate(lower[order][::-1])[::-1]
+    return lower, upper
 
 
 def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:

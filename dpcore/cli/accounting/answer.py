@@ -10,12 +10,13 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory
-from dpcore.cli.options import flag, option
+from dpcore.cli.options import flag, option, takes
 from dpcore.cli.output import remarks
 from dpcore.cli.values import one_of
+from dpcore.cli.waiting import tells_if_slow
 from dpcore.errors import PrivacyError
 from dpcore.spec.canonical import plain
-from dpcore.statement.text import format_epsilon
+from dpcore.statement.text import counted, format_epsilon
 
 _Bound = Callable[[Event, float, str], float]
 
@@ -26,6 +27,21 @@ Accountant = Annotated[
     ),
 ]
 AllAccountants = Annotated[bool, flag("--all", "Also show what every other accountant says.")]
+
+
+def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a command take the options of a plan, and say what it computes if that takes long.
+
+    `where` says what makes one bound into many, as ", at every point of the curve".
+    """
+
+    def words(given: dict[str, Any]) -> str:
+        steps = given.get("steps")
+        whose = "a plan" if steps is None else counted(steps, "step")
+        whose = "what Opacus recorded" if given.get("opacus") else whose
+        return f"certified bounds on the privacy loss of {whose}{where}"
+
+    return lambda command: takes(EventOptions)(tells_if_slow(words)(command))
 
 
 def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:

@@ -12,7 +12,7 @@ from dpcore.accounting import Event
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.ledger_left import Spent, spent_of
-from dpcore.cli.options import Json, option, takes
+from dpcore.cli.options import Json, option
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
@@ -21,7 +21,7 @@ from dpcore.statement.text import counted, format_epsilon, format_lower, format_
 UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
 
-@takes(EventOptions)
+@answer.accounts(", for one trial value after another")
 def calibrate(
     epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,

@@ -15,8 +15,9 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
+from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.options import Json, option, picture, takes
+from dpcore.cli.options import Json, option, picture
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.stored import stored
 from dpcore.cli.values import one_of, real
@@ -65,7 +66,7 @@ class Subject:
     unit: str = "steps"
 
 
-@takes(EventOptions)
+@answer.accounts(", at every point of the curve")
 def curve(
     kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
         help="Which curve.")] = "delta",

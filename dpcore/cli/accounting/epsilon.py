@@ -10,14 +10,14 @@ from dpcore.accounting import Event
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import Opacus, OpacusHistory, asked
-from dpcore.cli.options import Json, option, takes
+from dpcore.cli.options import Json, option
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.values import real, reals
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
 
-@takes(EventOptions)
+@answer.accounts()
 def epsilon(
     delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
     accountant: answer.Accountant = None,
@@ -42,7 +42,7 @@ def epsilon(
     _tell(told, lines, interval, plan, event, table, remark, as_json)
 
 
-@takes(EventOptions)
+@answer.accounts()
 def delta(
     epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")],
     accountant: answer.Accountant = None,

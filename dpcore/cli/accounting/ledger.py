@@ -12,6 +12,7 @@ from dpcore.cli.accounting.answer import large_delta
 from dpcore.cli.options import Commands, Json, option
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
+from dpcore.cli.waiting import tells_if_slow
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted
@@ -71,6 +72,7 @@ def create_command(
 
 
 @ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
+@tells_if_slow(lambda _given: "what the runs of the ledger come to together")
 def show_command(
     file: _File,
     delta: Annotated[Any, option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,

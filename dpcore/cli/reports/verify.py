@@ -13,12 +13,14 @@ import typer
 from dpcore.cli.options import Json
 from dpcore.cli.output import results, write_json, write_line
 from dpcore.cli.stored import stored
+from dpcore.cli.waiting import tells_if_slow
 from dpcore.statement.text import counted
 
 if TYPE_CHECKING:
     from dpcore.statement.verify import Finding
 
 
+@tells_if_slow(lambda _given: "every epsilon of the statement, anew")
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     as_json: Json = False,

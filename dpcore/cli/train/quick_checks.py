@@ -8,7 +8,7 @@ from pathlib import Path
 from dpcore import sampling
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.errors import DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.spec.extras import needs
 from dpcore.statement.text import counted, format_number
@@ -41,11 +41,6 @@ def plan_of(settings: Settings, examples: int) -> Plan:
         groups=settings.groups,
     )
     steps = settings.epochs * sampler.steps_per_epoch
-    if settings.window is not None and settings.window > steps:
-        raise ArgumentError(
-            f"window={settings.window:,}: must be at most {steps:,}, the steps of the run, which has no more parameter "
-            "points"
-        )
     return Plan(method, sampler, steps)
 
 

@@ -59,6 +59,11 @@ def check_query(query: Query, steps: int) -> None:
     All steps up to `dpcore.stages.checked_steps.CHECKED_STEPS` are asked for, and the last.
     """
     name = f"query={type(query).__name__}(...)"
+    window = widest_window(query)
+    if window is not None and window > steps:
+        raise ArgumentError(
+            f"window={window:,}: must be at most {steps:,}, the steps of the run, which has no more parameter points"
+        )
     integer(0, **{f"{name}: lags": query.lags})
     for step in checked_steps(steps):
         points: Any = query.points(step)
@@ -96,6 +101,15 @@ class Outer:
     def uses_displacement(self) -> bool:
         """That of the inner query."""
         return self.query.uses_displacement
+
+
+def widest_window(query: Any) -> int | None:
+    """Return the `window` of a query or of one inside of it, None where none has one."""
+    found: list[int] = []
+    while query is not None:
+        found += [query.window] if isinstance(getattr(query, "window", None), int) else []
+        query = getattr(query, "query", None)
+    return max(found, default=None)
 
 
 def combined(points: Iterable[Point]) -> tuple[Point, ...]:

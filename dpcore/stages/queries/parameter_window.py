@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
 from dpcore.spec.validate import Checked, Rules, decay, integer
 from dpcore.stages.queries.base import Outer, Plain, Point, Query, combined, delayed, lags_behind
+
+_LEAST_LOG = -750.0  # e^-750 is 0 in float64, of which the least number is e^-744.4
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class ParameterWindow(Checked, Outer):
 
     def points(self, step: int) -> tuple[Point, ...]:
         """Return at most `window` points (times those of the inner query)."""
-        count = min(self.window, step + 1)
+        # Later weights are 0 in float64, and points of weight 0 are left out: nobody counts a billion of them.
+        alive = 1 if self.beta == 0 else math.ceil(_LEAST_LOG / math.log(self.beta))
+        count = min(self.window, step + 1, alive)
         c = sum(self.beta**j for j in range(count)) if self.normalized else 1.0
         return combined(
             point for j in range(count) for point in delayed(self.query.points(step - j), self.beta**j / c, j)

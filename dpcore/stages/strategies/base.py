@@ -190,7 +190,7 @@ def finite_array(dimensions: int, **values: Any) -> Matrix:
     except (TypeError, ValueError) as cause:
         raise ArgumentTypeError(f"{name}: must be a {dimensions}-dimensional array of real numbers") from cause
     if array.ndim != dimensions or array.size == 0:
-        raise ArgumentError(f"{name}.shape={array.shape}: must have {dimensions} dimension(s), none of them 0")
+        raise ArgumentError(f"{name}.shape={array.shape}: must be {dimensions}-dimensional, with at least one entry")
     if not np.isfinite(array).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise ArgumentError(f"{name}: the entry {array[place]} at {place} must be finite")

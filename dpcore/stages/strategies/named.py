@@ -13,6 +13,7 @@ from dpcore.spec import validate
 from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import Strategy, check_steps
 from dpcore.stages.strategies.dense import from_matrix
+from dpcore.stages.strategies.room import check_rows
 from dpcore.stages.strategies.toeplitz import SquareRoot, banded_inverse_square_root
 from dpcore.stages.strategies.tree import Tree, TreeOptimal
 
@@ -74,6 +75,7 @@ def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, band
     steps = validate.integer(steps=steps, minimum=1)
     if isinstance(name_or_object, str):
         named = NamedStrategy(name_or_object, bands)
+        check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)
         kinds: dict[str, Any] = {"tree": Tree, "tree-optimal": TreeOptimal, "square-root": SquareRoot}
         if named.bands is not None:
             chosen: Any = banded_inverse_square_root(named.bands, steps)

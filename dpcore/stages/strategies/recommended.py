@@ -15,6 +15,7 @@ from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy
 from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.in_blocks import in_blocks
+from dpcore.stages.strategies.room import check_rows
 from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.optimize import optimal
 from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
@@ -153,6 +154,8 @@ class Recommended:
 
 def for_run(strategy: Any, steps: int, period: int, bands: int | None) -> Any:
     """Return the strategy of a run: of one that waits for it, what it is then; None is none."""
+    if strategy is not None:
+        check_rows(strategy.describe()["kind"], steps)
     if isinstance(strategy, Recommended):
         return strategy.of(steps, period, bands)
     return None if strategy is None else strategy.of(steps)

@@ -78,8 +78,9 @@ class Tree(base.Redrawn, base.Settings):
 
     def inverse_row_norms(self, steps: int) -> Matrix:
         """Return the squared row norms of C^{-1}, (steps,): (1 + k) (1 + floor(log2 T)) with 2^k the lowbit."""
-        rows = range(1, base.check_block(steps, self.steps) + 1)
-        return np.array([(1.0 + _trailing_zeros(t)) * nodes_touched(self.steps) for t in rows])
+        t = np.arange(1, base.check_block(steps, self.steps) + 1)
+        # The exponent of a power of two in [1/2, 1) 2^e is one more than its logarithm.
+        return np.frexp((t & -t).astype(np.float64))[1] * float(nodes_touched(self.steps))
 
 
 @dataclass(frozen=True)

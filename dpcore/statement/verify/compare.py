@@ -11,11 +11,11 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
 from dpcore.spec.stream import RNGS
 from dpcore.spec.version import __version__
-from dpcore.statement.assumptions import OWN_SAMPLER
+from dpcore.statement.assumptions import OWN_SAMPLER, as_now
 from dpcore.statement.build import NO_KEY, state
 from dpcore.statement.guarantee import ROUTES
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import format_epsilon, format_lower
+from dpcore.statement.text import counted, format_epsilon, format_lower
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference, is_digest, same
 from dpcore.statement.verify.parts import LISTED, by_parts
 from dpcore.statement.verify.stand_ins import DigestPlan, StatedEvents
@@ -47,10 +47,9 @@ def compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
     yield _field("method", statement.method, derived.method | free, "all its stages are stated")
     clip, noise = statement.clip, dict(statement.noise)
     most = format_epsilon(float(clip["sensitivity"]), 6)
-    words = (
-        f"{clip.get('rule', clip.get('kind'))}, {len(clip['group_norms'])} group(s), one {statement.unit} moves the "
-    )
-    yield _field("clip", clip, derived.clip, f"{words}sum by at most {most}")
+    words = f"{clip.get('rule', clip.get('kind'))}, {counted(len(clip['group_norms']), 'group')}"
+    words = f"{words}, one {statement.unit} moves the sum by at most {most}"
+    yield _field("clip", clip, derived.clip, words)
     if "layout_sha256" in noise:
         text = str(noise.pop("layout_sha256"))
         words = "a digest of names and shapes of the tensors" if is_digest(text) else f"{text!r} is no SHA-256"
@@ -76,7 +75,7 @@ def _randomness(statement: Statement) -> Iterator[Finding]:
     said = statement.randomness
     derived = {name: said[name] for name in ("rng", "key", "forks")}
     derived["cryptographic"] = said["rng"] == "chacha20" and said["key"] != NO_KEY
-    words = f"{said['rng']}, key: {said['key']}, {said['forks']} fork(s)"
+    words = f"{said['rng']}, key: {said['key']}, {counted(said['forks'], 'fork')}"
     yield _field("randomness", said, derived, words)
     problems = {
         ("key", "origin of keys"): said["key"] not in (OPERATING_SYSTEM, CALLER, EXACT, NO_KEY),
@@ -103,14 +102,15 @@ def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
     """Every sentence that must be there is there."""
     # Whose a sampler is, is compared with the sampler: the one that is rebuilt is never the caller's.
     needed = [sentence for sentence in derived.caveats if not sentence.endswith(OWN_SAMPLER[1])]
-    missing = [sentence for sentence in needed if sentence not in statement.caveats]
+    stated = {as_now(sentence) for sentence in statement.caveats}
+    missing = [sentence for sentence in needed if sentence not in stated]
     if missing:
         yield Finding("assumptions", FAILED, f"lacks: {missing[0]}")
     else:
         yield Finding("assumptions", OK, f"all {len(needed)} sentences that these settings need")
-    further = len(set(statement.caveats) - set(needed))
+    further = len(stated - set(needed))
     if further:
-        yield Finding("assumptions", TRUSTED, f"{further} further sentence(s), which no setting asks for")
+        yield Finding("assumptions", TRUSTED, f"{counted(further, 'further sentence')}, which no setting asks for")
 
 
 def _delta(statement: Statement) -> Finding:

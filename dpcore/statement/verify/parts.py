@@ -59,7 +59,8 @@ def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> 
     if isinstance(first, Gaussian) and statement.sampler.get("sampler") == LISTED:
         # An example of a batch that is not empty takes part once in every cycle, and once in a step at most.
         possible = steps // statement.sampler["steps_per_epoch"] <= first.count * times <= steps
-        return None if possible else f"counts an example {first.count * times} time(s) in {steps:,} steps"
+        often = "once" if first.count * times == 1 else f"{first.count * times} times"
+        return None if possible else f"counts an example {often} in {steps:,} steps"
     return None
 
 

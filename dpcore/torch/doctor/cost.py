@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dpcore.errors import DeltaWarning, TrainingWarning
+from dpcore.spec.free_memory import words
 from dpcore.torch.doctor.finding import Finding, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.model.memory import words
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
 
 _OF_DRAWING = ("max_batch_size", "groups")

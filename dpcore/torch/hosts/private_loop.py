@@ -148,7 +148,10 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
                 break
         self.control = handler.on_epoch_end(self.args, self.state, self.control)
         self._log_evaluate_save(private, trial, told, self._get_learning_rate())
-        return stop or private.any_process(self.control.should_training_stop)
+        asked = private.any_process(self.control.should_training_stop)
+        # A callback has seen the evaluations; the end of a budget follows from what was charged.
+        private.stopped_by_results = asked and private.steps_taken < private.plan.steps
+        return stop or asked
 
     def _log_evaluate_save(self, private: PrivateRun, trial: Any, told: list[str] | None, rate: float) -> None:
         """Do what the callbacks asked for, in Trainer's order."""
@@ -164,11 +167,16 @@ class PrivateLoop(Trainer):  # type: ignore[misc]
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _spent(self, private: PrivateRun) -> dict[str, float]:
-        """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs."""
+        """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs.
+
+        "epsilon" is of the steps so far, and holds for a number of them that was fixed beforehand. After a stop that
+        somebody asked for, who had seen results, it is not told: what holds is "epsilon_planned".
+        """
         delta = self._chosen.get("target_delta")
         if delta is None or not self.is_world_process_zero():
             return {}
-        return {"epsilon": private.epsilon(), "delta": delta}
+        spent = {} if private.stopped_by_results else {"epsilon": private.epsilon()}
+        return {**spent, "epsilon_planned": private.epsilon(planned=True), "delta": delta}
 
     def _finish(self, private: PrivateRun) -> TrainOutput:
         """Leave the method's output, or the best checkpoint, in the model, and end the run's account."""

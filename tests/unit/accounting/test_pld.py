@@ -17,7 +17,16 @@ from dpcore.accounting import Adjacency, Composed, Event, Gaussian, Interval, No
 from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import Phases, PoissonStep, WithoutReplacementStep
-from dpcore.accounting.pld import curve, delta_interval, discretize, epsilon_interval, intervals, loss, losses
+from dpcore.accounting.pld import (
+    curve,
+    delta_interval,
+    discretize,
+    epsilon_interval,
+    intervals,
+    loss,
+    losses,
+    tradeoff,
+)
 from dpcore.accounting.renyi.rdp import RdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
@@ -179,6 +188,18 @@ def test_curve_agrees_with_single_deltas() -> None:
         assert lower[k] <= single.upper
         assert upper[k] >= single.lower
         assert upper[k] - lower[k] <= 0.02 * upper[k]
+
+
+def test_the_bounds_of_a_curve_never_rise_with_epsilon(monkeypatch) -> None:
+    """As delta does not: at 10^9 steps rounding leaves them apart, and those of a neighbor may be the closer ones."""
+    found = np.array([1e-9, 0.4, 1e-7, 0.01]), np.array([1e-5, 0.5, 1e-4, 0.6])
+    monkeypatch.setattr(tradeoff, "_curve", lambda *_: found)
+    lower, upper = curve(PoissonSampledGaussian(1e-4, 3.0, 10**9), [7.0, 0.0, 5.0, 2.0])
+    assert lower.tolist() == [1e-9, 0.4, 1e-7, 0.01]
+    assert upper.tolist() == [1e-5, 0.5, 1e-4, 0.5]
+    found = np.array([1e-7, 0.4, 1e-9, 1e-9]), np.array([1e-5, 0.5, 1e-4, 0.1])
+    lower, _ = curve(PoissonSampledGaussian(1e-4, 3.0, 10**9), [7.0, 0.0, 5.0, 2.0])
+    assert lower.tolist() == [1e-7, 0.4, 1e-7, 1e-7]
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(1e-5, 0.6, 10_000), (1e-6, 0.8, 100_000), (1e-5, 1.0, 10_000)])

@@ -18,8 +18,10 @@ def test_every_method_has_a_paper_that_can_be_found():
     assert list(PAPERS) == list(METHODS)
     for papers in PAPERS.values():
         for paper in papers:
-            assert re.fullmatch(r"\d{4}\.\d{5}", paper.arxiv)
-            assert paper.arxiv.startswith(str(paper.year)[2:])
+            assert bool(paper.arxiv) != bool(paper.doi)
+            assert re.fullmatch(r"\d{4}\.\d{5}|", paper.arxiv)
+            assert re.fullmatch(r"10\.\d{4,}/\S+|", paper.doi)
+            assert not paper.arxiv or paper.arxiv.startswith(str(paper.year)[2:])
             assert paper.authors
             assert paper.url in paper.text()
 

@@ -187,8 +187,8 @@ STRATEGIES: Calls = [
             (bad((2, 0), math.nan), "nan at (2, 0) must be finite"),
             (bad((2, 0), math.inf), "must be finite"),
             (np.ones((3, 4)), "must be square, ... such as (3, 3)"),
-            (np.ones((0, 0)), "none of them 0"),
-            (np.ones((2, 2, 2)), "must have 2 dimension"),
+            (np.ones((0, 0)), "at least one entry"),
+            (np.ones((2, 2, 2)), "must be 2-dimensional"),
         )
     ),
     (lambda: BandedToeplitz((1e200, 1e200)), "column norm inf is out of range"),

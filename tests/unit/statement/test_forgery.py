@@ -282,7 +282,7 @@ def test_how_many_examples_an_own_sampler_draws_is_said_to_be_on_trust() -> None
 def test_a_list_of_batches_counts_every_cycle_and_is_not_sampled() -> None:
     statement = plain(FixedBatches([[0, 1], [2, 3]]))
     few = Gaussian(1.2, 1, "zero-out")  # type: ignore[arg-type]
-    assert any("counts an example 1 time(s) in 11 steps" in words for words in failed(forged(statement, few)))
+    assert any("counts an example once in 11 steps" in words for words in failed(forged(statement, few)))
     sampled = PoissonSampledGaussian(0.01, 1.2, 11)
     assert any("is sampled, Poisson" in words for words in failed(forged(statement, sampled)))
     left = plain(FixedBatches([[0, 1], [2, 3]]), abandoned=3)
@@ -369,10 +369,36 @@ def test_users_that_cannot_be(place: str, value: Any) -> None:
     assert failed(forged(statement, **{place: value}))
 
 
+@pytest.mark.parametrize(("forks", "abandoned"), [(1, 1), (2, 3), (1438, 0), (0, 0)])
+def test_sentences_of_before_plurals_still_verify(forks: int, abandoned: int) -> None:
+    """A stored statement is hashed with its words, which were "time(s)" and "step(s)" at first."""
+    statement = state(Plan(methods.dp_sgd(**COMMON), POISSON, 22), 1e-5, steps_taken=20, abandoned=abandoned,
+        keys=Provenance(forks=forks), backend="numpy")  # fmt: skip
+    assert holds(verify(statement.to_dict()))
+    assert not any("(s)" in sentence for sentence in statement.caveats)
+    said = (
+        ("resumed 1 time ", "resumed 1 time(s) "), ("resumed 2 times ", "resumed 2 time(s) "),
+        ("resumed 1,438 times ", "resumed 1438 time(s) "),
+        ("1 further step, which was ", "1 further step(s), which were "),
+        ("3 further steps, which were ", "3 further step(s), which were "),
+    )  # fmt: skip
+    before = statement.caveats
+    for now, once in said:
+        before = tuple(sentence.replace(now, once) for sentence in before)
+    assert sum("(s)" in sentence for sentence in before) == bool(forks) + bool(abandoned)
+    older = replace(statement, caveats=before)
+    findings = verify(json.loads(older.to_json()))
+    assert holds(findings)
+    assert not any("further sentence" in finding.words for finding in findings)
+    # Another number than the one that is stated is no sentence of these settings.
+    other = tuple(sentence.replace("resumed 1 time(s)", "resumed 7 time(s)") for sentence in before)
+    assert holds(verify(replace(statement, caveats=other).to_dict())) is (forks != 1)
+
+
 def test_sentences_of_the_writers_own_are_taken_on_trust() -> None:
     findings = verify(plain(caveats=("Mine.", "Mine too.")))
     assert holds(findings)
-    assert ("trusted", "2 further sentence(s), which no setting asks for") in {(f.status, f.words) for f in findings}
+    assert ("trusted", "2 further sentences, which no setting asks for") in {(f.status, f.words) for f in findings}
     assert not any("further sentence" in finding.words for finding in verify(plain()))
 
 

@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.statement.text import format_epsilon
+from dpcore.statement.verify import holds, verify
 from dpcore.torch import HeldOut, find_learning_rate
 from tests.refused import refused
 from tests.unit.torch_runs import DATA, finish, model, sgd, start, values
@@ -88,6 +90,15 @@ def test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_be
     assert len(states) == 4
     best = torch.cat([value.flatten() for value in (held_out.best_state or {}).values()])
     assert torch.equal(best, states[1])
+    note = run.statement().note
+    total = run.plan.steps
+    assert total > 4
+    assert note.startswith(f"Results decided to stop after 4 of {total} planned steps: ")
+    assert f"that of all planned steps, {format_epsilon(run.epsilon(planned=True))}, " in note
+    assert run.statement(note="Mine.").note == f"Mine. {note}"
+    assert holds(verify(run.statement().to_dict()))
+    finish(run)  # goes on all the same: then both are one
+    assert run.statement().note == ""
     run, found = start(model()), iter([3.0, 2.0, 1.0])
     held_out = HeldOut(run, HELD, {"loss": lambda output, labels: next(found)}, patience=1, larger_is_better=False)
     assert not any((held_out.evaluate(), held_out.stop)[1] for _ in range(3))

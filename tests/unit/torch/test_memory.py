@@ -15,6 +15,7 @@ from torch import nn
 import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
+from dpcore.spec import free_memory
 from dpcore.torch.model import memory
 from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
@@ -30,7 +31,7 @@ def test_memory_sizes() -> None:
     for bad in ("lots", "1 GiBs", "", 0, -1, "0 GB", 1.5, True):
         with pytest.raises((ArgumentError, ArgumentTypeError), match="max_memory="):
             memory.parse_memory(bad)
-    assert [memory.words(n) for n in (5, 2048, 3.5 * MIB, 2**34, 2**50)] == [
+    assert [free_memory.words(n) for n in (5, 2048, 3.5 * MIB, 2**34, 2**50)] == [
         "5 B",
         "2 KiB",
         "3.5 MiB",
@@ -45,7 +46,7 @@ def test_the_default_is_half_of_what_the_tightest_bound_leaves(monkeypatch: pyte
         ([(6000, "this machine"), (0, "this process's RLIMIT_AS")], 1),
         ([], memory.UNKNOWN),
     ):
-        monkeypatch.setattr(memory, "_bounds", lambda found=bounds: iter(found))
+        monkeypatch.setattr(free_memory, "_bounds", lambda found=bounds: iter(found))
         limit = memory.limit_of(None, CPU)
         assert limit.bytes == want
     monkeypatch.undo()
@@ -59,7 +60,7 @@ def test_control_groups_of_both_versions_and_all_their_parents(tmp_path: Path) -
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    assert list(memory._control_groups(tmp_path)) == []
+    assert list(free_memory._control_groups(tmp_path)) == []
     write("proc/self/cgroup", "4:cpu:/x\n3:memory:/old/one\n0::/new/one\n")
     for name, value in (("memory.max", "max"), ("memory.current", "10")):
         write(f"sys/fs/cgroup/new/one/{name}", value)
@@ -72,9 +73,9 @@ def test_control_groups_of_both_versions_and_all_their_parents(tmp_path: Path) -
     write("sys/fs/cgroup/memory/old/one/memory.limit_in_bytes", "900")
     write("sys/fs/cgroup/memory/old/one/memory.usage_in_bytes", "1000")
     write("sys/fs/cgroup/memory/old/one/memory.stat", "inactive_file 9\ntotal_inactive_file 70\n")
-    assert [left for left in memory._control_groups(tmp_path) if left is not None] == [0, 350]
+    assert [left for left in free_memory._control_groups(tmp_path) if left is not None] == [0, 350]
     write("sys/fs/cgroup/memory/old/one/memory.usage_in_bytes", "600")
-    assert [left for left in memory._control_groups(tmp_path) if left is not None] == [309, 350]
+    assert [left for left in free_memory._control_groups(tmp_path) if left is not None] == [309, 350]
 
 
 def test_tensors_and_arrays_count_as_long_as_they_live_together() -> None:
@@ -230,3 +231,12 @@ def test_other_errors_are_not_taken_for_it() -> None:
             run.step(next(iter(run.loader)))
     assert run.microbatch_size == 8
     assert len(DATA[0]) == 30
+
+
+def test_a_window_that_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpcore.mechanism import vectors
+
+    monkeypatch.setattr(vectors, "host_memory", lambda: (MIB, "this machine"))
+    method = dpcore.methods.pmlf(lr=0.1, window=1000, noise_multiplier=1.0, batch_size=8)
+    with pytest.raises(ArgumentError, match=r"window=1,000: keeps 999 vectors of 20,004 .*MiB free; take a window of"):
+        start(nn.Sequential(nn.Linear(5, 2000), nn.Linear(2000, 4)), method, steps=1000, epochs=None)

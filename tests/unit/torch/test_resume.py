@@ -163,7 +163,7 @@ def test_abandoned_steps_stay_counted(sampling: str) -> None:
     assert run.epsilon() == min(spent.values()) > run.plan.epsilon(1e-5, steps=2)
     assert {name: run.epsilon(accountant=name) for name in spent} == spent
     assert run.statement().epsilon == spent
-    assert any("3 further step(s)" in caveat for caveat in run.statement().caveats)
+    assert any("3 further steps" in caveat for caveat in run.statement().caveats)
 
 
 def test_going_back_twice() -> None:

@@ -155,7 +155,7 @@ def lower_bound(workload: Workload | int, *, epochs: int = 1, largest: bool = Fa
     bound = squared_bound(workload, epochs, largest=largest, tolerance=tolerance)
     if bound <= 0:
         raise ArgumentError(
-            f"workload of {workload.steps} steps in {epochs} epoch(s): must have at most {MOST_DENSE} in one epoch or "
+            f"workload of {workload.steps} steps with epochs={epochs}: must have at most {MOST_DENSE} in one epoch or "
             f"{MOST_EPOCHS} in several, or be prefix sums in one epoch"
         )
     return math.sqrt(bound)
