@@ -64,12 +64,16 @@ _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
 _MOST_ROWS = 2048  # of correlated noise, after which a run begins anew: all N_u so far are kept
 _NUMBERS = 3e7  # that these may have together
+_LEAST_NOISE = 1e-3  # below it, what 16-bit models round may look like a wrong sum
 _BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, which is refuted at 1
 _ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
 
 
 def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
-    """Audit the run in half of the time that is left, and say what was found."""
+    """Audit the run in half of the time that is left, and say what was found.
+
+    Some canaries are the user's examples, and which ones depends on their gradients: every number tells of the data.
+    """
     result = audit_run(subject, confidence, seconds=max(subject.left / 2, 0.5))
     details = result.to_dict()
     if result.flagged:
@@ -77,6 +81,7 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
             "audit",
             " ".join([result.told, *result.findings]),
             "the run is not what its plan says: look for what replaces or wraps its step",
+            private=True,
             details=details,
         )
     elif not result.decided:
@@ -84,10 +89,11 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
             "audit",
             f"{result.told} Too few steps to tell planned noise from half of it.",
             "give more seconds",
+            private=True,
             details=details,
         )
     else:
-        yield ok("audit", result.told, details=details)
+        yield ok("audit", result.told, private=True, details=details)
 
 
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudit:
@@ -218,6 +224,12 @@ def _check(plan: Plan) -> None:
     """Say what claims nothing."""
     if not plan.noise_standard_deviation():
         raise NotTried("the plan has no noise, and claims nothing.", "give the method a noise multiplier")
+    if plan.noise_multiplier < _LEAST_NOISE:
+        raise NotTried(
+            f"the noise multiplier {plan.noise_multiplier:.3g} claims next to nothing, and rounding is not small beside "
+            "its noise.",
+            f"audit with {_LEAST_NOISE} at least",
+        )
     if not math.isfinite(plan.event.noise_multiplier if hasattr(plan.event, "noise_multiplier") else 1.0):
         raise NotTried("the plan claims nothing.")
 

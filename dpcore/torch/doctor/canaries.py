@@ -101,7 +101,7 @@ def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1) -> Floats:
     for point in mechanism.points():
         values = engine._point(mechanism.at(engine.working.arrays(), point))
         one_by_one = gradient.explicit["one-by-one"].one_by_one
-        rows = gradient.guarded(lambda: list(one_by_one(values, batch)), TRIAL, synthetic=True)  # noqa: B023
+        rows = gradient.guarded(lambda: list(one_by_one(values, batch)), TRIAL, synthetic=False)  # noqa: B023
         found = np.stack([np.concatenate([g.reshape(-1).double().cpu().numpy() for g in row]) for row in rows])
         total = total + float(point.weight) * found
     total = total * scale_of(run) * each

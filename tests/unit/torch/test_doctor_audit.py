@@ -151,12 +151,16 @@ def test_points_clipped_one_by_one_are_refuted(monkeypatch):
 def test_dropout_is_off_for_the_canaries():
     finding = audited("dp_sgd", mlp(nn.Dropout(0.5)), seconds=6.0)
     assert finding.status in ("ok", "remark")
+    assert finding.private
 
 
 def test_what_canaries_cannot_show_is_said():
     finding = audited(methods.dp_sgd(lr=0.1, noise_multiplier=0.0, batch_size=6))
     assert finding.status == "not tried"
     assert "no noise" in finding.sentence
+    finding = audited(methods.dp_sgd(lr=0.1, noise_multiplier=1e-5, batch_size=6))
+    assert finding.status == "not tried"
+    assert "rounding is not small" in finding.sentence
 
 
 def test_a_run_under_correlated_noise_begins_anew_where_its_noise_would_not_fit(monkeypatch):
