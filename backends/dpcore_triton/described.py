@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
 from torch import Tensor
 
-_DTYPE, _DEVICE = attrgetter("dtype"), attrgetter("device")
+from dpcore_triton.launch import current_stream
+
+_DTYPE = attrgetter("dtype")
 
 
 def places(tensors: Sequence[Tensor]) -> Hashable:
@@ -19,16 +21,18 @@ def places(tensors: Sequence[Tensor]) -> Hashable:
     try:
         strides = None if all(map(Tensor.is_contiguous, tensors)) else tuple(map(Tensor.stride, tensors))
         found = tuple(map(Tensor.data_ptr, tensors)), tuple(map(Tensor.size, tensors)), strides
+        # Of a CPU it is -1, and it makes no object, as `device` does. What is on no device has no address either.
+        devices = set(map(Tensor.get_device, tensors))
     except TypeError:
         return None
-    return *found, _shared(map(_DTYPE, tensors)), _shared(map(_DEVICE, tensors))
+    device = devices.pop() if len(devices) == 1 else tuple(map(Tensor.get_device, tensors))
+    return *found, tuple(map(_DTYPE, tensors)), device
 
 
-def _shared(values: Iterable[Hashable]) -> Hashable:
-    """Return the one value that all have, or all values."""
-    every = tuple(values)
-    different = set(every)
-    return different.pop() if len(different) == 1 else every
+def described(tensors: Sequence[Tensor], *others: Hashable) -> Hashable:
+    """Return a key of tensors and of what else is given, on the present stream; None where one is no tensor."""
+    found = places(tensors) if tensors else None
+    return None if found is None else (found, others, current_stream(tensors[0].device))
 
 
 def present(vectors: Sequence[Tensor | None] | None) -> list[Tensor]:
@@ -37,9 +41,9 @@ def present(vectors: Sequence[Tensor | None] | None) -> list[Tensor]:
 
 
 def pattern(vectors: Sequence[Tensor | None] | None) -> Hashable:
-    """Return which of them are there."""
-    there = tuple([vector is not None for vector in vectors or ()])
-    return there if any(there) else False
+    """Return how many they are, and which of them are there."""
+    there = None if vectors is None else tuple([vector is not None for vector in vectors])
+    return there if there is None or any(there) else len(there)
 
 
 def address(vector: Tensor | None) -> int:

@@ -108,6 +108,8 @@ def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
 def float32_only(**lists: Sequence[Any]) -> None:
     """Refuse float64, which the kernels compute with only where float32 would lose digits."""
     for name, tensors in lists.items():
+        if {getattr(tensor, "dtype", None) for tensor in tensors} == {torch.float32}:
+            continue
         for index, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 kind = type(tensor).__name__
@@ -121,16 +123,6 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy a small array to `device` without waiting for it: CUDA stages pageable memory before the call returns."""
     with _unseen():
         return torch.from_numpy(values).to(device, non_blocking=True)
-
-
-@contextmanager
-def written_back(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Lend contiguous stand-ins of tensors that a kernel changes in place, and copy them back where they are copies."""
-    lent = [tensor.detach().contiguous() for tensor in tensors]
-    yield lent
-    for tensor, stand_in in zip(tensors, lent, strict=True):
-        if stand_in.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(stand_in)
 
 
 # Tables and numbers that are kept: a step of a model whose layers are clipped one by one takes several for each layer.
