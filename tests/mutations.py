@@ -270,6 +270,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("lose the powers of two that were taken off", "np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])", "weights * e.unit",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
     ],
+    "dpcore/torch/parameter_views.py": [
+        ("round what nobody changed", "torch.where(own.to(new.dtype) == new, own, new, out=own)", "own.copy_(new)",
+         "unit/torch/test_parameter_views.py"),
+        ("miss what the user did to 16-bit parameters", "torch.where(own.to(new.dtype) == new, own, new, out=own)", "torch.where(own == own, own, new, out=own)",
+         "unit/torch/test_parameter_views.py"),
+        ("take zeros for the first values of a copy", 'float("nan"), dtype', "0.0, dtype", "unit/torch/test_parameter_views.py"),
+    ],
     "dpcore/spec/memory.py": [
         ("let one element be shared, at the quick look", "return not (starts[1:] < before).any()", "return not (starts[1:] + 8 < before).any()",
          "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
