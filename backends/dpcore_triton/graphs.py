@@ -165,7 +165,7 @@ def described(value: Any) -> Hashable:
 def _described_each(values: Sequence[Any]) -> Hashable:
     """Return the same of each value: of hundreds of one kind, attribute by attribute."""
     kinds = set(map(type, values))
-    kind = kinds.pop() if len(kinds) == 1 else object
+    kind: Any = kinds.pop() if len(kinds) == 1 else object
     if issubclass(kind, torch.Tensor):
         return "each", places(values)
     if issubclass(kind, _PLAIN):

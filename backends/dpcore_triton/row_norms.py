@@ -27,7 +27,7 @@ class Norms(NamedTuple):
     row_of: Tensor
     parts: int
     groups: Tensor  # of the second
-    count: int
+    group_count: int
 
 
 _kept = Kept[Norms](64)
@@ -64,7 +64,7 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
             _kept.put(key, made)
     examples, device = rows[0].shape[0], made.device
     partial = torch.empty((examples, made.parts), dtype=torch.float64, device=device)
-    norms = torch.empty((made.count, examples), dtype=torch.float64, device=device)
+    norms = torch.empty((made.group_count, examples), dtype=torch.float64, device=device)
     shape = {"ROWS": ROWS, "COLUMNS": COLUMNS}
     programs = -(-examples // ROWS)
     # One axis: the others of a grid end at 65,535, which a large full batch would pass.
@@ -72,7 +72,17 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
         _squares_kernel, (made.parts * programs,), device, made.rows, made.row_of, partial, examples,
         SCALED=bool(given), **shape,
     )  # fmt: skip
-    launch(_norms_kernel, (made.count * programs,), device, made.groups, partial, norms, examples, made.parts, **shape)
+    launch(
+        _norms_kernel,
+        (made.group_count * programs,),
+        device,
+        made.groups,
+        partial,
+        norms,
+        examples,
+        made.parts,
+        **shape,
+    )
     return norms
 
 

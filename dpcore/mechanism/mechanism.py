@@ -68,8 +68,7 @@ class Mechanism(DrawnBatches):
         blocks : sequence of `Block` or (B, d_l) arrays
             One for each tensor, of its dtype; B is the same for all and may be 0.
         """
-        if len(blocks) != len(self.vectors.totals):
-            count = len(self.vectors.totals)
+        if len(blocks) != (count := len(self.vectors.totals)):
             raise ArgumentError(f"len(blocks)={len(blocks)}: must be {count}, one block for each tensor")
         checked = as_rows(blocks, self.layout.sizes) or as_blocks(blocks, self.layout.sizes)
         with self.turns.alone("add"):

@@ -156,7 +156,7 @@ class _Wide:
         # NaN is no number's cast: the first look takes every element.
         device = next(iter(values.values())).device
         self._memory = torch.full((sum(sizes),), float("nan"), dtype=torch.float32, device=device)
-        parts = zip(values.items(), self._memory.split(sizes), strict=True)
+        parts = zip(values.items(), torch.split(self._memory, sizes), strict=True)
         self.tensors = {name: part.view(value.shape) for (name, value), part in parts}
 
     def take_up(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -167,7 +167,7 @@ class _Wide:
         """
         flat = [values[name].reshape(-1) for name in self.tensors]
         now = torch.cat(flat) if len(flat) > 1 else flat[0]
-        for own, new in zip(self._memory.split(TOGETHER), now.split(TOGETHER), strict=True):
+        for own, new in zip(torch.split(self._memory, TOGETHER), torch.split(now, TOGETHER), strict=True):
             torch.where(own.to(new.dtype) == new, own, new, out=own)
 
 

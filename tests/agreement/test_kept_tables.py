@@ -67,8 +67,10 @@ def test_what_was_taken_once_is_no_excuse_for_other_arguments() -> None:
     weights = dpcore_triton.from_numpy(np.ones(ROWS, np.float32))
     out = [dpcore_triton.from_numpy(np.zeros(size)) for size in (4, 2)]
     for _ in range(2):
-        dpcore_triton.group_norms(blocks, [0, 1], [None, None])
-        dpcore_triton.weighted_sum(blocks, [weights] * 2, out, [None, None])
+        dpcore_triton.row_norms(blocks)
+        for scale in (None, [None, None]):
+            dpcore_triton.group_norms(blocks, [0, 1], scale)
+            dpcore_triton.weighted_sum(blocks, [weights] * 2, out, scale)
         for groups in ([0, True], [0, 1.0], [0], [0, 2], [0, -1], ["a", "b"]):
             refused((ArgumentError, ArgumentTypeError), "must", dpcore_triton.group_norms, blocks, groups)
         refused(ArgumentError, r"len\(scale\)=1", dpcore_triton.group_norms, blocks, [0, 1], [None])
