@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 # A capture waits for the device and empties torch's cache: there are so many, and one more for each so many replays.
 FREE_CAPTURES, WORTH = 16, 16
+_EXACT = (int, str, bytes, type(None))  # of one of these kinds, equal values are the same
 _PLAIN = (str, bytes, int, float, np.generic, type(None))
 
 
@@ -168,6 +169,8 @@ def _described_each(values: Sequence[Any]) -> Hashable:
     kind: Any = kinds.pop() if len(kinds) == 1 else object
     if issubclass(kind, torch.Tensor):
         return "each", places(values)
+    if kind in _EXACT:
+        return "each", kind, tuple(values)
     if issubclass(kind, _PLAIN):
         return "each", kind, tuple(map(repr, values))
     if hasattr(kind, "__dataclass_fields__"):
