@@ -260,8 +260,8 @@ def step_terms(
             "given": lambda: (slot.square, np.abs(slot.square).astype(np.float64)),
         }[square]()
     x_terms, moment_terms = update_terms(rule, slot.parameter, y, y_terms, slot.moments, settings, number, h, h_terms)
-    return replace(
-        slot, parameter=x_terms, filter_state=tuple(state_terms), moments=tuple(moment_terms),
+    return slot._replace(
+        parameter=x_terms, filter_state=tuple(state_terms), moments=tuple(moment_terms),
         displacement=None if slot.displacement is None else x_terms,
         noise_state=tuple(np.abs(vector).astype(np.float64) for vector in noise_terms),
     )  # fmt: skip
