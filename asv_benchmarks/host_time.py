@@ -1,6 +1,6 @@
 """Host time of a private step outside of the model: `Mechanism.add` twice and `release`, with the kernels taken out.
 
-    python asv_benchmarks/host_time.py --output asv_benchmarks/recorded/host_time.json
+    python asv_benchmarks/host_time.py --output host_time.json
 
 Triton backend, Adam, tensors on the CPU, every launch of dpcore_triton replaced by nothing. So it is what Python does
 between launches; what Triton and CUDA take for a launch is not in it. The sums are cleared by torch, tensor by tensor
