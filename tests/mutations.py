@@ -54,12 +54,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_triton/graphs.py": [
         ("replay a step with the numbers of the one before", "graph.numbers.copy_(numbers, non_blocking=True)",
          "graph.replays or graph.numbers.copy_(numbers, non_blocking=True)", "agreement/test_graphs.py"),
-        ("take tensors of other strides for the recorded ones", "value.shape, value.stride(), value.dtype",
-         "value.numel(), value.dtype", "agreement/test_graphs.py"),
         ("forget the numbers among a recording's arguments", "return repr(value)", "return type(value)",
          "agreement/test_graphs.py"),
         ("replay a step under another key", "graph, device = self._graph(planned.key),", "graph, device = self._graph(planned.launches),",
          "agreement/test_graphs.py"),
+    ],
+    "backends/dpcore_triton/described.py": [
+        ("take tensors of other strides for the recorded ones", "tuple(map(Tensor.size, tensors)), strides",
+         "tuple(map(Tensor.numel, tensors))", "agreement/test_graphs.py"),
+        ("take tensors with gaps for those without", "tuple(map(Tensor.size, tensors)), strides", "tuple(map(Tensor.size, tensors))",
+         "agreement/test_kept_tables.py"),
+        ("take tensors of other dtypes for the kept ones", "tuple(map(_DTYPE, tensors)), device", "device", "agreement/test_kept_tables.py"),
     ],
     "backends/dpcore_triton/step.py": [
         ("take tensors elsewhere for those of the step before", "key = (described, groups, shape,", "key = (len(described), groups, shape,",
@@ -265,7 +270,18 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("lose the powers of two that were taken off", "np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])", "weights * e.unit",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
     ],
+    "dpcore/torch/parameter_views.py": [
+        ("round what nobody changed", "torch.where(own.to(new.dtype) == new, own, new, out=own)", "own.copy_(new)",
+         "unit/torch/test_parameter_views.py"),
+        ("miss what the user did to 16-bit parameters", "torch.where(own.to(new.dtype) == new, own, new, out=own)", "torch.where(own == own, own, new, out=own)",
+         "unit/torch/test_parameter_views.py"),
+        ("take zeros for the first values of a copy", 'float("nan"), dtype', "0.0, dtype", "unit/torch/test_parameter_views.py"),
+    ],
     "dpcore/spec/memory.py": [
+        ("let one element be shared, at the quick look", "return not (starts[1:] < before).any()", "return not (starts[1:] + 8 < before).any()",
+         "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
+        ("look at changed arrays alone, at the quick look", "np.where(is_changed[1:], *(", "np.where(False, *(",
+         "unit/spec/test_quick_checks.py"),
         ("let one element be shared", "if start < end:", "if start + 8 < end:", "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
         ("look at changed arrays alone", "end, other = (any_end, any_name) if is_changed", "end, other = (changed_end, changed_name) if is_changed",
          "agreement/test_bad_input.py::test_what_is_changed_in_place_shares_no_memory"),
@@ -685,6 +701,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return (low <= LANES) & (high", "agreement/test_ops_step.py agreement/test_ops_stream.py"),
     ],
     "backends/dpcore_triton/row_norms.py": [
+        ("take the tables of other groups", "None if groups is None else tuple(groups), pattern(scale)", "groups is None, pattern(scale)",
+         "agreement/test_kept_tables.py"),
+        ("keep where copies lie", "if key is not None and not lent:", "if key is not None:", "agreement/test_kept_tables.py"),
         ("add the parts of the group before, in the kernel", "stop = start + tl.load(firsts + group * 2 + 1)",
          "stop = start + tl.load(firsts + 1)", "agreement/test_ops_clip.py::test_norms_agree"),
         ("leave the scale out of the norms, in the kernel", "values *= scale_at(row + 4,", "scale_at(row + 4,",
@@ -695,6 +714,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_step.py"),
     ],
     "backends/dpcore_triton/clip.py": [
+        ("take the table of other weights", "len(out), weight_of, pattern(scale)", "len(out), pattern(scale)", "agreement/test_kept_tables.py"),
+        ("take the table of another scale", "len(out), weight_of, pattern(scale)", "len(out), weight_of", "agreement/test_kept_tables.py"),
         ("halve the norm that bounds a vector under psac, in the kernel", "return room / (raised + PSAC_STABILITY",
          "return room / (raised / 2 + PSAC_STABILITY", "agreement/test_ops_clip.py"),
         ("drop the clip, in the kernel", "return tl.where(raised <= bound, 1.0, room / raised)", "return tl.where(raised <= bound, 1.0, 1.0)",

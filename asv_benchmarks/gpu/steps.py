@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -210,8 +210,7 @@ def _mapped(slot: Slot[Any], change: Any) -> Slot[Any]:
     def one(array: Any) -> Any:
         return None if array is None else change(array)
 
-    return replace(
-        slot,
+    return slot._replace(
         parameter=one(slot.parameter),
         total=one(slot.total),
         filter_state=tuple(map(one, slot.filter_state)),
@@ -225,7 +224,7 @@ def _mapped(slot: Slot[Any], change: Any) -> Slot[Any]:
 def _cut(slot: Slot[Any], start: int, stop: int) -> Slot[Any]:
     """Return NumPy copies of coordinates start .. stop - 1."""
     found = _mapped(slot, lambda array: np.array(array[start:stop].cpu().numpy(), copy=True))
-    return replace(found, first=slot.first + start)
+    return found._replace(first=slot.first + start)
 
 
 def _check_written(before: torch.Tensor, slot: Slot[Any]) -> None:

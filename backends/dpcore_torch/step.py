@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -123,5 +122,4 @@ def _slice(slot: Slot[torch.Tensor], start: int, stop: int) -> Slot[torch.Tensor
             return tuple(map(cut, value))
         return value.detach().view(-1)[start:stop] if isinstance(value, torch.Tensor) else value
 
-    found = {field.name: cut(getattr(slot, field.name)) for field in fields(slot)}
-    return Slot(**found | {"first": slot.first + start})
+    return Slot._make(map(cut, slot))._replace(first=slot.first + start)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -37,4 +37,15 @@ def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
 def clear(arrays: Sequence[torch.Tensor]) -> None:
     """See `dpcore.spec.ops.Backend.clear`."""
     if arrays:  # a few launches, however many there are
-        torch._foreach_zero_([array.detach() for array in arrays])
+        with torch.no_grad():
+            torch._foreach_zero_(list(arrays))
+
+
+@contextmanager
+def written_back(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Lend contiguous stand-ins of tensors that a kernel changes in place, and copy them back where they are copies."""
+    lent = [tensor.detach().contiguous() for tensor in tensors]
+    yield lent
+    for tensor, stand_in in zip(tensors, lent, strict=True):
+        if stand_in.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(stand_in)

@@ -14,9 +14,12 @@ import triton.language as tl
 from dpcore.errors import ArgumentError
 from dpcore.spec import ops
 from dpcore.spec.check_rows import check_combined, check_factors, check_weighted_sum
+from dpcore_triton.described import address, described, pattern, present
+from dpcore_triton.kept import Kept
 from dpcore_triton.launch import (
     COLUMNS,
     ROWS,
+    Table,
     common_device,
     current_stream,
     float32_only,
@@ -26,7 +29,16 @@ from dpcore_triton.launch import (
     numbers,
     table,
 )
-from dpcore_triton.row_norms import Scales, address, contiguous, dense_rows, locate_columns, present, scale_at, vectors
+from dpcore_triton.row_norms import (
+    Scales,
+    contiguous,
+    copies,
+    dense,
+    dense_rows,
+    locate_columns,
+    scale_at,
+    vectors,
+)
 
 Tensor = torch.Tensor
 
@@ -116,25 +128,45 @@ def toward_zero(factor):
     return tl.where(rounded.to(tl.float64) > factor, below, rounded)
 
 
+_kept = Kept[tuple[torch.device, Table]](64)
+
+
 def weighted_sum(
     rows: Sequence[Tensor], weights: Sequence[Tensor], out: Sequence[Tensor], scale: Scales = None
 ) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
-    check_weighted_sum(rows, weights, out, scale)
-    float32_only(rows=rows, scale=present(scale))
-    device = common_device(rows=rows, weights=weights, out=out, scale=present(scale))
-    blocks, scales = [dense_rows(block) for block in rows], vectors(scale, range(len(rows)))
-    factors = [contiguous(vector) for vector in weights]
-    on_device, row_of, programs = table(
-        [
-            (block.data_ptr(), block.stride(0), block.shape[1], factor.data_ptr(), total.data_ptr(), address(vector))
-            for block, factor, total, vector in zip(blocks, factors, out, scales, strict=True)
-        ],
-        [-(-block.shape[1] // COLUMNS) for block in blocks],
-        device,
-    )
-    shape = {"SCALED": any(vector is not None for vector in scales), "ROWS": ROWS, "COLUMNS": COLUMNS}
+    # Arrays seen before are checked by their description: a second look would find the same. Most weights are one.
+    given, different = present(scale), {id(vector): vector for vector in weights}
+    number = {place: index for index, place in enumerate(different)}
+    weight_of = tuple([number[id(vector)] for vector in weights])
+    key = described([*rows, *out, *different.values(), *given], len(rows), len(out), weight_of, pattern(scale))
+    made, lent = _kept.get(key), list[Tensor]()
+    if made is None:
+        check_weighted_sum(rows, weights, out, scale)
+        float32_only(rows=rows, scale=given)
+        device = common_device(rows=rows[:1])  # and all others are where it is
+        sums, lent = _sums(rows, weights, out, scale, device)
+        made = device, sums
+        if key is not None and not lent:
+            _kept.put(key, made)
+    device, (on_device, row_of, programs) = made
+    shape = {"SCALED": bool(given), "ROWS": ROWS, "COLUMNS": COLUMNS}
     launch(_sum_kernel, (programs,), device, on_device, row_of, rows[0].shape[0], **shape)
+
+
+def _sums(
+    rows: Sequence[Tensor], weights: Sequence[Tensor], out: Sequence[Tensor], scale: Scales, device: torch.device
+) -> tuple[Table, list[Tensor]]:
+    """Return the table of the launch, and the copies that it points to, to be kept until it is made."""
+    blocks, strides, widths = dense(rows)
+    scales = vectors(scale, range(len(rows)))
+    factors = {id(vector): contiguous(vector) for vector in weights}
+    columns = [
+        list(map(Tensor.data_ptr, blocks)), strides, widths, [factors[id(vector)].data_ptr() for vector in weights],
+        list(map(Tensor.data_ptr, out)), list(map(address, scales)),
+    ]  # fmt: skip
+    made = table(np.array(columns, dtype=np.int64).T, [-(-width // COLUMNS) for width in widths], device)
+    return made, copies([*blocks, *factors.values(), *scales], [*rows, *weights, *(scale or ())])
 
 
 @kernel("examples")

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from dpcore.spec.check import check_recurrence
 from dpcore.spec.ops import FilterCoefficients
-from dpcore_triton.launch import ELEMENTS, common_device, float32_only, jit, kernel, launch, table, written_back
+from dpcore_triton.arrays import written_back
+from dpcore_triton.launch import ELEMENTS, common_device, float32_only, jit, kernel, launch, table
 
 
 def recurrence(x: torch.Tensor, state: Sequence[torch.Tensor], coefficients: FilterCoefficients) -> torch.Tensor:

@@ -19,7 +19,7 @@ every time (the clip norm where it is adapted, a batch of another size) is never
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from dpcore.errors import ArgumentTypeError, SpeedWarning
+from dpcore_triton.described import places
 from dpcore_triton.kept import Kept
 from dpcore_triton.launch import current_stream, default_device
 from dpcore_triton.recording import recording, repeated
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 # A capture waits for the device and empties torch's cache: there are so many, and one more for each so many replays.
 FREE_CAPTURES, WORTH = 16, 16
+_EXACT = (int, str, bytes, type(None))  # of one of these kinds, equal values are the same
 _PLAIN = (str, bytes, int, float, np.generic, type(None))
 
 
@@ -146,9 +148,9 @@ def described(value: Any) -> Hashable:
     """
     kind = type(value)
     if issubclass(kind, torch.Tensor):
-        return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        return places((value,))
     if kind is tuple or kind is list:
-        return tuple([described(each) for each in value])
+        return _described_each(value)
     if issubclass(kind, _PLAIN):
         return repr(value)  # 0.0 is not -0.0 here, and 1 not 1.0
     if kind is Graphs or (kind is FunctionType and value.__closure__ is None):
@@ -159,6 +161,22 @@ def described(value: Any) -> Hashable:
         f"repeat: an argument of type {type(value).__name__}: must be a tensor, a number, a string, a function without "
         "a closure, or a tuple, list or dataclass of such"
     )
+
+
+def _described_each(values: Sequence[Any]) -> Hashable:
+    """Return the same of each value: of hundreds of one kind, attribute by attribute."""
+    kinds = set(map(type, values))
+    kind: Any = kinds.pop() if len(kinds) == 1 else object
+    if issubclass(kind, torch.Tensor):
+        return "each", places(values)
+    if kind in _EXACT:
+        return "each", kind, tuple(values)
+    if issubclass(kind, _PLAIN):
+        return "each", kind, tuple(map(repr, values))
+    if hasattr(kind, "__dataclass_fields__"):
+        columns = ([getattr(value, name) for value in values] for name in kind.__dataclass_fields__)
+        return "each", kind, len(values), *map(described, columns)
+    return tuple(map(described, values))
 
 
 def _device(value: Any) -> torch.device | None:

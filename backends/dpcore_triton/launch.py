@@ -108,6 +108,8 @@ def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
 def float32_only(**lists: Sequence[Any]) -> None:
     """Refuse float64, which the kernels compute with only where float32 would lose digits."""
     for name, tensors in lists.items():
+        if {getattr(tensor, "dtype", None) for tensor in tensors} == {torch.float32}:
+            continue
         for index, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 kind = type(tensor).__name__
@@ -123,23 +125,16 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
 
 
-@contextmanager
-def written_back(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Lend contiguous stand-ins of tensors that a kernel changes in place, and copy them back where they are copies."""
-    lent = [tensor.detach().contiguous() for tensor in tensors]
-    yield lent
-    for tensor, stand_in in zip(tensors, lent, strict=True):
-        if stand_in.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(stand_in)
-
-
 # Tables and numbers that are kept: a step of a model whose layers are clipped one by one takes several for each layer.
 KEPT = 4096
 
 Table = tuple[torch.Tensor, torch.Tensor, int]
 
 
-def table(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torch.device) -> Table:
+Rows = Sequence[tuple[int, ...]] | NDArray[np.int64]
+
+
+def table(rows: Rows, programs: Sequence[int], device: torch.device) -> Table:
     """Put rows of integers on `device`: (rows, each led by its first program; row of each program; programs).
 
     A table is kept for the next call, for its content is its key: the same tensors in the next step cost no transfer.
@@ -148,9 +143,11 @@ def table(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torc
     return rows_of(rows, counts, device), _row_of(counts, device, current_stream(device)), sum(counts)
 
 
-def rows_of(rows: Sequence[tuple[int, ...]], programs: Sequence[int], device: torch.device) -> torch.Tensor:
+def rows_of(rows: Rows, programs: Sequence[int], device: torch.device) -> torch.Tensor:
     """Put rows of integers on `device`, each led by the sum of the programs before it."""
-    return _table(tuple(rows), tuple(programs), device, current_stream(device))
+    # Its bytes are hashed and compared many times as fast as hundreds of tuples.
+    content = np.asarray(rows, dtype=np.int64).tobytes()
+    return _table(content, tuple(programs), device, current_stream(device))
 
 
 def current_stream(device: torch.device) -> int:
@@ -159,13 +156,12 @@ def current_stream(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=KEPT)
-def _table(
-    rows: tuple[tuple[int, ...], ...], programs: tuple[int, ...], device: torch.device, stream: int
-) -> torch.Tensor:
+def _table(content: bytes, programs: tuple[int, ...], device: torch.device, stream: int) -> torch.Tensor:
     # `stream` is in the key because a copy is ordered with the kernels of its own stream only.
     del stream
-    first = np.concatenate([[0], np.cumsum(programs)]).astype(np.int64)
-    return upload(np.column_stack([first[:-1], np.asarray(rows, dtype=np.int64).reshape(len(rows), -1)]), device)
+    rows = np.frombuffer(content, dtype=np.int64).reshape(len(programs), -1)
+    first = np.cumsum(programs, dtype=np.int64) - programs
+    return upload(np.column_stack([first, rows]), device)
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from dpcore.spec.check import check_ring
 from dpcore.spec.ops import RingCoefficients
+from dpcore_triton.arrays import written_back
 from dpcore_triton.filter import pointers
 from dpcore_triton.launch import (
     ELEMENTS,
@@ -26,7 +27,6 @@ from dpcore_triton.launch import (
     launch,
     numbers,
     table,
-    written_back,
 )
 from dpcore_triton.stream import LANES, load_at, store_at
 

@@ -4,65 +4,117 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton.language as tl
 
 from dpcore.spec.check_rows import check_rows
+from dpcore_triton.described import address, described, pattern, present
+from dpcore_triton.kept import Kept
 from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, rows_of, table
 
 Tensor = torch.Tensor
 Scales = Sequence[Tensor | None] | None
 
 
+class Norms(NamedTuple):
+    """What the two launches take: a function of the blocks' places, their groups and scales."""
+
+    device: torch.device
+    rows: Tensor  # of the first
+    row_of: Tensor
+    parts: int
+    groups: Tensor  # of the second
+    group_count: int
+
+
+_kept = Kept[Norms](64)
+
+
 def row_norms(rows: Sequence[Tensor], scale: Scales = None) -> Tensor:
     """See `dpcore.spec.ops.Backend.row_norms`."""
-    check_rows(rows, scale)
-    return _norms(rows, [0] * len(rows), scale)[0]
+    return _norms(rows, None, scale)[0]
 
 
 def group_norms(rows: Sequence[Tensor], groups: Sequence[int], scale: Scales = None) -> tuple[Tensor, ...]:
     """See `dpcore.spec.ops.Backend.group_norms`."""
-    check_rows(rows, scale, groups)
     return _norms(rows, groups, scale).unbind()
 
 
-def _norms(rows: Sequence[Tensor], groups: Sequence[int], scale: Scales) -> Tensor:
+def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) -> Tensor:
     """Return the norms of all groups, (G, B), in two launches.
 
     Each program writes the float64 sum of squares of its coordinates, a second kernel adds those of an example and a
     group: no atomics, so that the result is the same every time.
     """
-    float32_only(rows=rows, scale=present(scale))
-    device = common_device(rows=rows, scale=present(scale))
-    order = sorted(range(len(rows)), key=lambda index: groups[index])
-    blocks, scales = [dense_rows(rows[index]) for index in order], vectors(scale, order)
-    parts_of = [-(-block.shape[1] // COLUMNS) for block in blocks]
-    on_device, row_of, parts = table(
-        [
-            (block.data_ptr(), block.stride(0), block.shape[1], address(vector))
-            for block, vector in zip(blocks, scales, strict=True)
-        ],
-        parts_of,
-        device,
-    )
-    examples, count = rows[0].shape[0], max(groups) + 1
-    parts_of_groups = [sum(p for i, p in zip(order, parts_of, strict=True) if groups[i] == g) for g in range(count)]
-    firsts = rows_of([(own,) for own in parts_of_groups], parts_of_groups, device)
-    partial = torch.empty((examples, parts), dtype=torch.float64, device=device)
-    norms = torch.empty((count, examples), dtype=torch.float64, device=device)
+    # Blocks seen before are checked by their description: a second look would find the same.
+    given = present(scale)
+    numbered = groups is None or set(map(type, groups)) == {int}
+    asked = len(rows), None if groups is None else tuple(groups), pattern(scale)
+    key = described([*rows, *given], *asked) if numbered else None
+    made, lent = _kept.get(key), list[Tensor]()
+    if made is None:
+        check_rows(rows, scale, groups)
+        float32_only(rows=rows, scale=given)
+        device = common_device(rows=rows[:1])  # and all others are where it is
+        made, lent = _made(rows, [0] * len(rows) if groups is None else groups, scale, device)
+        if key is not None and not lent:
+            _kept.put(key, made)
+    examples, device = rows[0].shape[0], made.device
+    partial = torch.empty((examples, made.parts), dtype=torch.float64, device=device)
+    norms = torch.empty((made.group_count, examples), dtype=torch.float64, device=device)
     shape = {"ROWS": ROWS, "COLUMNS": COLUMNS}
     programs = -(-examples // ROWS)
     # One axis: the others of a grid end at 65,535, which a large full batch would pass.
-    scaled = any(vector is not None for vector in scales)
-    launch(_squares_kernel, (parts * programs,), device, on_device, row_of, partial, examples, SCALED=scaled, **shape)
-    launch(_norms_kernel, (count * programs,), device, firsts, partial, norms, examples, parts, **shape)
+    launch(
+        _squares_kernel, (made.parts * programs,), device, made.rows, made.row_of, partial, examples,
+        SCALED=bool(given), **shape,
+    )  # fmt: skip
+    launch(
+        _norms_kernel,
+        (made.group_count * programs,),
+        device,
+        made.groups,
+        partial,
+        norms,
+        examples,
+        made.parts,
+        **shape,
+    )
     return norms
 
 
-def present(vectors: Scales) -> list[Tensor]:
-    """Return those that are there."""
-    return [vector for vector in vectors or () if vector is not None]
+def _made(
+    rows: Sequence[Tensor], groups: Sequence[int], scale: Scales, device: torch.device
+) -> tuple[Norms, list[Tensor]]:
+    """Return what the launches take, and the copies that it points to, to be kept until they are made."""
+    order = sorted(range(len(rows)), key=groups.__getitem__)
+    blocks, strides, widths = dense([rows[index] for index in order])
+    scales = vectors(scale, order)
+    parts_of = [-(-width // COLUMNS) for width in widths]
+    columns = [list(map(Tensor.data_ptr, blocks)), strides, widths, list(map(address, scales))]
+    on_device, row_of, parts = table(np.array(columns, dtype=np.int64).T, parts_of, device)
+    parts_of_groups = [0] * (max(groups) + 1)
+    for index, own in zip(order, parts_of, strict=True):
+        parts_of_groups[groups[index]] += own
+    firsts = rows_of([(own,) for own in parts_of_groups], parts_of_groups, device)
+    made = Norms(device, on_device, row_of, parts, firsts, len(parts_of_groups))
+    return made, copies([*blocks, *scales], [*rows, *(scale or ())])
+
+
+def dense(rows: Sequence[Tensor]) -> tuple[list[Tensor], list[int], list[int]]:
+    """Return blocks as `dense_rows` does, with the distances of their rows, and the rows' lengths."""
+    widths = [size[1] for size in map(Tensor.size, rows)]
+    blocks = list(rows) if all(map(Tensor.is_contiguous, rows)) else list(map(dense_rows, rows))
+    return blocks, [stride[0] for stride in map(Tensor.stride, blocks)], widths
+
+
+def copies(used: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the tensors used that are none of those given: copies, which lie elsewhere at the next call."""
+    known = set(map(id, given))
+    return [tensor for tensor in used if tensor is not None and id(tensor) not in known]
 
 
 def vectors(vectors: Scales, order: Sequence[int]) -> list[Tensor | None]:
@@ -74,11 +126,6 @@ def vectors(vectors: Scales, order: Sequence[int]) -> list[Tensor | None]:
 def contiguous(vector: Tensor) -> Tensor:
     """Return the vector, or a copy without gaps: quickly where it has none."""
     return vector if vector.is_contiguous() else vector.detach().contiguous()
-
-
-def address(vector: Tensor | None) -> int:
-    """Return where a vector lies, 0 for none."""
-    return 0 if vector is None else vector.data_ptr()
 
 
 def dense_rows(block: Tensor) -> Tensor:

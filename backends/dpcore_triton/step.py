@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from dpcore.spec.ops import (
     Slot,
     UpdateSettings,
 )
+from dpcore_triton.described import address, pattern, places, present
 from dpcore_triton.filter import taps_of
 from dpcore_triton.kept import Kept
 from dpcore_triton.launch import (
@@ -41,26 +42,6 @@ from dpcore_triton.stream import cipher_words, programs_of
 from dpcore_triton.update import needs_general_denominator
 
 Tensor = torch.Tensor
-
-Array = tuple[int, torch.Size, torch.dtype, torch.device, bool]
-"""A tensor as a launch depends on it: address, shape, dtype, device, and whether it is contiguous."""
-
-
-class Described(NamedTuple):
-    """A slot as a launch depends on it."""
-
-    first: int
-    single: tuple[Array | None, ...]  # total, parameter, displacement, scale, square
-    noise_state: tuple[Array, ...]
-    filter_state: tuple[Array, ...]
-    moments: tuple[Array, ...]
-
-    @property
-    def parameter(self) -> Array:
-        """Of the parameter."""
-        array = self.single[1]
-        assert array is not None
-        return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +111,11 @@ def plan(
     square_noise: NoiseRow | None,
 ) -> Planned:
     """Check everything, but tensors seen before by their description only: a second look would find the same."""
-    described = tuple(map(_described, slots))
+    described = _described(slots)
     used = correlation if noise.scale else None
     ring, recurrence = (used, None) if isinstance(used, RingCoefficients) else (None, used)
     squared = noise._replace(scale=0.0) if square_noise is None else square_noise
-    group = {chosen: index for index, chosen in enumerate(dict.fromkeys(settings))}
-    groups = tuple(group[chosen] for chosen in settings)
+    group, groups = _grouped(settings)
     shape = (
         ("RULE", rule),
         ("RNG", noise.rng if noise.scale else None),
@@ -152,7 +132,7 @@ def plan(
         ("GENERAL", needs_general_denominator(rule, group)),
     )
     lengths = tuple(tuple(map(_length, f)) for f in (*filters, *(() if correlation is None else (correlation,))))
-    device = slots[0].parameter.device if described else default_device()
+    device = slots[0].parameter.device if slots else default_device()
     key = (described, groups, shape, lengths, type(correlation), current_stream(device))
     launches = _kept.get(key)
     common = (noise, batch_size, filters, rule)
@@ -161,7 +141,7 @@ def plan(
         check_step(slots, *common, settings, *options)
         float32_only(slots=[vector for slot in slots for vector in _narrow(slot)])
         common_device(slots=[vector for slot in slots for vector in (slot.total, *_narrow(slot))])
-        launches = _kept.put(key, _launches(described, groups, shape, device))
+        launches = _kept.put(key, _launches(slots, groups, shape, device))
     else:
         check_step((), *common, (), *options)
     ciphers = (*_cipher(noise, launches.elements), *_cipher(squared, launches.elements))
@@ -172,48 +152,63 @@ def plan(
     return Planned(launches, ciphers, numbers)
 
 
-def _described(slot: Slot[Tensor]) -> Described:
-    optional = [None if array is None else _array(array) for array in (slot.displacement, slot.scale, slot.square)]
-    found = (_array(slot.total), _array(slot.parameter), *optional)
-    states = [tuple(map(_array, vectors)) for vectors in (slot.noise_state, slot.filter_state, slot.moments)]
-    return Described(slot.first, found, *states)
+def _grouped(settings: Sequence[UpdateSettings]) -> tuple[dict[UpdateSettings, int], tuple[int, ...]]:
+    """Return the settings in use, numbered, and the number of each slot's.
+
+    Most slots share theirs: each object is looked up by its place first, which is quicker than by its nine numbers.
+    """
+    objects = {id(each): each for each in settings}
+    group = {chosen: index for index, chosen in enumerate(dict.fromkeys(objects.values()))}
+    numbers = {place: group[chosen] for place, chosen in objects.items()}
+    return group, tuple([numbers[id(each)] for each in settings])
 
 
-def _array(array: Tensor) -> Array:
-    if not isinstance(array, torch.Tensor):
+def _described(slots: Sequence[Slot[Tensor]]) -> Hashable:
+    """Return all of the slots that a launch can depend on."""
+    if not slots:
+        return ()
+    parameters, totals, firsts, filters, moments, displacements, noise, scales, squares = zip(*slots, strict=True)
+    arrays, shape = [*parameters, *totals], list[Hashable]([firsts])
+    for states in (filters, moments, noise):
+        shape.append(tuple(map(len, states)))
+        arrays += chain.from_iterable(states)
+    for vectors in (displacements, scales, squares):
+        shape.append(pattern(vectors))
+        arrays += present(vectors)
+    found = places(arrays)
+    if found is None:
+        kind = next(type(array).__name__ for array in arrays if not isinstance(array, torch.Tensor))
         raise ArgumentTypeError(
-            f"slots with an array of type {type(array).__name__}: must be torch tensors under backend 'triton'; "
-            "use from_numpy"
+            f"slots with an array of type {kind}: must be torch tensors under backend 'triton'; use from_numpy"
         )
-    return array.data_ptr(), array.shape, array.dtype, array.device, array.is_contiguous()
+    return found, tuple(shape)
 
 
 def _launches(
-    described: tuple[Described, ...], groups: tuple[int, ...], shape: tuple[tuple[str, Any], ...], device: torch.device
+    slots: Sequence[Slot[Tensor]], groups: tuple[int, ...], shape: tuple[tuple[str, Any], ...], device: torch.device
 ) -> Launches:
     constants = dict(shape)
     correlated = constants["RING"] is not None or constants["NOISE_TAPS"] > 0
     kinds: dict[tuple[int, bool, bool], list[int]] = {}
-    for index, slot in enumerate(described):
+    for index, slot in enumerate(slots):
         noise_order = len(slot.noise_state) if constants["NOISE_TAPS"] else 0
-        _, _, displacement, scale, _ = slot.single
-        kinds.setdefault((noise_order, scale is not None, displacement is not None), []).append(index)
-    sizes = [math.prod(slot.parameter[1]) for slot in described]
+        kinds.setdefault((noise_order, slot.scale is not None, slot.displacement is not None), []).append(index)
+    sizes = [slot.parameter.numel() for slot in slots]
     tables = []
     for (noise_order, scaled, displaced), members in kinds.items():
-        rows = [_row(described[index], sizes[index], groups[index], correlated) for index in members]
-        programs = [programs_of(described[index].first, sizes[index]) for index in members]
+        rows = [_row(slots[index], groups[index], correlated) for index in members]
+        programs = [programs_of(slots[index].first, sizes[index]) for index in members]
         meta = {**constants, "NOISE_ORDER": noise_order, "SCALED": scaled, "DISPLACED": displaced}
         tables.append((*table(rows, programs, device), meta))
-    first = min((slot.first for slot in described), default=0)
-    last = max((slot.first + size for slot, size in zip(described, sizes, strict=True)), default=0)
+    first = min((slot.first for slot in slots), default=0)
+    last = max((slot.first + size for slot, size in zip(slots, sizes, strict=True)), default=0)
     return Launches(device, (first, last - first), tuple(tables))
 
 
-def _row(slot: Described, size: int, group: int, correlated: bool) -> tuple[int, ...]:
+def _row(slot: Slot[Tensor], group: int, correlated: bool) -> tuple[int, ...]:
+    singles = (slot.total, slot.parameter, slot.displacement, slot.scale, slot.square)
     states = (*(slot.noise_state if correlated else ()), *slot.filter_state, *slot.moments)
-    addresses = [0 if array is None else array[0] for array in (*slot.single, *states)]
-    return slot.first, size, group, *addresses
+    return slot.first, slot.parameter.numel(), group, *map(address, (*singles, *states))
 
 
 def _cipher(noise: NoiseRow, elements: tuple[int, int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dpcore.spec.check import check_update
 from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, UpdateSettings
+from dpcore_triton.arrays import written_back
 from dpcore_triton.filter import loaded, pointers, store
 from dpcore_triton.launch import (
     ELEMENTS,
@@ -22,7 +23,6 @@ from dpcore_triton.launch import (
     launch,
     numbers,
     table,
-    written_back,
 )
 
 UPDATE_NUMBERS = tl.constexpr(14)

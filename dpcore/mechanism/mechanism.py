@@ -21,6 +21,7 @@ from dpcore.spec.repeating import repeat as once
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping.blocks import Block, as_blocks, scaled
 from dpcore.stages.clipping.clipped_sum import add_clipped
+from dpcore.stages.clipping.rows import as_rows
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.build import state
@@ -67,10 +68,9 @@ class Mechanism(DrawnBatches):
         blocks : sequence of `Block` or (B, d_l) arrays
             One for each tensor, of its dtype; B is the same for all and may be 0.
         """
-        if len(blocks) != len(self.vectors.totals):
-            count = len(self.vectors.totals)
+        if len(blocks) != (count := len(self.vectors.totals)):
             raise ArgumentError(f"len(blocks)={len(blocks)}: must be {count}, one block for each tensor")
-        checked = as_blocks(blocks, [entry.size for entry in self.layout.entries])
+        checked = as_rows(blocks, self.layout.sizes) or as_blocks(blocks, self.layout.sizes)
         with self.turns.alone("add"):
             self.turns.check(self.step)
             self._drop_earlier_sum()

@@ -54,12 +54,14 @@ def numbers_of(
     chosen = [method.update.settings()] * len(parameters) if settings is None else settings
     factor = 1.0 if method.schedule is None else method.schedule.factor(row, plan.steps)
     known: dict[UpdateSettings, UpdateSettings] = {}
-    for numbers in chosen:
+    objects = {id(numbers): numbers for numbers in chosen}  # most tensors share theirs
+    for numbers in objects.values():
         if numbers not in known:
             scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
             check_rate(scheduled.learning_rate, dtype_name(parameters[0]))
             known[numbers] = method.update.prepared(scheduled, row, variances)
-    return [known[numbers] for numbers in chosen]
+    prepared = {place: known[numbers] for place, numbers in objects.items()}
+    return [prepared[id(numbers)] for numbers in chosen]
 
 
 def slots_of(
@@ -72,23 +74,21 @@ def slots_of(
     scaled: bool,
 ) -> list[Slot[Any]]:
     """Return the vectors of each piece that this process owns as a backend takes them; `totals` are its sums."""
-    slots = []
-    for i, (entry, (tensor, start, stop)) in enumerate(zip(own.entries, pieces, strict=True)):
+    none = [None] * len(pieces)
 
-        def part(of: Sequence[Any] | None, tensor: int = tensor, start: int = start, stop: int = stop) -> Any:
-            return None if of is None else of[tensor].reshape(-1)[start:stop]
+    def parts(of: Sequence[Any] | None) -> Sequence[Any]:
+        return none if of is None else [_part(of[tensor], start, stop) for tensor, start, stop in pieces]
 
-        slots.append(
-            Slot(
-                parameter=part(parameters),
-                total=totals[i],
-                first=entry.first,
-                filter_state=vectors.filter_state[i],
-                moments=vectors.moments[i],
-                displacement=part(vectors.displacements),
-                noise_state=vectors.noise_state[i],
-                scale=part(vectors.scales) if scaled else None,
-                square=None if public is None else part(public) ** 2,
-            )
-        )
-    return slots
+    squares = none if public is None else [part**2 for part in parts(public)]
+    # Column by column, in the order of a slot's fields: one by one they take three times as long.
+    columns = (
+        parts(parameters), totals, [entry.first for entry in own.entries], vectors.filter_state, vectors.moments,
+        parts(vectors.displacements), vectors.noise_state, parts(vectors.scales if scaled else None), squares,
+    )  # fmt: skip
+    return list(map(Slot._make, zip(*columns, strict=True)))
+
+
+def _part(vector: Any, start: int, stop: int) -> Any:
+    """Return some neighboring coordinates of an array, flat; a flat one itself where that is all of it."""
+    flat = vector if len(vector.shape) == 1 else vector.reshape(-1)
+    return flat if start == 0 and stop == flat.shape[0] else flat[start:stop]

@@ -178,8 +178,9 @@ class MechanismState:
         if self._running is not None and norm is not None:
             self._running.keep(row + 1, norm)
         self._numbers = numbers
-        for i, used in enumerate(numbers):
-            self._corrections[i] = 1 - used.beta2 ** (row + 1) if "adam" in self.plan.method.update.rule else 1.0
+        betas, corrected = [used.beta2 for used in numbers], "adam" in self.plan.method.update.rule
+        corrections = {beta: 1 - beta ** (row + 1) if corrected else 1.0 for beta in set(betas)}
+        self._corrections = [corrections[beta] for beta in betas]
         self._prepare_scale()
 
     def negative_share(self) -> float:

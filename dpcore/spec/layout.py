@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from dpcore.errors import ArgumentError
@@ -61,6 +62,11 @@ class Layout:
         if first > MAX_ELEMENTS["chacha20"]:
             raise ArgumentError(f"layout of {first} elements: must be at most {MAX_ELEMENTS['chacha20']}")
         return cls(tuple(entries))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Number of coordinates of each tensor."""
+        return [entry.size for entry in self.entries]
 
     @property
     def dimension(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -94,8 +93,7 @@ class UpdateSettings(NamedTuple):
     coupling: float = 0.0
 
 
-@dataclass(frozen=True)
-class Slot(Generic[A]):
+class Slot(NamedTuple, Generic[A]):
     """One tensor of a run, as `step` works on it; all arrays have the parameter's size.
 
     Those that are not marked "read only" are changed in place.

@@ -2,12 +2,14 @@
 
 A parameter that already is one crosses without a copy. One of 16 bits, or in another memory format than row-major, has
 a contiguous copy here (16 bits in float32), and what the mechanism made of the copy is cast and written back last.
+
+All that is done to copies at each step is a handful of operations for all tensors, none of which the host waits for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +18,10 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
 from dpcore.spec.backends import chosen_backend, load_backend
 from dpcore.spec.ops import Backend
 from dpcore.torch.model.functional import local
+
+# Elements of 16-bit parameters that are compared with their copies at once. What is made on the way, 9 bytes for each,
+# stays in a GPU's cache.
+TOGETHER = 1 << 22
 
 
 def backend_for(model: torch.nn.Module) -> Backend[Any]:
@@ -82,6 +88,10 @@ class Working:
             )
         (self.dtype,) = widened
         self.copies: dict[str, torch.Tensor] = {}
+        named = zip(self.names, self.parameters, strict=True)
+        self._wide = _side_by_side({name: local(p) for name, p in named if p.dtype != self.dtype})
+        for wide in self._wide:
+            self.copies |= wide.tensors
         self.refresh()
 
     def refresh(self) -> None:
@@ -89,7 +99,7 @@ class Working:
 
         Refuses another shape, dtype or device: the run's layout is fixed when it is built.
         """
-        kept: dict[str, torch.Tensor] = {}
+        values, others = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for name, parameter, kind in zip(self.names, self.parameters, self._kinds, strict=True):
             if (parameter.shape, parameter.dtype, parameter.device) != kind:
                 raise ArgumentError(
@@ -97,21 +107,18 @@ class Working:
                     f"{_words((parameter.shape, parameter.dtype, parameter.device))}: call make_private again"
                 )
             value = local(parameter)
-            if value.dtype == self.dtype and value.is_contiguous():
+            if value.dtype != self.dtype:
+                values[name] = value
+            elif value.is_contiguous():
                 self.copies.pop(name, None)
-            elif name in self.copies:
-                kept[name] = value
             else:
-                self.copies[name] = self._copy(value)
-        # A copy holds digits that the cast drops: it is replaced only where the parameter no longer fits it. All are
-        # compared before the host waits, once.
-        fits = [(self.copies[name].to(value.dtype) == value).all() for name, value in kept.items()]
-        for (name, value), fit in zip(kept.items(), torch.stack(fits).tolist() if fits else (), strict=True):
-            if not fit:
-                self.copies[name] = self._copy(value)
-
-    def _copy(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+                others[name] = value
+                if name not in self.copies:
+                    self.copies[name] = torch.empty_like(value, memory_format=torch.contiguous_format)
+        if others:
+            torch._foreach_copy_([self.copies[name] for name in others], list(others.values()))
+        for wide in self._wide:
+            wide.take_up(values)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the working tensors: the parameters' own memory, or the copies."""
@@ -139,6 +146,42 @@ class Working:
     def to_tensor(self, array: Any) -> torch.Tensor:
         """Return the backend's array as a tensor, sharing memory."""
         return torch.from_numpy(array) if self._numpy else array
+
+
+class _Wide:
+    """Float32 copies of 16-bit tensors of one dtype, side by side: one operation works on all of them."""
+
+    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
+        sizes = [value.numel() for value in values.values()]
+        # NaN is no number's cast: the first look takes every element.
+        device = next(iter(values.values())).device
+        self._memory = torch.full((sum(sizes),), float("nan"), dtype=torch.float32, device=device)
+        parts = zip(values.items(), torch.split(self._memory, sizes), strict=True)
+        self.tensors = {name: part.view(value.shape) for (name, value), part in parts}
+
+    def take_up(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Take over the tensors' elements that are not the casts of the copies.
+
+        A copy holds digits that the cast drops. They stay in each element that nobody changed, whatever was done to its
+        neighbors: a mask, or a clamp, of a few elements after each step must not round all the others.
+        """
+        flat = [values[name].reshape(-1) for name in self.tensors]
+        now = torch.cat(flat) if len(flat) > 1 else flat[0]
+        for own, new in zip(torch.split(self._memory, TOGETHER), torch.split(now, TOGETHER), strict=True):
+            torch.where(own.to(new.dtype) == new, own, new, out=own)
+
+
+def _side_by_side(values: Mapping[str, torch.Tensor]) -> list[_Wide]:
+    """Put tensors into groups of one kind that have `TOGETHER` elements at most, or are one larger tensor."""
+    groups, room = dict[Any, list[dict[str, torch.Tensor]]](), dict[Any, int]()
+    for name, value in values.items():
+        kind = value.dtype, value.device
+        room[kind] = room.get(kind, -1) - value.numel()
+        if room[kind] < 0:
+            groups.setdefault(kind, []).append({})
+            room[kind] = TOGETHER - value.numel()
+        groups[kind][-1][name] = value
+    return [_Wide(group) for several in groups.values() for group in several]
 
 
 def _widened(dtype: torch.dtype) -> torch.dtype:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,7 +154,7 @@ def test_another_slots_memory_and_another_dtypes_are_found(backend: Any) -> None
     refused(ArgumentError, r"slots\[1\].parameter shares memory with slots\[1\].total", backend.step, [good, bad],
             *arguments)  # fmt: skip
     refused(ArgumentError, r"slots\[.\].parameter shares memory with slots\[.\].parameter", backend.step,
-            [good, replace(good, first=0)], *arguments)  # fmt: skip
+            [good, good._replace(first=0)], *arguments)  # fmt: skip
     np.testing.assert_array_equal(backend.to_numpy(good.parameter), np.ones(SIZE))
 
 

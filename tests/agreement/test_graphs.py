@@ -205,7 +205,7 @@ def test_another_key_stream_scale_place_or_rate_is_never_the_recorded_one() -> N
         (slot, noise, 0.1), (slot, noise._replace(row=4), 0.1), (slot, noise._replace(row=2**32 - 1), 0.1),
         (slot, noise._replace(scale=1.5 + 2**-10), 0.1), (slot, noise, 0.2), (slot, noise._replace(key=bytes(32)), 0.1),
         (slot, noise._replace(stream=3), 0.1), (slot, noise._replace(rng="philox"), 0.1), (other, noise, 0.1),
-        (slot, noise._replace(scale=0.0), 0.1), (replace(slot, first=4096), noise, 0.1),
+        (slot, noise._replace(scale=0.0), 0.1), (slot._replace(first=4096), noise, 0.1),
     ]  # fmt: skip
     wanted = [after(dpcore_triton, *case) for case in cases]
     assert wanted[0] == after(dpcore_triton, other, noise)  # the same values, elsewhere
@@ -217,7 +217,7 @@ def test_another_key_stream_scale_place_or_rate_is_never_the_recorded_one() -> N
 
 
 def test_tensors_take_the_settings_of_their_group_whatever_the_groups_were_before() -> None:
-    graphs, slots = Graphs(dpcore_triton), [replace(one_slot(), first=4096 * i) for i in range(3)]
+    graphs, slots = Graphs(dpcore_triton), [one_slot()._replace(first=4096 * i) for i in range(3)]
     for rates in ((1.0, 2.0, 1.0), (1.0, 1.0, 2.0), (3.0, 3.0, 3.0), (1.0, 2.0, 1.0), (5.0, 6.0, 5.0)) * 2:
         for slot in slots:
             slot.parameter.fill_(0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -206,8 +206,8 @@ def slots_of(
 
 
 def mapped(slot: Slot[Any], change: Callable[[Any], Any]) -> Slot[Any]:
-    arrays = {field.name: getattr(slot, field.name) for field in fields(slot) if field.name != "first"}
-    return replace(slot, **{
+    arrays = {name: value for name, value in slot._asdict().items() if name != "first"}
+    return slot._replace(**{
         name: tuple(map(change, value)) if isinstance(value, tuple) else None if value is None else change(value)
         for name, value in arrays.items()
     })  # fmt: skip
@@ -260,8 +260,8 @@ def step_terms(
             "given": lambda: (slot.square, np.abs(slot.square).astype(np.float64)),
         }[square]()
     x_terms, moment_terms = update_terms(rule, slot.parameter, y, y_terms, slot.moments, settings, number, h, h_terms)
-    return replace(
-        slot, parameter=x_terms, filter_state=tuple(state_terms), moments=tuple(moment_terms),
+    return slot._replace(
+        parameter=x_terms, filter_state=tuple(state_terms), moments=tuple(moment_terms),
         displacement=None if slot.displacement is None else x_terms,
         noise_state=tuple(np.abs(vector).astype(np.float64) for vector in noise_terms),
     )  # fmt: skip
@@ -441,7 +441,7 @@ def test_slots_of_different_kinds_take_part_in_one_step() -> None:
     """Tensors with a scale, with a displacement, with a longer noise state, and with none of them."""
     rng, kinds = np.random.default_rng(6), [(2, False, True), (1, True, False), (1, False, False), (1, True, True)]
     slots = [slots_of(rng, [50], 1, "adam", moved, False, order, scaled)[0] for order, moved, scaled in kinds]
-    slots = [replace(slot, first=4096 * index) for index, slot in enumerate(slots)]
+    slots = [slot._replace(first=4096 * index) for index, slot in enumerate(slots)]
     arguments = (NoiseRow(bytes(32), 9, 0, 1.5), 4.0, (FilterCoefficients((0.5, 0.5), (-0.25,)),), "adam")
     settings = [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-3), UpdateSettings(0.3, 0.01, 0.5, 0.9, 1e-2)] * 2
     correlation = FilterCoefficients((1.0, -0.5), ())
@@ -488,7 +488,7 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
     ):
         refused(ArgumentError, text, backend.step, *arguments, **options)
         refused(ArgumentError, text, reference.step, [mapped(slot, backend.to_numpy)], *arguments[1:], **options)
-    longer = replace(slot, filter_state=(backend.from_numpy(ones),))
+    longer = slot._replace(filter_state=(backend.from_numpy(ones),))
     refused(ArgumentError, "filter_state", backend.step, [longer], *arguments[1:])
     np.testing.assert_array_equal(backend.to_numpy(slot.parameter), before)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from dpcore.spec.check import dtype_name
 from dpcore.spec.ops import Backend
+
+_SHAPE = attrgetter("shape")
 
 
 @dataclass(frozen=True)
@@ -63,3 +66,17 @@ class Rows:
     def map(self, function: Callable[[Any], Any]) -> Rows:
         """See `Block.map`."""
         return Rows(function(self.values))
+
+
+def as_rows(values: Sequence[Any], sizes: Sequence[int]) -> list[Any] | None:
+    """Return arrays (B, d) of one B, with d of these sizes, as blocks: hundreds at every step, by one call for each.
+
+    None where one is something else, of which `as_blocks` knows whether it is right.
+    """
+    try:
+        shapes = list(map(_SHAPE, values))
+        if any(hasattr(kind, "add_sum") for kind in set(map(type, values))):
+            return None
+        return list(map(Rows, values)) if shapes == [(shapes[0][0], size) for size in sizes] else None
+    except (AttributeError, IndexError, TypeError):
+        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,7 +109,7 @@ def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options:
     scaled = bool(options)
     expected = make_slots(SIZES, dtype, rule, order, True, noise_order, scaled)
     # Slots with and without a scale take part in one step.
-    expected[::2] = [replace(slot, scale=None) for slot in expected[::2]]
+    expected[::2] = [slot._replace(scale=None) for slot in expected[::2]]
     slots = copy.deepcopy(expected)
     compose(expected, noise, filters, rule, 3, **options)
     read = [(slot.total.copy(), copy.copy(slot.scale), copy.copy(slot.square)) for slot in slots]

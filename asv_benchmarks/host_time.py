@@ -1,0 +1,117 @@
+"""Host time of a private step outside of the model: `Mechanism.add` twice and `release`, with the kernels taken out.
+
+    python asv_benchmarks/host_time.py --output host_time.json
+
+Triton backend, Adam, tensors on the CPU, every launch of dpcore_triton replaced by nothing. So it is what Python does
+between launches; what Triton and CUDA take for a launch is not in it. The sums are cleared by torch, tensor by tensor
+on a CPU: that is in it, and given apart. Processor time, since the machine is shared: best and median of many steps.
+Rows lie at the same addresses in each step, or, "new", in no two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from whole_step.record import machine
+
+import dpcore
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
+from dpcore_triton.launch import Launch
+
+TENSORS, EXAMPLES, WIDTH, KEY = 150, 8, 1000, bytes(range(32))
+
+
+def nothing(call: Launch) -> None:
+    """Start nothing."""
+
+
+def placed(fresh: bool) -> Iterator[list[torch.Tensor]]:
+    """Yield rows without end, each time 16 bytes further on where they are to be fresh."""
+    size = EXAMPLES * WIDTH
+    memory = torch.zeros(TENSORS * size + (1 << 20))
+    for step in count():
+        start = 4 * step if fresh else 0
+        yield list(memory[start : start + TENSORS * size].view(TENSORS, EXAMPLES, WIDTH).unbind())
+
+
+def case(graphs: bool, fresh: bool, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of a step."""
+    backend: Any = load_backend("triton")
+    if graphs:
+        backend = backend.with_graphs()
+    method = dpcore.methods.dp_sgd(lr=1e-3, base="adam", noise_multiplier=1.0, batch_size=EXAMPLES, max_grad_norm=1.0)
+    sampler = dpcore.sampling.FixedOrderSampler(dataset_size=EXAMPLES, batch_size=EXAMPLES)
+    plan = Plan(method, sampler, 10_000, tensors=tuple(map(str, range(TENSORS))))
+    layout = Layout.of((str(index), (WIDTH,)) for index in range(TENSORS))
+    parameters = [torch.randn(WIDTH) for _ in range(TENSORS)]
+    mechanism = Mechanism(plan, layout, parameters, backend=backend, keys=RunKeys.new(KEY))
+    sources = [placed(fresh), placed(fresh)]
+    steps, parts = [], []
+    for _ in range(rounds + 5):
+        first, second = map(next, sources)
+        begun = time.process_time_ns()
+        mechanism.add(first)
+        mechanism.add(second)
+        summed = time.process_time_ns()
+        mechanism.release(parameters)
+        ended = time.process_time_ns()
+        steps.append((ended - begun) / 1e6)
+        parts.append((summed - begun) / 1e6)
+    totals = mechanism.vectors.totals
+    cleared = timed(lambda: torch._foreach_zero_(totals), rounds)
+    return {
+        "graphs": graphs, "rows": "new" if fresh else "same", "step_ms": min(steps[5:]), "median_ms": median(steps[5:]),
+        "two_adds_ms": min(parts[5:]), "of_it_torch_clears_ms": cleared,
+    }  # fmt: skip
+
+
+def timed(work: Callable[[], object], rounds: int) -> float:
+    """Return the least milliseconds."""
+    found = []
+    for _ in range(rounds):
+        begun = time.process_time_ns()
+        work()
+        found.append((time.process_time_ns() - begun) / 1e6)
+    return min(found)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    about, found = machine(), []
+    with mock.patch.object(Launch, "start", nothing):
+        for graphs in (False, True):
+            for fresh in (False, True):
+                found.append(case(graphs, fresh, given.rounds))
+                print(found[-1], flush=True)
+    result = {
+        "command": " ".join(["python", *sys.argv]), "machine": about, "tensors": TENSORS, "examples": EXAMPLES,
+        "width": WIDTH, "rounds": given.rounds, "kernels": "none: every launch is replaced by nothing", "cases": found,
+    }  # fmt: skip
+    if given.output is not None:
+        given.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
