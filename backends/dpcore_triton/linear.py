@@ -213,9 +213,8 @@ def _sum_kernel(
     layer = layer_at(tl.program_id(0), layers, layer_of)
     p, q, first, end = sizes_of(layer)
     row, column = places((tl.program_id(0) - tl.load(layer)).to(tl.int32), p, SIDE)
+    out = tl.load(layer + 7).to(tl.pointer_type(tl.float64))
     weights = tl.load(layer + 6).to(tl.pointer_type(tl.float64 if WIDE else tl.float32))
-    out = tl.load(layer + 7).to(tl.pointer_type(tl.float64)) + (row[:, None] * p + column[None, :])
-    inside = (row < q)[:, None] & (column < p)[None, :]
     sums, start = tl.zeros((SIDE, SIDE), tl.float64), 0
     # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
     if ONE:
@@ -234,4 +233,6 @@ def _sum_kernel(
                     v *= scale_of(layer, row, column, p, q)
                 sums += weight * v
             start += 1
+    inside = (row < q)[:, None] & (column < p)[None, :]
+    out += row[:, None] * p + column[None, :]
     tl.store(out, tl.load(out, mask=inside, other=0.0) + sums, mask=inside)
