@@ -13,6 +13,7 @@ from dpcore_triton.clip import clip_factors, combine, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.graphs import Graphs  # noqa: E402
+from dpcore_triton.joined import joined_norms  # noqa: E402
 from dpcore_triton.linear import linear_norms, linear_sums  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.ring import ring  # noqa: E402
@@ -41,6 +42,7 @@ __all__ = [
     "embedding_sum",
     "from_numpy",
     "group_norms",
+    "joined_norms",
     "linear_norms",
     "linear_sums",
     "name",

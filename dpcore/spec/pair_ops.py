@@ -152,3 +152,17 @@ class PairOperations(Protocol[A]):
         `dpcore.spec.rounding.TIED` times the sum of the two parts' norms. The sums take at most `TIED_EXAMPLES`
         examples before the other part of these is added.
         """
+
+    def joined_norms(self, norms: Sequence[Sequence[A]]) -> tuple[A, ...]:
+        """Return an upper bound on the norm of vectors side by side, from bounds on theirs: (B,) for each group.
+
+        Parameters
+        ----------
+        norms : sequence of sequences of (B,) float64 arrays
+            One or more of each group, on one device and of one B. One alone is the group's.
+
+        Guarantees
+        ----------
+        At least the norm of any vectors that the given ones bound, and above the norm of the given ones by no more
+        than the rounding of their additions. Nothing overflows on the way; not finite where one of the group is not.
+        """

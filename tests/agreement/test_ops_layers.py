@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import fewer, floats, seeds
+from strategies import assert_agree, fewer, floats, seeds
 
 pytest.importorskip("triton")
 
@@ -126,14 +126,15 @@ def launches_of(forms: list[str], groups: int) -> list[str]:
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_launches_of_a_micro_batch_do_not_grow_with_the_layers(groups: int) -> None:
-    of_rows = ["clip._factors_kernel", "clip._sum_kernel", "row_norms._norms_kernel", "row_norms._squares_kernel"]
+    of_rows = ["clip._factors_kernel", "clip._sum_kernel", "row_norms._norms_kernel", "row_norms._squares_kernel",
+               "joined._joined_kernel"]  # fmt: skip
     few_, many = ["tiles", "inner products", "one", "scale"], list(FORMS)
     expected = sorted([
         *of_rows, "gram._lengths_kernel", "linear._scaled_lengths_kernel", "gram._gram_kernel", "linear._tiles_kernel",
         "pairs._bounds_kernel", "linear._sum_kernel", "linear._sum_kernel",
     ])  # fmt: skip
     assert sorted(launches_of(few_, groups)) == sorted(launches_of(many, groups)) == expected
-    for forms in (["tiles"] * 2, ["tiles"] * 5):
+    for forms in (["tiles"] * 3, ["tiles"] * 6):
         own = ["gram._lengths_kernel", "linear._tiles_kernel", "pairs._bounds_kernel", "linear._sum_kernel"]
         assert sorted(launches_of(forms, groups)) == sorted([*of_rows, *own])
 
@@ -162,3 +163,34 @@ def test_layers_that_do_not_fit_are_refused_before_anything_is_added(name: str) 
         refused(ArgumentError, rf"len\({field}\)=1: must be 2, one for each layer", both, second, **{field: [None]})
     np.testing.assert_array_equal(backend.to_numpy(first.out), before)
     both(second)
+
+
+norms = st.one_of(
+    st.sampled_from([0.0, 5e-324, 1.7e308, np.inf, np.nan]), st.floats(-600, 600).map(lambda e: 2.0 ** (e * 1.6))
+)
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 3), st.data())
+def test_joined_norms_are_those_of_the_reference(
+    name: str, counts: list[int], examples: int, data: st.DataObject
+) -> None:
+    backend, reference = load_backend(name), load_backend("numpy")
+    groups = [
+        [np.array(data.draw(st.lists(norms, min_size=examples, max_size=examples))) for _ in range(count)]
+        for count in counts
+    ]
+    got = backend.joined_norms([[backend.from_numpy(norm) for norm in group] for group in groups])
+    assert len(got) == len(groups)
+    for ours, theirs in zip(got, reference.joined_norms(groups), strict=True):
+        assert_agree("joined_norms", backend.to_numpy(ours), theirs)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_norms_that_do_not_fit_are_not_joined(name: str) -> None:
+    backend = load_backend(name)
+    two, three = (backend.from_numpy(np.ones(count)) for count in (2, 3))
+    for given_ in ([], [[two], []]):
+        refused(ArgumentError, "must be at least one", backend.joined_norms, given_)
+    refused(ArgumentError, r"norms\[1\].shape=\(3,\): must be \(2,\)", backend.joined_norms, [[two, three]])
+    refused(ArgumentTypeError, "float64", backend.joined_norms, [[backend.from_numpy(np.ones(2, np.float32))]])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from dpcore.spec.ops import Backend
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore.stages.clipping.blocks import Block, Linear, Rows
@@ -30,7 +28,7 @@ def norms_of(
     Notes
     -----
     The rows of a group are one vector, whose norm the port takes at once, and of all groups in one operation. The norms
-    of all linear layers, whatever their groups, are one operation too.
+    of all linear layers, whatever their groups, are one operation too; and so is what joins those of a group.
     """
     _, layers, others = _apart(blocks, [i for members in groups for i in members])
     own = {i: blocks[i].norms(backend, scales[i]) for i in others}
@@ -48,23 +46,7 @@ def norms_of(
         norms = backend.group_norms(values, [number[group] for group, _ in rows], given)
         for group, norm in zip(with_rows, norms, strict=True):
             found[group].insert(0, norm)
-    return [_together(norms) for norms in found]
-
-
-def _together(norms: Sequence[Any]) -> Any:
-    """Return the norm of vectors side by side, given theirs.
-
-    With N_l the norm of member l, s the computed sum of the L norms and u = 2^-53, the result is ``s sqrt(sum_l (N_l /
-    s)^2)``: relative to s no square overflows, and those that underflow are below 2^-1000 of the sum. Quotients,
-    squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised.
-    """
-    if len(norms) == 1:
-        return norms[0]
-    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-        total = sum(norms[1:], norms[0])
-        total = total + (total == 0)
-        squares = [(norm / total) ** 2 for norm in norms]
-        return total * sum(squares[1:], squares[0]) ** 0.5 * (1 + (len(norms) + 8) * 2.0**-53)
+    return list(backend.joined_norms(found))
 
 
 def add_sums(

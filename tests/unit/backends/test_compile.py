@@ -52,6 +52,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         clip,
         embedding,
         gram,
+        joined,
         launch,
         linear,
         noise,
@@ -143,6 +144,10 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             {**TABLE, "examples": "i32", "first_weight": "fp32", "second_weight": "fp32"}, tile, tiled,
         ),
         ("weighted_sum, scale", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": True, **tile}, tiled),
+        (
+            "joined_norms", joined._joined_kernel,
+            {"places": "*i64", "groups": "*i64", "found": "*fp64", **batch}, {"EXAMPLES": columns}, columns,
+        ),
         (
             "pairs: norms", pairs._bounds_kernel,
             {"numbers": "*i64", "squares": "*fp64", "lengths": "*fp64", "norms": "*fp64", "examples": "i32"},

@@ -170,7 +170,7 @@ class Given:
     """A block that knows its norms only."""
 
     def __init__(self, *norms: float) -> None:
-        self._norms = np.array(norms)
+        self._norms = np.array(norms, float)
 
     def norms(self, *_: Any) -> np.ndarray:
         return self._norms
@@ -205,7 +205,7 @@ def test_rows_and_layers_are_normed_and_summed_in_one_operation_each_whatever_th
 
         return run
 
-    names = ("group_norms", "weighted_sum", "linear_norms", "linear_sums")
+    names = ("group_norms", "weighted_sum", "linear_norms", "linear_sums", "joined_norms")
     port: Any = SimpleNamespace(**{name: watched(name) for name in names})
     kinds = ("rows", "linear", "rows", "linear", "rows", "linear")
     blocks = [block_of(kind, seed) for seed, kind in enumerate(kinds)]
@@ -214,7 +214,11 @@ def test_rows_and_layers_are_normed_and_summed_in_one_operation_each_whatever_th
     totals = [np.zeros(SIZE * WIDTH) for _ in blocks]
     found = norms_of(port, blocks, groups, scales)
     add_sums(port, blocks, weights, totals, scales)
-    assert calls == [("linear_norms", 3), ("group_norms", 3), ("weighted_sum", 3), ("linear_sums", 3)]
+    norms_, sums_ = (
+        [("linear_norms", 3), ("group_norms", 3), ("joined_norms", 3)],
+        [("weighted_sum", 3), ("linear_sums", 3)],
+    )
+    assert calls == [*norms_, *sums_]
     vectors = [loop(block) * scale for block, scale in zip(blocks, scales, strict=True)]
     for norms, members in zip(found, groups, strict=True):
         whole = np.concatenate([vectors[i] for i in members], axis=1)
