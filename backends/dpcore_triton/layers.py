@@ -40,6 +40,8 @@ class Layers(NamedTuple):
 
     def start(self, function: Any, units: Sequence[int], copies: int, own: Any, *args: Any, **meta: Any) -> None:
         """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer."""
+        if not any(units):
+            return
         rows = [(*row, *numbers) for row, numbers in zip(self.rows, own, strict=True)]
         on_device, layer_of, count = table(rows, units, self.parts.device)
         given = self.parts.rows, self.parts.row_of, on_device, layer_of
