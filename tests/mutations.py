@@ -72,6 +72,21 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget the settings' groups in a step's key", "key = (described, groups, shape,", "key = (described, shape,",
          "agreement/test_graphs.py"),
     ],
+    "backends/dpcore_triton/layers.py": [
+        ("give a layer the scale of another", "zip(layers, totals, accumulate(totals), given, strict=True)",
+         "zip(layers, totals, accumulate(totals), given[1:] + given[:1], strict=True)",
+         "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
+        ("read the positions of the layer before", "stop - total, address(scale))", "max(0, stop - total - 1), address(scale))",
+         "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
+    ],
+    "backends/dpcore_triton/linear.py": [
+        ("weigh a layer by the factors of another", "for factor, total in zip(factors, out, strict=True)",
+         "for factor, total in zip(factors[1:] + factors[:1], out, strict=True)",
+         "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
+        ("add up the squares of another layer", "Sum(_bound(row, way), exponent, place, own, row.first, row.total)",
+         "Sum(_bound(row, way), exponent, 0, own, row.first, row.total)",
+         "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
+    ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),
         ("leave the results of a repeated operation as they were", "output.copy_(again)", "pass", "agreement/test_graphs.py"),
@@ -142,7 +157,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let terms that cancel share a product", "alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms",
          "alike: NDArray[np.bool_] = norms >= 0 * terms",
          "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_round_the_sum"),
-        ("add what is exact in float32", "factors, wide = weights.astype(np.float64), exact or a.double",
+        ("add what is exact in float32", "factors, wide = weights.astype(np.float64), layer.exact or a.double",
          "factors, wide = weights.astype(np.float64), a.double",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("take zeros beside infinities for nothing", "np.where(sizes == 0, 0.0, x)",
@@ -154,6 +169,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let terms cancel in a product", "norms = np.maximum(norms, CANCELLATION * terms)",
          "pass",
          "unit/backends/test_pairs.py::test_what_cancels_keeps_the_share_that_sums_rely_on"),
+    ],
+    "backends/dpcore_numpy/joined.py": [
+        ("do not raise the norm of a group by its rounding", "return 1 + (count + 8) * 2.0**-53", "return 1.0", "unit/stages/test_blocks.py"),
+        ("square the norms of a group as they are", "total = total + (total == 0)", "total = total * 0 + 1", "unit/stages/test_blocks.py"),
+    ],
+    "backends/dpcore_triton/joined.py": [
+        ("join the norms of another group", "start = tl.load(row)\n", "start = tl.load(groups)\n",
+         "agreement/test_ops_layers.py::test_joined_norms_are_those_of_the_reference"),
     ],
     "backends/dpcore_numpy/gram.py": [
         ("trust float64 inner products", "np.maximum(square, 0) + error * np.square(terms)",
@@ -210,12 +233,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/stages/clipping/blocks.py": [
         ("give every point of a query the weight of the last", "backend.combine(*values, (factor, weight))", "backend.combine(*values, (weight, weight))",
          "papers/test_disk.py unit/stages/test_blocks.py"),
-        ("leave a tensor out of its group's norm", "blocks[i].norms(backend, scales[i]) for i in others]", "blocks[i].norms(backend, scales[i]) for i in others[bool(own):]]",
-         "unit/mechanism/test_sources.py"),
-        ("do not raise the norm of a group by its rounding", "* (1 + (len(norms) + 8) * 2.0**-53)", "* 1.0", "unit/stages/test_blocks.py"),
         ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
          "unit/stages/test_blocks.py unit/mechanism/test_sources.py"),
-        ("square the norms of a group as they are", "total = total + (total == 0)", "total = total * 0 + 1", "unit/stages/test_blocks.py"),
+    ],
+    "dpcore/stages/clipping/together.py": [
+        ("leave a tensor out of its group's norm", "[own[i] for i in members if i in own]", "[own[i] for i in members if i in own][bool(rows) :]",
+         "unit/stages/test_blocks.py"),
+        ("take the norms of layers without their scales", "[scales[i] for i in layers]", "[None for i in layers]", "unit/stages/test_blocks.py"),
     ],
     "dpcore/stages/clipping/pairs.py": [
         ("take float32 products where points are subtracted", "return min(self.point_weights) < 0 < max(self.point_weights)", "return False",
@@ -224,7 +248,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/stages/test_blocks.py"),
     ],
     "dpcore/stages/clipping/tied.py": [
-        ("sum a tied matrix by another arithmetic than its norm's", "out, exact=self.exact)", "out, exact=False)",
+        ("sum a tied matrix by another arithmetic than its norm's", "_replace(exact=self.exact)", "_replace(exact=False)",
          "unit/stages/test_blocks.py"),
         ("forget the table of a tied matrix", "            part.embedding.add_sum(backend, weights[some], out)\n", "", "unit/mechanism/test_sources.py"),
     ],

@@ -11,6 +11,7 @@ import torch
 
 from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import FilterCoefficients, RingCoefficients, UpdateSettings
+from dpcore.spec.pair_ops import LinearPairs
 
 from .steps import CASES, KEY, WATCHED, Steps
 
@@ -52,12 +53,12 @@ def pairs(device: str) -> None:
         tokens = [torch.randint(q, (examples, length), device=device)]
         rows = [torch.randn(examples, length, p, device=device)]
         scale, out = torch.rand(q * p, device=device) + 0.5, torch.zeros(q * p, dtype=torch.float64, device=device)
+        layers = [LinearPairs(inputs, gradients, [1.0], gram) for gram in (False, True)]
         for chosen in (None, scale):
-            ops.linear_norms(inputs, gradients, [1.0], scale=chosen)
-            ops.linear_sum(inputs, gradients, [1.0], weights, out, scale=chosen)
+            ops.linear_norms(layers, [None, chosen])
+            ops.linear_sums(layers, [weights, weights], [out, torch.zeros_like(out)], [None, chosen])
             ops.embedding_norms(tokens, rows, [1.0], q, scale=chosen)
             ops.embedding_sum(tokens, rows, [1.0], weights, out, scale=chosen)
-        ops.linear_norms(inputs, gradients, [1.0], gram=True)
         ops.tied_norms(tokens, rows, [1.0], inputs, gradients, [1.0], q)
 
 

@@ -7,7 +7,8 @@ from dpcore_numpy.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_numpy.clip import clip_factors, combine, group_norms, row_norms, weighted_sum
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
-from dpcore_numpy.linear import linear_norms, linear_sum
+from dpcore_numpy.joined import joined_norms
+from dpcore_numpy.linear import linear_norms, linear_sums
 from dpcore_numpy.noise import normal
 from dpcore_numpy.ring import ring
 from dpcore_numpy.step import step
@@ -28,8 +29,9 @@ __all__ = [
     "embedding_sum",
     "from_numpy",
     "group_norms",
+    "joined_norms",
     "linear_norms",
-    "linear_sum",
+    "linear_sums",
     "name",
     "normal",
     "recurrence",

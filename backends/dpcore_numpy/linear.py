@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.check_pairs import check_linear, check_sum
+from dpcore.spec.check_pairs import check_layers, check_sums
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.rounding import CANCELLATION, SUM_ROWS
 from dpcore_numpy.clip import row_norms
 from dpcore_numpy.denormals import check_denormals
@@ -35,25 +36,25 @@ class Arithmetic(NamedTuple):
 
 
 def linear_norms(
-    inputs: Sequence[Floats],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
+    layers: Sequence[LinearPairs[Floats]],
+    scales: Sequence[Floats | None] | None = None,
     *,
-    scale: Floats | None = None,
-    gram: bool = False,
-    exact: bool = False,
     arithmetic: Arithmetic | None = None,
-) -> Wide:
+) -> tuple[Wide, ...]:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
-    check_linear(inputs, gradients, point_weights, scale)
+    check_layers(layers, scales)
     check_denormals()
-    by = arithmetic or NUMPY
+    by, given = arithmetic or NUMPY, scales or [None] * len(layers)
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        a, e = by.side(inputs), by.side(gradients, point_weights)
-        norms, rounding, terms = linear_bound(a, e, scale, gram, exact, by)
-        if not exact and a.time < MANY:  # what `linear_sum` relies on
-            norms = np.maximum(norms, CANCELLATION * terms)
-        return norms + rounding
+        return tuple(_norms(layer, scale, by) for layer, scale in zip(layers, given, strict=True))
+
+
+def _norms(layer: LinearPairs[Floats], scale: Floats | None, by: Arithmetic) -> Wide:
+    a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
+    norms, rounding, terms = linear_bound(a, e, scale, layer.gram, layer.exact, by)
+    if not layer.exact and a.time < MANY:  # what `linear_sums` relies on
+        norms = np.maximum(norms, CANCELLATION * terms)
+    return norms + rounding
 
 
 def linear_bound(
@@ -97,31 +98,33 @@ def _of_one_row(a: Side, e: Side, by: Arithmetic) -> Bound:
     return Bound(norms, gamma(9, U64) * norms, norms)
 
 
-def linear_sum(
-    inputs: Sequence[Floats],
-    gradients: Sequence[Floats],
-    point_weights: Sequence[float],
-    weights: Floats,
-    out: Floats,
+def linear_sums(
+    layers: Sequence[LinearPairs[Floats]],
+    weights: Sequence[Floats],
+    out: Sequence[Floats],
+    scales: Sequence[Floats | None] | None = None,
     *,
-    scale: Floats | None = None,
-    exact: bool = False,
     arithmetic: Arithmetic | None = None,
 ) -> None:
-    """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
-    check_linear(inputs, gradients, point_weights, scale)
-    by = arithmetic or NUMPY
-    a, e = by.side(inputs), by.side(gradients, point_weights)
-    check_sum(a.examples, a.width * e.width, weights, out)
+    """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
+    check_layers(layers, scales)
+    check_sums(layers, weights, out)
+    by, given = arithmetic or NUMPY, scales or [None] * len(layers)
+    with np.errstate(all="ignore"):
+        for layer, factors, total, scale in zip(layers, weights, out, given, strict=True):
+            _add(layer, factors, total, scale, by)
+
+
+def _add(layer: LinearPairs[Floats], weights: Floats, out: Floats, scale: Floats | None, by: Arithmetic) -> None:
+    a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
-    with np.errstate(all="ignore"):
-        factors, wide = weights.astype(np.float64), exact or a.double or a.time < MANY
-        together = _together(a, e, scale, exact, by.matmul)[used]
-        if together.any():
-            by.add_products(a, e, factors, used[together], total, factor)
-        if not together.all():
-            by.add_tiles(a, e, factors, used[~together], total, factor, wide)
+    factors, wide = weights.astype(np.float64), layer.exact or a.double or a.time < MANY
+    together = _together(a, e, scale, layer.exact, by.matmul)[used]
+    if together.any():
+        by.add_products(a, e, factors, used[together], total, factor)
+    if not together.all():
+        by.add_tiles(a, e, factors, used[~together], total, factor, wide)
 
 
 def _together(a: Side, e: Side, scale: Floats | None, exact: bool, matmul: Matmul) -> NDArray[np.bool_]:

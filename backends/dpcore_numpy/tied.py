@@ -53,7 +53,7 @@ def tied_norms(
         square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit, by.matmul) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
         bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
-        if a.time < MANY:  # what `linear_sum` relies on
+        if a.time < MANY:  # what `linear_sums` relies on
             bound = np.maximum(bound, CANCELLATION * linear.terms)
         return bound
 

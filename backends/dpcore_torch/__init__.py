@@ -10,9 +10,9 @@ from dpcore.spec.repeating import repeat
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
 from dpcore_torch.filter import recurrence
-from dpcore_torch.linear import linear_norms, linear_sum, tied_norms
+from dpcore_torch.linear import linear_norms, linear_sums, tied_norms
 from dpcore_torch.noise import normal
-from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, words
+from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, joined_norms, words
 from dpcore_torch.ring import ring
 from dpcore_torch.step import step
 from dpcore_torch.update import update
@@ -30,8 +30,9 @@ __all__ = [
     "embedding_sum",
     "from_numpy",
     "group_norms",
+    "joined_norms",
     "linear_norms",
-    "linear_sum",
+    "linear_sums",
     "name",
     "normal",
     "recurrence",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.rounding import SUM_ROWS
 from dpcore_numpy import linear as reference
 from dpcore_numpy import tied
@@ -28,27 +29,26 @@ _COLUMNS = 1024  # of a float32 inner product
 
 @bounded()
 def linear_norms(
-    inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], point_weights: Sequence[float], **options: Any
-) -> torch.Tensor:
+    layers: Sequence[LinearPairs[torch.Tensor]], scales: Sequence[torch.Tensor | None] | None = None
+) -> tuple[torch.Tensor, ...]:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`."""
-    given = {name: view(value) for name, value in options.items()}
-    parts = view(inputs), view(gradients), point_weights
-    return torch.from_numpy(reference.linear_norms(*parts, **given, arithmetic=TORCH))
+    return tuple(map(torch.from_numpy, reference.linear_norms(_viewed(layers), view(scales), arithmetic=TORCH)))
 
 
 @bounded()
-def linear_sum(
-    inputs: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    point_weights: Sequence[float],
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    **options: Any,
+def linear_sums(
+    layers: Sequence[LinearPairs[torch.Tensor]],
+    weights: Sequence[torch.Tensor],
+    out: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor | None] | None = None,
 ) -> None:
-    """See `dpcore.spec.pair_ops.PairOperations.linear_sum`."""
-    given = {name: view(value) for name, value in options.items()}
-    parts = view(inputs), view(gradients), point_weights, view(weights), view(out)
-    reference.linear_sum(*parts, **given, arithmetic=TORCH)
+    """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
+    reference.linear_sums(_viewed(layers), view(weights), view(out), view(scales), arithmetic=TORCH)
+
+
+def _viewed(layers: Sequence[LinearPairs[torch.Tensor]]) -> list[LinearPairs[Floats]]:
+    """Return the layers with what NumPy sees of their tensors."""
+    return [LinearPairs(*view(layer)) for layer in layers]
 
 
 @bounded()

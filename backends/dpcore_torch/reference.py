@@ -32,4 +32,5 @@ def _tensor(found: Any) -> Any:
 clip_factors = on_tensors(reference.clip_factors)
 embedding_norms = bounded()(on_tensors(reference.embedding_norms))
 embedding_sum = bounded()(on_tensors(reference.embedding_sum))
+joined_norms = on_tensors(reference.joined_norms)
 words = on_tensors(reference.words)

@@ -13,7 +13,8 @@ from dpcore_triton.clip import clip_factors, combine, weighted_sum  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.graphs import Graphs  # noqa: E402
-from dpcore_triton.linear import linear_norms, linear_sum  # noqa: E402
+from dpcore_triton.joined import joined_norms  # noqa: E402
+from dpcore_triton.linear import linear_norms, linear_sums  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.ring import ring  # noqa: E402
 from dpcore_triton.row_norms import group_norms, row_norms  # noqa: E402
@@ -41,8 +42,9 @@ __all__ = [
     "embedding_sum",
     "from_numpy",
     "group_norms",
+    "joined_norms",
     "linear_norms",
-    "linear_sum",
+    "linear_sums",
     "name",
     "normal",
     "recurrence",

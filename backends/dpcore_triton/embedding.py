@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch
-from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
+from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
 
@@ -32,9 +32,11 @@ def embedding_norms(
     scales = () if scale is None else (scale,)
     float32_only(gradients=gradients, scale=scales)
     device = common_device(indices=indices, gradients=gradients, scale=scales)
-    parts = parts_of(None, gradients, point_weights, device, exponent_of(point_weights))
+    exponent = exponent_of(point_weights)
+    parts = parts_of(None, gradients, point_weights, device, [exponent] * len(gradients))
     squares, lengths = tokens_of(parts, joined(indices), gradients[0].shape[2], size, scale)
-    return norms_of(parts, bound(parts.total, squares=parts.total + COLUMNS + squares.shape[1]), squares, lengths)
+    chosen = bound(parts.total, squares=parts.total + COLUMNS + squares.shape[1])
+    return norm_of(parts, chosen, exponent, squares, lengths)
 
 
 def embedding_sum(
@@ -58,7 +60,7 @@ def embedding_sum(
     scales = () if scale is None else (scale,)
     float32_only(gradients=gradients, scale=scales)
     device = common_device(indices=indices, gradients=gradients, weights=[weights], out=[out], scale=scales)
-    parts = parts_of(None, gradients, point_weights, device)
+    parts = parts_of(None, gradients, point_weights, device, [0] * len(gradients))
     tokens, order = torch.sort(joined(indices).reshape(-1), stable=True)
     launch(
         _sum_kernel, (tokens.numel() * -(-width // COLUMNS),), device, parts.rows, parts.row_of, tokens, order,

@@ -3,50 +3,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton.language as tl
 
-from dpcore_triton.launch import ROWS, jit, kernel, launch
-from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, Parts, dot, rows_at, weights_at
+from dpcore_triton.launch import ROWS, jit, kernel
+from dpcore_triton.layers import Layers, layer_at, located, sizes_of
+from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, dot, rows_at, weights_at
 
 
-def lengths_of(parts: Parts, p: int, q: int) -> torch.Tensor:
-    """Return the norm of each term of each example, |weight| |e_t| |a_t|: (B, T)."""
-    lengths = parts.empty(parts.total)
-    count = lengths.numel()
-    launch(
-        _lengths_kernel, (-(-count // ROWS),), parts.device, parts.rows, parts.row_of, lengths, count, p, q,
-        parts.total, ROWS=ROWS, COLUMNS=WIDTH,
-    )  # fmt: skip
-    return lengths
+def fill_lengths(layers: Layers, lengths: torch.Tensor, chosen: Sequence[bool]) -> None:
+    """Put the norm of each term, |weight| |e_t| |a_t|, to its place: (B, T) of the chosen layers."""
+    units = [row.total if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
+    copies, own = -(-layers.parts.examples // ROWS), [(0, 0)] * len(units)
+    layers.start(_lengths_kernel, units, copies, own, lengths, layers.parts.examples, ROWS=ROWS, COLUMNS=WIDTH)
 
 
-def gram_of(parts: Parts, p: int, q: int) -> torch.Tensor:
-    """Return sums of ``(a_s . a_t)(e_s . e_t)`` that add up to each example's |v|^2: (B, blocks of positions)."""
-    blocks = -(-parts.total // POSITIONS)
-    squares = parts.empty(blocks)
-    launch(
-        _gram_kernel, (parts.examples * blocks,), parts.device, parts.rows, parts.row_of, squares, p, q, parts.total,
-        POSITIONS=POSITIONS, DEPTH=DEPTH,
-    )  # fmt: skip
-    return squares
+def fill_gram(layers: Layers, squares: torch.Tensor, chosen: Sequence[bool], places: Sequence[int]) -> None:
+    """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`) of the chosen."""
+    units = [blocks_of(row.total) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
+    examples, own_ = layers.parts.examples, [(place, 0) for place in places]
+    layers.start(_gram_kernel, units, examples, own_, squares, examples, POSITIONS=POSITIONS, DEPTH=DEPTH)
 
 
-def signed_roundings(parts: Parts, p: int, q: int) -> int:
-    """Return how often a term of `gram_of` is rounded: in inner products, in its block, over blocks, in factors."""
-    return p + q + POSITIONS * POSITIONS + 2 * -(-parts.total // POSITIONS) + 16
+def blocks_of(total: int) -> int:
+    """Return how many blocks so many positions are."""
+    return -(-total // POSITIONS)
 
 
-@kernel("count", "p", "q", "total")
+def signed_roundings(p: int, q: int, total: int) -> int:
+    """Return how often a term of `fill_gram` is rounded: in inner products, in its block, over blocks, in factors."""
+    return p + q + POSITIONS * POSITIONS + 2 * blocks_of(total) + 16
+
+
+@kernel("examples")
 def _lengths_kernel(
-    rows, row_of, lengths, count, p, q, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, layers, layer_of, lengths, examples, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    term = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mask, example, position = term < count, term // total, term % total
+    groups = (examples + ROWS - 1) // ROWS
+    unit = tl.program_id(0) // groups
+    layer = layer_at(unit, layers, layer_of)
+    p, q, first, end = sizes_of(layer)
+    time = unit - tl.load(layer)
+    example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    mask, position = example < examples, first + time + example * 0
     square = squares_of(rows_at(rows, row_of, example, position, mask, 1), mask, p, ROWS, COLUMNS)
     other = squares_of(rows_at(rows, row_of, example, position, mask, 4), mask, q, ROWS, COLUMNS)
     weight = tl.abs(weights_at(rows, row_of, position, mask))
-    tl.store(lengths + term, weight * (tl.sqrt(square) * tl.sqrt(other)), mask=mask)
+    at = lengths + (tl.load(layer + 4) * examples + example * (end - first) + time)
+    tl.store(at, weight * (tl.sqrt(square) * tl.sqrt(other)), mask=mask)
 
 
 @jit
@@ -62,18 +68,22 @@ def squares_of(at, mask, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.sum(sums, axis=1)
 
 
-@kernel("p", "q", "total")
-def _gram_kernel(rows, row_of, squares, p, q, total, POSITIONS: tl.constexpr, DEPTH: tl.constexpr):
-    blocks = (total + POSITIONS - 1) // POSITIONS
-    example, start = tl.program_id(0) // blocks, tl.program_id(0) % blocks * POSITIONS
+@kernel("examples")
+def _gram_kernel(
+    rows, row_of, layers, layer_of, squares, examples, POSITIONS: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    layer, within = located(layers, layer_of, examples)
+    p, q, begin, end = sizes_of(layer)
+    blocks = (end - begin + POSITIONS - 1) // POSITIONS
+    example, start = within // blocks, begin + within % blocks * POSITIONS
     first = start + tl.arange(0, POSITIONS)
-    mask, other = first < total, start
+    mask, other = first < end, start
     a, e = rows_at(rows, row_of, example, first, mask, 1), rows_at(rows, row_of, example, first, mask, 4)
     weight, one = weights_at(rows, row_of, first, mask), tl.full((POSITIONS,), 1.0, tl.float64)
     sums = tl.zeros((POSITIONS, POSITIONS), tl.float64)
-    while other < total:
+    while other < end:
         second = other + tl.arange(0, POSITIONS)
-        used = second < total
+        used = second < end
         b, f = rows_at(rows, row_of, example, second, used, 1), rows_at(rows, row_of, example, second, used, 4)
         factor = weights_at(rows, row_of, second, used)
         products = inner_products(a, one, mask, b, one, used, p, POSITIONS, DEPTH)
@@ -81,7 +91,7 @@ def _gram_kernel(rows, row_of, squares, p, q, total, POSITIONS: tl.constexpr, DE
         # Blocks off the diagonal stand for two.
         sums += tl.where(other > start, 2.0, 1.0) * products
         other += POSITIONS
-    tl.store(squares + tl.program_id(0), tl.sum(tl.sum(sums, axis=1), axis=0))
+    tl.store(squares + (tl.load(layer + 6) * examples + within), tl.sum(tl.sum(sums, axis=1), axis=0))
 
 
 @jit

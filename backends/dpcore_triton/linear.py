@@ -4,28 +4,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton.language as tl
 
-from dpcore.spec.check_pairs import check_linear, check_sum
-from dpcore_triton.gram import gram_of, lengths_of, signed_roundings
-from dpcore_triton.launch import common_device, float32_only, jit, kernel, launch
+from dpcore.spec.check_pairs import check_layers, check_sums
+from dpcore.spec.pair_ops import LinearPairs
+from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
+from dpcore_triton.launch import common_device, jit, kernel
+from dpcore_triton.layers import Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
 from dpcore_triton.pairs import (
     DEPTH,
     POSITIONS,
     SIDE,
     UNIT,
     Bound,
-    Parts,
+    Sum,
     bound,
     dot,
     exponent_of,
     norms_of,
-    parts_of,
     rows_at,
     weights_at,
 )
+from dpcore_triton.row_norms import Scales, contiguous
 
 Tensor = torch.Tensor
 
@@ -33,68 +36,77 @@ Tensor = torch.Tensor
 FEW_POSITIONS = 8
 
 
-def linear_norms(
-    inputs: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    point_weights: Sequence[float],
-    *,
-    scale: Tensor | None = None,
-    gram: bool = False,
-    exact: bool = False,
-) -> Tensor:
+def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -> tuple[Tensor, ...]:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`.
 
-    Everything is float64 here: `exact` only keeps few positions from inner products, which are looser where terms
-    cancel. An example's numbers meet no other's. No atomics: the result is the same every time.
+    A launch for each kind of kernel, whatever the number of layers. Everything is float64 here: `exact` only keeps few
+    positions from inner products, which are looser where terms cancel. An example's numbers meet no other's. No
+    atomics: the result is the same every time.
     """
-    check_linear(inputs, gradients, point_weights, scale)
-    arrays = {"inputs": inputs, "gradients": gradients, "scale": () if scale is None else [scale]}
-    float32_only(**arrays)
-    device = common_device(**arrays)
-    parts = parts_of(inputs, gradients, point_weights, device, exponent_of(point_weights))
-    p, q = inputs[0].shape[2], gradients[0].shape[2]
-    scales = None if scale is None else scale.detach().contiguous()
-    lengths = lengths_of(parts, p, q) if scales is None else _scaled_lengths(parts, p, q, scales)
-    if parts.total == 1 and scales is None:
+    check_layers(layers, scales)
+    exponents = [exponent_of(layer.point_weights) for layer in layers]
+    given = layers_of(layers, scales, exponents)
+    ways = [_way(row, layer) for row, layer in zip(given.rows, layers, strict=True)]
+    units = [_units(row, way) for row, way in zip(given.rows, ways, strict=True)]
+    places = [stop - own for stop, own in zip(accumulate(units), units, strict=True)]
+    lengths, squares = given.parts.empty(given.parts.total), given.parts.empty(sum(units))
+    fill_lengths(given, lengths, [not row.scale for row in given.rows])
+    _fill_scaled_lengths(given, lengths)
+    fill_gram(given, squares, [way == "gram" for way in ways], places)
+    _fill_tiles(given, squares, [way == "tiles" for way in ways], places)
+    sums = [
+        Sum(_bound(row, way), exponent, place, own, row.first, row.total)
+        for row, way, exponent, place, own in zip(given.rows, ways, exponents, places, units, strict=True)
+    ]
+    return norms_of(given.parts, sums, squares, lengths)
+
+
+def _way(row: Layer, layer: LinearPairs[Tensor]) -> str:
+    """Return how a layer's norms are taken."""
+    if row.scale:
+        return "tiles"
+    if row.total == 1:
+        return "one"
+    return "gram" if layer.gram or (row.total <= FEW_POSITIONS and not layer.exact) else "tiles"
+
+
+def _units(row: Layer, way: str) -> int:
+    """Return how many numbers of an example add up to Q."""
+    return {"one": 0, "gram": blocks_of(row.total), "tiles": tiles_of(row.p, row.q)}[way]
+
+
+def _bound(row: Layer, way: str) -> Bound:
+    """Return how N follows."""
+    if way == "one":
         # |v| = S, rounded p + q + 16 times at most; the product with a weight included.
-        return norms_of(parts, Bound(0.0, 1 + 2 * (p + q + 16) * UNIT, 0.0), lengths[:, :0], lengths)
-    if scales is None and (gram or (parts.total <= FEW_POSITIONS and not exact)):
-        squares = gram_of(parts, p, q)
-        return norms_of(parts, bound(parts.total, signed=signed_roundings(parts, p, q)), squares, lengths)
-    squares = _tiles(parts, p, q, scales)
-    return norms_of(parts, bound(parts.total, squares=SIDE * SIDE + squares.shape[1]), squares, lengths)
+        return Bound(0.0, 1 + 2 * (row.p + row.q + 16) * UNIT, 0.0)
+    if way == "gram":
+        return bound(row.total, signed=signed_roundings(row.p, row.q, row.total))
+    return bound(row.total, squares=SIDE * SIDE + tiles_of(row.p, row.q))
 
 
-def linear_sum(
-    inputs: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    point_weights: Sequence[float],
-    weights: Tensor,
-    out: Tensor,
-    *,
-    scale: Tensor | None = None,
-    exact: bool = False,  # noqa: ARG001
+def linear_sums(
+    layers: Sequence[LinearPairs[Tensor]], weights: Sequence[Tensor], out: Sequence[Tensor], scales: Scales = None
 ) -> None:
-    """See `dpcore.spec.pair_ops.PairOperations.linear_sum`.
+    """See `dpcore.spec.pair_ops.PairOperations.linear_sums`.
 
-    A program adds a tile of the matrix, example by example: first an example's T products, then, times its weight, to
-    the others'. Where T is 1 both are one product over the batch, since a term is a whole example. `exact` changes
-    nothing: everything is float64.
+    A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight, to
+    the others'. Where T is 1 both are one product over the batch, since a term is a whole example; such layers have a
+    launch, and all others. `exact` changes nothing: everything is float64.
     """
-    check_linear(inputs, gradients, point_weights, scale)
-    p, q = inputs[0].shape[2], gradients[0].shape[2]
-    examples = inputs[0].shape[0]
-    check_sum(examples, p * q, weights, out)
-    arrays = {"inputs": inputs, "gradients": gradients, "scale": () if scale is None else [scale]}
-    float32_only(**arrays)
-    device = common_device(**arrays, weights=[weights], out=[out])
-    parts = parts_of(inputs, gradients, point_weights, device)
-    scales = None if scale is None else scale.detach().contiguous()
-    launch(
-        _sum_kernel, (tiles_of(p, q),), device, parts.rows, parts.row_of, weights.detach().contiguous(),
-        out if scales is None else scales, out, examples, p, q, parts.total,
-        SCALED=scale is not None, ONE=parts.total == 1 and scale is None, SIDE=SIDE, DEPTH=DEPTH,
-    )  # fmt: skip
+    check_layers(layers, scales)
+    check_sums(layers, weights, out)
+    given = layers_of(layers, scales, [0] * len(layers))
+    common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
+    wide = any(own.dtype is torch.float64 for own in weights)
+    factors = [contiguous(own.double() if wide else own) for own in weights]
+    own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
+    meta = {"WIDE": wide, "SIDE": SIDE, "DEPTH": DEPTH}
+    for one in (False, True):
+        chosen = [row if one == (row.total == 1 and not row.scale) else None for row in given.rows]
+        units = [0 if row is None else tiles_of(row.p, row.q) for row in chosen]
+        scaled = any(row is not None and row.scale for row in chosen)
+        given.start(_sum_kernel, units, 1, own, given.parts.examples, SCALED=scaled, ONE=one, **meta)
 
 
 def tiles_of(p: int, q: int) -> int:
@@ -102,36 +114,34 @@ def tiles_of(p: int, q: int) -> int:
     return -(-p // SIDE) * -(-q // SIDE)
 
 
-def _scaled_lengths(parts: Parts, p: int, q: int, scale: Tensor) -> Tensor:
-    """Return the norm of each scaled term, by ``sum_{r,c} (e_r s_rc a_c)^2``: (B, T)."""
-    lengths = parts.empty(parts.total)
-    launch(
-        _scaled_lengths_kernel, (parts.examples * -(-parts.total // POSITIONS),), parts.device, parts.rows,
-        parts.row_of, scale, lengths, p, q, parts.total, POSITIONS=POSITIONS, SIDE=SIDE, DEPTH=DEPTH,
-    )  # fmt: skip
-    return lengths
+def _fill_scaled_lengths(layers: Layers, lengths: Tensor) -> None:
+    """Put the norm of each scaled term, by ``sum_{r,c} (e_r s_rc a_c)^2``, to its place: (B, T) of layers with one."""
+    units = [blocks_of(row.total) if row.scale else 0 for row in layers.rows]
+    examples, own = layers.parts.examples, [(0, 0)] * len(units)
+    meta = {"POSITIONS": POSITIONS, "SIDE": SIDE, "DEPTH": DEPTH}
+    layers.start(_scaled_lengths_kernel, units, examples, own, lengths, examples, **meta)
 
 
-def _tiles(parts: Parts, p: int, q: int, scale: Tensor | None) -> Tensor:
-    """Return the sum of squares of each tile of v: (B, tiles)."""
-    squares = parts.empty(tiles_of(p, q))
-    launch(
-        _tiles_kernel, (squares.numel(),), parts.device, parts.rows, parts.row_of,
-        squares if scale is None else scale, squares, p, q, parts.total,
-        SCALED=scale is not None, SIDE=SIDE, DEPTH=DEPTH,
-    )  # fmt: skip
-    return squares
+def _fill_tiles(layers: Layers, squares: Tensor, chosen: Sequence[bool], places: Sequence[int]) -> None:
+    """Put the sum of squares of each tile of v to its place: (B, tiles) of the chosen layers."""
+    units = [tiles_of(row.p, row.q) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
+    examples, own_ = layers.parts.examples, [(place, 0) for place in places]
+    meta = {"SCALED": any(row.scale for row in layers.rows), "SIDE": SIDE, "DEPTH": DEPTH}
+    layers.start(_tiles_kernel, units, examples, own_, squares, examples, **meta)
 
 
-@kernel("p", "q", "total")
+@kernel("examples")
 def _scaled_lengths_kernel(
-    rows, row_of, scale, lengths, p, q, total, POSITIONS: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
+    rows, row_of, layers, layer_of, lengths, examples,
+    POSITIONS: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    blocks = (total + POSITIONS - 1) // POSITIONS
-    example, position = tl.program_id(0) // blocks, tl.program_id(0) % blocks * POSITIONS + tl.arange(0, POSITIONS)
-    mask, left = position < total, 0
+    layer, within = located(layers, layer_of, examples)
+    p, q, first, end = sizes_of(layer)
+    blocks = (end - first + POSITIONS - 1) // POSITIONS
+    example, position = within // blocks, first + within % blocks * POSITIONS + tl.arange(0, POSITIONS)
+    mask, left = position < end, 0
     a, e = rows_at(rows, row_of, example, position, mask, 1), rows_at(rows, row_of, example, position, mask, 4)
-    squares = tl.zeros((POSITIONS,), tl.float64)
+    squares, scale = tl.zeros((POSITIONS,), tl.float64), tl.load(layer + 5).to(tl.pointer_type(tl.float32))
     while left < p:
         column, top = left + tl.arange(0, SIDE), 0
         inside, sums = column < p, tl.zeros((POSITIONS, SIDE), tl.float64)
@@ -147,21 +157,22 @@ def _scaled_lengths_kernel(
         squares += tl.sum(sums * (x * x), axis=1)
         left += SIDE
     length = tl.abs(weights_at(rows, row_of, position, mask)) * tl.sqrt(squares)
-    tl.store(lengths + (example.to(tl.int64) * total + position), length, mask=mask)
+    start = tl.load(layer + 4) * examples + example.to(tl.int64) * (end - first)
+    tl.store(lengths + (start + position - first), length, mask=mask)
 
 
-@kernel("p", "q", "total")
+@kernel("examples")
 def _tiles_kernel(
-    rows, row_of, scale, squares, p, q, total, SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
+    rows, row_of, layers, layer_of, squares, examples, SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
+    layer, within = located(layers, layer_of, examples)
+    p, q, first, end = sizes_of(layer)
     tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
-    example = tl.program_id(0) // tiles
-    row, column = places(tl.program_id(0) % tiles, p, SIDE)
-    v = gradient_of(rows, row_of, example, row, column, p, q, total, SIDE, DEPTH)
+    row, column = places(within % tiles, p, SIDE)
+    v = gradient_of(rows, row_of, within // tiles, row, column, p, q, first, end, SIDE, DEPTH)
     if SCALED:
-        inside = (row < q)[:, None] & (column < p)[None, :]
-        v *= tl.load(scale + (row[:, None] * p + column[None, :]), mask=inside, other=0.0).to(tl.float64)
-    tl.store(squares + tl.program_id(0), tl.sum(tl.sum(v * v, axis=1), axis=0))
+        v *= scale_of(layer, row, column, p, q)
+    tl.store(squares + (tl.load(layer + 6) * examples + within), tl.sum(tl.sum(v * v, axis=1), axis=0))
 
 
 @jit
@@ -173,12 +184,12 @@ def places(tile, p, SIDE: tl.constexpr):
 
 
 @jit
-def gradient_of(rows, row_of, example, row, column, p, q, total, SIDE: tl.constexpr, DEPTH: tl.constexpr):
-    """Return a tile of an example's gradient."""
-    sums, start = tl.zeros((SIDE, SIDE), tl.float64), 0
-    while start < total:
+def gradient_of(rows, row_of, example, row, column, p, q, start, end, SIDE: tl.constexpr, DEPTH: tl.constexpr):
+    """Return a tile of an example's gradient, over the positions from `start` to `end`."""
+    sums = tl.zeros((SIDE, SIDE), tl.float64)
+    while start < end:
         position = start + tl.arange(0, DEPTH)
-        e, a = factors_of(rows, row_of, example, position, position < total, row, column, p, q)
+        e, a = factors_of(rows, row_of, example, position, position < end, row, column, p, q)
         sums = dot(e, a, sums)
         start += DEPTH
     return sums
@@ -194,30 +205,34 @@ def factors_of(rows, row_of, example, position, mask, row, column, p, q):
     return e * weights_at(rows, row_of, position, mask)[None, :], a
 
 
-@kernel("examples", "p", "q", "total")
+@kernel("examples")
 def _sum_kernel(
-    rows, row_of, weights, scale, out, examples, p, q, total,
-    SCALED: tl.constexpr, ONE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
+    rows, row_of, layers, layer_of, examples,
+    SCALED: tl.constexpr, ONE: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    row, column = places(tl.program_id(0), p, SIDE)
-    at = row[:, None] * p + column[None, :]
-    inside = (row < q)[:, None] & (column < p)[None, :]
+    layer = layer_at(tl.program_id(0), layers, layer_of)
+    p, q, first, end = sizes_of(layer)
+    row, column = places((tl.program_id(0) - tl.load(layer)).to(tl.int32), p, SIDE)
+    out = tl.load(layer + 7).to(tl.pointer_type(tl.float64))
+    weights = tl.load(layer + 6).to(tl.pointer_type(tl.float64 if WIDE else tl.float32))
     sums, start = tl.zeros((SIDE, SIDE), tl.float64), 0
     # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
     if ONE:
         while start < examples:
             example = start + tl.arange(0, DEPTH)
             weight = tl.load(weights + example, mask=example < examples, other=0.0).to(tl.float64)
-            e, a = factors_of(rows, row_of, example, example * 0, weight != 0, row, column, p, q)
+            e, a = factors_of(rows, row_of, example, first + example * 0, weight != 0, row, column, p, q)
             sums = dot(e * weight[None, :], a, sums)
             start += DEPTH
     else:
         while start < examples:
             weight = tl.load(weights + start).to(tl.float64)
             if weight != 0:
-                v = gradient_of(rows, row_of, start, row, column, p, q, total, SIDE, DEPTH)
+                v = gradient_of(rows, row_of, start, row, column, p, q, first, end, SIDE, DEPTH)
                 if SCALED:
-                    v *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float64)
+                    v *= scale_of(layer, row, column, p, q)
                 sums += weight * v
             start += 1
-    tl.store(out + at, tl.load(out + at, mask=inside, other=0.0) + sums, mask=inside)
+    inside = (row < q)[:, None] & (column < p)[None, :]
+    out += row[:, None] * p + column[None, :]
+    tl.store(out, tl.load(out, mask=inside, other=0.0) + sums, mask=inside)

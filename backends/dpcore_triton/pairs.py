@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
-from dpcore_triton.launch import COLUMNS, ROWS, jit, kernel, launch, table
+from dpcore_triton.launch import COLUMNS, ROWS, jit, kernel, launch, rows_of, table
 
 Tensor = torch.Tensor
 
@@ -32,7 +32,6 @@ class Parts(NamedTuple):
     total: int  #: T, the sum of T_j
     rows: Tensor  #: of a part: its first position, address and strides (example, time) of inputs and gradients, weight
     row_of: Tensor  #: the part of each position
-    exponent: int  #: the weights in `rows` are the point weights times ``2 ** -exponent``
     kept: Sequence[Tensor]  #: what the addresses point into
 
     def empty(self, width: int) -> Tensor:
@@ -48,9 +47,9 @@ def dense(arrays: Sequence[Tensor]) -> list[Tensor]:
 
 def parts_of(
     inputs: Sequence[Tensor] | None, gradients: Sequence[Tensor], weights: Sequence[float], device: torch.device,
-    exponent: int = 0,
+    exponents: Sequence[int],
 ) -> Parts:  # fmt: skip
-    """Put the parts' addresses, and their weights times ``2 ** -exponent``, on `device`."""
+    """Put the parts' addresses, and the weight of each times ``2 ** -exponent``, on `device`."""
     es = dense(gradients)
     inputs_ = [None] * len(es) if inputs is None else dense(inputs)
     rows = [
@@ -59,11 +58,11 @@ def parts_of(
             *(e.data_ptr(), e.stride(0), e.stride(1)),
             bits(math.ldexp(weight, -exponent)),
         )
-        for a, e, weight in zip(inputs_, es, weights, strict=True)
+        for a, e, weight, exponent in zip(inputs_, es, weights, exponents, strict=True)
     ]
     on_device, row_of, total = table(rows, [e.shape[1] for e in es], device)
     kept = [*es, *(a for a in inputs_ if a is not None)]
-    return Parts(device, es[0].shape[0], total, on_device, row_of, exponent, kept)
+    return Parts(device, es[0].shape[0], total, on_device, row_of, kept)
 
 
 def exponent_of(weights: Sequence[float]) -> int:
@@ -107,28 +106,47 @@ def bound(total: int, *, signed: int = 0, squares: int = 0) -> Bound:
     return Bound(2 * signed * UNIT, 4 * (total + 4) * UNIT, 1 + 2 * (squares + 16) * UNIT)
 
 
-def norms_of(parts: Parts, chosen: Bound, squares: Tensor, lengths: Tensor) -> Tensor:
-    """Return N of each example from what adds up to Q (B, any number) and to S (B, any number)."""
-    norms = torch.empty(parts.examples, dtype=torch.float64, device=parts.device)
-    numbers, *_ = table([tuple(map(bits, (*chosen, 2.0**parts.exponent)))], [1], parts.device)
+class Sum(NamedTuple):
+    """One vector of each example: how N follows, and where what adds up to Q and to S lies, in numbers an example."""
+
+    chosen: Bound
+    exponent: int  #: of its weights
+    squares: int  #: where its numbers begin, behind those of vectors before it
+    squares_width: int
+    lengths: int
+    lengths_width: int
+
+
+def norms_of(parts: Parts, sums: Sequence[Sum], squares: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    """Return N of each example, for each vector; a vector's numbers are one array (B, width) after the other."""
+    norms = torch.empty((len(sums), parts.examples), dtype=torch.float64, device=parts.device)
+    rows = [(*map(bits, (*own.chosen, 2.0**own.exponent)), *own[2:]) for own in sums]
     launch(
-        _bounds_kernel, (-(-parts.examples // ROWS),), parts.device, numbers, squares, lengths, norms, parts.examples,
-        squares.shape[1], lengths.shape[1], ROWS=ROWS, COLUMNS=WIDTH,
+        _bounds_kernel, (len(sums) * -(-parts.examples // ROWS),), parts.device,
+        rows_of(rows, [1] * len(rows), parts.device), squares, lengths, norms, parts.examples,
+        ROWS=ROWS, COLUMNS=WIDTH,
     )  # fmt: skip
+    return norms.unbind()
+
+
+def norm_of(parts: Parts, chosen: Bound, exponent: int, squares: Tensor, lengths: Tensor) -> Tensor:
+    """Return N of one vector of each example, from (B, any number) and (B, any number)."""
+    (norms,) = norms_of(parts, [Sum(chosen, exponent, 0, squares.shape[1], 0, lengths.shape[1])], squares, lengths)
     return norms
 
 
-@kernel("examples", "squares_width", "lengths_width")
-def _bounds_kernel(
-    numbers, squares, lengths, norms, examples, squares_width, lengths_width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    example = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    inner, outer, raising = number(numbers, 1), number(numbers, 2), number(numbers, 3)
-    terms = added(lengths, example, examples, lengths_width, ROWS, COLUMNS)
-    square = tl.maximum(added(squares, example, examples, squares_width, ROWS, COLUMNS), 0.0)
+@kernel("examples")
+def _bounds_kernel(numbers, squares, lengths, norms, examples, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    groups = (examples + ROWS - 1) // ROWS
+    vector = (tl.program_id(0) // groups).to(tl.int64)
+    row = numbers + vector * 9
+    example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inner, outer, raising = number(row, 1), number(row, 2), number(row, 3)
+    terms = added(lengths, row + 7, example, examples, ROWS, COLUMNS)
+    square = tl.maximum(added(squares, row + 5, example, examples, ROWS, COLUMNS), 0.0)
     # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
     norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
-    tl.store(norms + example, norm * number(numbers, 4), mask=example < examples)
+    tl.store(norms + (vector * examples + example), norm * number(row, 4), mask=example < examples)
 
 
 @jit
@@ -138,8 +156,10 @@ def number(numbers, FIELD: tl.constexpr):
 
 
 @jit
-def added(array, example, examples, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the sum of each example's `width` numbers."""
+def added(array, place, example, examples, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the sum of each example's numbers, as many and where `place` says."""
+    width = tl.load(place + 1).to(tl.int32)
+    array += tl.load(place) * examples
     sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
     while start < width:
         column = start + tl.arange(0, COLUMNS)

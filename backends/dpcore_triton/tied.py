@@ -9,11 +9,13 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.rounding import TIED
 from dpcore_triton.embedding import joined, tokens_of
-from dpcore_triton.gram import gram_of, inner_products, lengths_of, signed_roundings
+from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
 from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
-from dpcore_triton.pairs import DEPTH, POSITIONS, bound, exponent_of, norms_of, parts_of, rows_at, weights_at
+from dpcore_triton.layers import layers_of
+from dpcore_triton.pairs import DEPTH, POSITIONS, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
 
@@ -40,22 +42,25 @@ def tied_norms(
     float32_only(**arrays)
     device = common_device(indices=indices, **arrays)
     exponent, p = exponent_of([*token_weights, *point_weights]), inputs[0].shape[2]
-    tokens = parts_of(None, token_gradients, token_weights, device, exponent)
-    parts = parts_of(inputs, gradients, point_weights, device, exponent)
+    tokens = parts_of(None, token_gradients, token_weights, device, [exponent] * len(token_gradients))
+    head = layers_of([LinearPairs(inputs, gradients, point_weights)], None, [exponent])
+    parts = head.parts
     index = joined(indices)
     embedding, token_lengths = tokens_of(tokens, index, p, size, None)
-    crossed = tokens.empty(-(-tokens.total // POSITIONS))
+    crossed = tokens.empty(blocks_of(tokens.total))
     launch(
         _cross_kernel, (crossed.numel(),), device, tokens.rows, tokens.row_of, index, parts.rows, parts.row_of,
         crossed, p, tokens.total, parts.total, size, POSITIONS=POSITIONS, DEPTH=DEPTH,
     )  # fmt: skip
-    linear, lengths = gram_of(parts, p, size), lengths_of(parts, p, size)
+    linear, lengths = parts.empty(blocks_of(parts.total)), parts.empty(parts.total)
+    fill_gram(head, linear, [True], [0])
+    fill_lengths(head, lengths, [True])
     adding = tokens.total + COLUMNS + embedding.shape[1]
-    signed = signed_roundings(parts, p, size) + adding + crossed.shape[1]
+    signed = signed_roundings(p, size, parts.total) + adding + crossed.shape[1]
     whole = [torch.cat([embedding, linear, crossed], dim=1), torch.cat([token_lengths, lengths], dim=1)]
-    norms = norms_of(parts, bound(tokens.total + parts.total, signed=signed), *whole)
-    first = norms_of(tokens, bound(tokens.total, squares=adding), embedding, token_lengths)
-    second = norms_of(parts, bound(parts.total, signed=signed), linear, lengths)
+    norms = norm_of(parts, bound(tokens.total + parts.total, signed=signed), exponent, *whole)
+    first = norm_of(tokens, bound(tokens.total, squares=adding), exponent, embedding, token_lengths)
+    second = norm_of(parts, bound(parts.total, signed=signed), exponent, linear, lengths)
     return torch.maximum(norms, TIED * (first + second))
 
 

@@ -28,12 +28,13 @@ AGREEMENT: Final = {
         "terms", 64, "B additions in any order: at most B float64 ulps, B <= 64 in the tests", 52
     ),
     "linear_norms": Agreement("ulps", 1, "certified bounds, each about as tight as float64 arithmetic allows"),
-    "linear_sum": Agreement(
+    "linear_sums": Agreement(
         "terms", 1024, "B T products in any order: at most B T float64 ulps, below 1024 in the tests", 52
     ),
     "embedding_norms": Agreement("ulps", 1, "as linear_norms"),
-    "embedding_sum": Agreement("terms", 1024, "as linear_sum", 52),
+    "embedding_sum": Agreement("terms", 1024, "as linear_sums", 52),
     "tied_norms": Agreement("ulps", 1, "as linear_norms"),
+    "joined_norms": Agreement("bitwise", 0, "the same float64 operations in the same order, each correctly rounded"),
     "recurrence": Agreement("terms", 8, "three products and three sums a state vector"),
     "ring": Agreement(
         "terms",

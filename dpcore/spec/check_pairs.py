@@ -7,21 +7,44 @@ from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import check_count, check_float, dtype_name
-from dpcore.spec.memory import check_in_place, check_place
+from dpcore.spec.memory import check_in_place, check_place, listed
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.validate import number
 
 
+def check_layers(layers: Sequence[LinearPairs[Any]], scales: Sequence[Any] | None) -> None:
+    """Refuse layers that `check_linear` does, that are not of one B, and scales that are not (q p,)."""
+    if not layers:
+        raise ArgumentError("layers=[]: must hold at least one layer")
+    for index, layer in enumerate(layers):
+        check_linear(layer.inputs, layer.gradients, layer.point_weights, f"layers[{index}].")
+        shape, examples = tuple(layer.inputs[0].shape), layers[0].inputs[0].shape[0]
+        if shape[0] != examples:
+            raise ArgumentError(
+                f"layers[{index}].inputs[0].shape={shape}: must be of {examples} examples, as layers[0]"
+            )
+    if scales is not None:
+        check_count("scales", scales, len(layers), "one for each layer")
+        for index, (layer, scale) in enumerate(zip(layers, scales, strict=True)):
+            if scale is not None:
+                check_float(f"scales[{index}]", scale, None, (coordinates_of(layer),))
+
+
 def check_linear(
-    inputs: Sequence[Any], gradients: Sequence[Any], point_weights: Sequence[float], scale: Any = None
+    inputs: Sequence[Any], gradients: Sequence[Any], point_weights: Sequence[float], where: str = ""
 ) -> None:
-    """Refuse parts that are not (B, T_j, p) and (B, T_j, q) of one dtype, and a scale that is not (q p,)."""
-    _parts("inputs", inputs, point_weights)
-    check_count("gradients", gradients, len(inputs), "one for each part")
-    _parts("gradients", gradients, point_weights)
+    """Refuse parts that are not (B, T_j, p) and (B, T_j, q) of one dtype; `where` they stand is put before names."""
+    _parts(f"{where}inputs", inputs, point_weights)
+    check_count(f"{where}gradients", gradients, len(inputs), "one for each part")
+    _parts(f"{where}gradients", gradients, point_weights)
     for index, (rows, others) in enumerate(zip(inputs, gradients, strict=True)):
-        check_float(f"gradients[{index}]", others, dtype_name(inputs[0]), (*rows.shape[:2], others.shape[2]))
-    if scale is not None:
-        check_float("scale", scale, None, (gradients[0].shape[2] * inputs[0].shape[2],))
+        shape = (*rows.shape[:2], others.shape[2])
+        check_float(f"{where}gradients[{index}]", others, dtype_name(inputs[0]), shape)
+
+
+def coordinates_of(layer: LinearPairs[Any]) -> int:
+    """Return q p."""
+    return int(layer.gradients[0].shape[2]) * int(layer.inputs[0].shape[2])
 
 
 def check_embedding(
@@ -49,6 +72,18 @@ def check_tied(token_gradients: Sequence[Any], inputs: Sequence[Any], gradients:
         shape = (token_gradients[0].shape[0], part.shape[1], token_gradients[0].shape[2])
         check_float(f"inputs[{index}]", part, dtype_name(token_gradients[0]), shape)
         check_float(f"gradients[{index}]", gradients[index], None, (*shape[:2], size))
+
+
+def check_sums(layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any]) -> None:
+    """Refuse weights that are not (B,), and outputs that are not contiguous (q p,) of float64 with their own memory."""
+    check_count("weights", weights, len(layers), "one for each layer")
+    check_count("out", out, len(layers), "one for each layer")
+    for index, layer in enumerate(layers):
+        check_float(f"weights[{index}]", weights[index], None, (layer.inputs[0].shape[0],))
+        check_float(f"out[{index}]", out[index], "float64", (coordinates_of(layer),))
+        check_in_place(f"out[{index}]", out[index])
+    different = {id(named[1]): named for named in listed("weights", weights)}
+    check_place(listed("out", out), [*different.values()])
 
 
 def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:

@@ -80,20 +80,34 @@ def check_combined(first: Sequence[Any], second: Sequence[Any], weights: tuple[f
         raise ArgumentError(f"weights={weights}: must be finite")
 
 
+def check_joined(norms: Sequence[Sequence[Any]]) -> None:
+    """Refuse groups without a member, and norms that are not (B,) of float64."""
+    if not norms or not all(norms):
+        raise ArgumentError(
+            f"norms: {len(norms)} groups: must be at least one, each with one array of shape (B,) or more"
+        )
+    _check_norms([norm for group in norms for norm in group])
+
+
+def _check_norms(norms: Sequence[Any]) -> None:
+    """Refuse norms that are not (B,) of float64, of one B and on one device."""
+    for index, array in enumerate(norms):
+        check_float(f"norms[{index}]", array, "float64")
+        if len(array.shape) != 1:
+            raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
+        check_float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
+    check_device(listed("norms", norms))
+
+
 def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
     """Refuse norms that are not G arrays (B,) of float64 and bounds that are not G positive numbers."""
     choice(CLIP_RULES, rule=rule)
     choice(FLOATS, dtype=dtype)
     if not norms:
         raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
-    for index, array in enumerate(norms):
-        check_float(f"norms[{index}]", array, "float64")
-        if len(array.shape) != 1:
-            raise ArgumentError(f"norms[{index}].shape={tuple(array.shape)}: must be (B,), one norm for each example")
-        check_float(f"norms[{index}]", array, "float64", tuple(norms[0].shape))
+    _check_norms(norms)
     check_count("bounds", bounds, len(norms), "one for each group")
     check_count("sizes", sizes, len(norms), "one for each group")
-    check_device(listed("norms", norms))
     for bound in bounds:
         positive(max_grad_norm=bound)
     for size in sizes:

@@ -11,9 +11,24 @@ count as concatenated along time. T is the sum of T_j.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 A = TypeVar("A")
+
+
+class LinearPairs(NamedTuple, Generic[A]):
+    """One linear map's weight gradients: ``v_i = sum_j point_weights[j] sum_t gradients[j][i, t] inputs[j][i, t]^T``.
+
+    v_i is (q, p), in row-major order. All arrays are float32, or all are float64.
+    """
+
+    inputs: Sequence[A]  #: J arrays (B, T_j, p)
+    gradients: Sequence[A]  #: J arrays (B, T_j, q)
+    point_weights: Sequence[float]  #: J numbers
+    #: Norms by inner products of rows, ``|v|^2 = sum_{s,t} (a_s . a_t)(e_s . e_t)``: T^2 (p + q) multiplications, and
+    #: not the T p q of the matrix itself. Without effect where a scale is given, or T is small.
+    gram: bool = False
+    exact: bool = False  #: in float64 throughout: for combinations that cancel
 
 
 class PairOperations(Protocol[A]):
@@ -32,58 +47,38 @@ class PairOperations(Protocol[A]):
     A weight of 0 adds exactly 0, even where the example's arrays hold NaN or infinities.
     """
 
-    def linear_norms(
-        self,
-        inputs: Sequence[A],
-        gradients: Sequence[A],
-        point_weights: Sequence[float],
-        *,
-        scale: A | None = None,
-        gram: bool = False,
-        exact: bool = False,
-    ) -> A:
-        """Return an upper bound on the L2 norm of each example's weight gradient: (B,) float64.
+    def linear_norms(self, layers: Sequence[LinearPairs[A]], scales: Sequence[A | None] | None = None) -> tuple[A, ...]:
+        """Return an upper bound on the L2 norm of each example's weight gradient: (B,) float64 for each layer.
 
         Parameters
         ----------
-        inputs : sequence of J arrays (B, T_j, p)
-            Float32 or float64, as all others.
-        gradients : sequence of J arrays (B, T_j, q)
-            ``v_i = sum_j point_weights[j] sum_t gradients[j][i, t] inputs[j][i, t]^T``, (q, p) in row-major order.
-        point_weights : sequence of J floats
-        scale : (q p,) array, optional
-            v_i is multiplied by it, coordinate by coordinate.
-        gram : bool
-            By inner products of rows, ``|v|^2 = sum_{s,t} (a_s . a_t)(e_s . e_t)``, T^2 (p + q) multiplications instead
-            of the T p q of the matrix itself. Without effect where `scale` is given, or T is small.
-        exact : bool
-            In float64 throughout: for combinations that cancel.
+        layers : sequence of LinearPairs
+            Of one B; what is found for one does not depend on the others.
+        scales : sequence of (q p,) arrays or None, optional
+            One for each layer: its v_i are multiplied by it, coordinate by coordinate.
 
         Guarantees
         ----------
-        Certified, for what `linear_sum` adds with the same arguments.
+        Certified, for what `linear_sums` adds with the same layers and scales.
         """
 
-    def linear_sum(
+    def linear_sums(
         self,
-        inputs: Sequence[A],
-        gradients: Sequence[A],
-        point_weights: Sequence[float],
-        weights: A,
-        out: A,
-        *,
-        scale: A | None = None,
-        exact: bool = False,
+        layers: Sequence[LinearPairs[A]],
+        weights: Sequence[A],
+        out: Sequence[A],
+        scales: Sequence[A | None] | None = None,
     ) -> None:
-        """Add ``sum_i weights[i] * v_i`` to `out`, in place; v_i is that of `linear_norms`.
+        """Add ``sum_i weights[l][i] * v_i`` of each layer l to `out[l]`, in place; v_i is that of `linear_norms`.
 
         Parameters
         ----------
-        inputs, gradients, point_weights, scale, exact
+        layers, scales
             See `linear_norms`.
-        weights : (B,) array, float32 or float64
-        out : (q p,) float64 array, in place
-            Contiguous.
+        weights : sequence of (B,) arrays, float32 or float64
+            One for each layer.
+        out : sequence of (q p,) float64 arrays, in place
+            One for each layer, contiguous.
 
         Guarantees
         ----------
@@ -108,8 +103,8 @@ class PairOperations(Protocol[A]):
         indices : sequence of J arrays (B, T_j) of int64
             Rows of the table, below `size`. A negative one adds nothing (a padding token).
         gradients : sequence of J arrays (B, T_j, q)
-            Row r of v_i, (size, q), is the sum of ``point_weights[j] * gradients[j][i, t]`` over all j and t with
-            ``indices[j][i, t] = r``.
+            Float32 or float64, as all others. Row r of v_i, (size, q), is the sum of ``point_weights[j] *
+            gradients[j][i, t]`` over all j and t with ``indices[j][i, t] = r``.
         point_weights : sequence of J floats
         size : int
         scale : (size q,) array, optional
@@ -147,13 +142,27 @@ class PairOperations(Protocol[A]):
         """Return an upper bound on the L2 norm of a matrix that is an embedding and a linear map: (B,) float64.
 
         The matrix is (V, p) with V = `size`, `indices`, `token_gradients` (B, T_j, p) and `token_weights` are those of
-        `embedding_norms`; `inputs` (B, T_j, p), `gradients` (B, T_j, V) and `point_weights` those of `linear_norms`.
+        `embedding_norms`; `inputs` (B, T_j, p), `gradients` (B, T_j, V) and `point_weights` those of `LinearPairs`.
         With E and H the two parts, ``|E + H|^2 = |E|^2 + |H|^2 + 2 <E, H>`` and ``<E, H> = sum_{s,t} e_t[index_s]
         (g_s . a_t)``.
 
         Guarantees
         ----------
-        Certified, for what `embedding_sum` and `linear_sum` together add with these arguments, and at least
+        Certified, for what `embedding_sum` and `linear_sums` together add with these arguments, and at least
         `dpcore.spec.rounding.TIED` times the sum of the two parts' norms. The sums take at most `TIED_EXAMPLES`
         examples before the other part of these is added.
+        """
+
+    def joined_norms(self, norms: Sequence[Sequence[A]]) -> tuple[A, ...]:
+        """Return an upper bound on the norm of vectors side by side, from bounds on theirs: (B,) for each group.
+
+        Parameters
+        ----------
+        norms : sequence of sequences of (B,) float64 arrays
+            One or more of each group, on one device and of one B. One alone is the group's.
+
+        Guarantees
+        ----------
+        At least the norm of any vectors that the given ones bound, and above the norm of the given ones by no more
+        than the rounding of their additions. Nothing overflows on the way; not finite where one of the group is not.
         """

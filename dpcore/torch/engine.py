@@ -13,7 +13,7 @@ from dpcore.errors import ArgumentError, PrivacyError, SpeedWarning
 from dpcore.mechanism.loop import Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
-from dpcore.stages.clipping.blocks import add_sums
+from dpcore.stages.clipping.together import add_sums
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree

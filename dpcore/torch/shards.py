@@ -28,7 +28,8 @@ import torch.distributed as dist
 from dpcore.errors import PrivacyError
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block, add_sums
+from dpcore.stages.clipping.blocks import Block
+from dpcore.stages.clipping.together import add_sums
 from dpcore.torch import processes
 from dpcore.torch.processes import Processes
 

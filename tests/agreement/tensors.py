@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dpcore.spec.backends import load_backend
+from dpcore.spec.pair_ops import LinearPairs
 
 
 class OnTensors:
@@ -31,6 +32,8 @@ class OnTensors:
 def _sent(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy() if min(value.strides, default=0) < 0 else value)
+    if isinstance(value, LinearPairs):
+        return LinearPairs(*map(_sent, value))
     return [_sent(each) for each in value] if type(value) in (list, tuple) else value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_layer import linear_norms, linear_sum
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.backends import load_backend
@@ -219,9 +220,9 @@ def test_operations_without_places_take_arrays_of_no_elements(backend: Any) -> N
         backend.weighted_sum([rows], [factors], [out])
         np.testing.assert_array_equal(backend.to_numpy(out), np.ones(size))
         left, right = (backend.from_numpy(np.ones((examples, 2, size), dtype=np.float32)) for _ in range(2))
-        backend.linear_norms([left], [right], [1.0])
+        linear_norms(backend, [left], [right], [1.0])
         out = backend.from_numpy(np.ones(size * size))
-        backend.linear_sum([left], [right], [1.0], factors, out)
+        linear_sum(backend, [left], [right], [1.0], factors, out)
         np.testing.assert_array_equal(backend.to_numpy(out), np.ones(size * size))
     for draw in (backend.words, backend.normal):
         assert backend.to_numpy(draw(KEY, 0, 0, 4095, 0)).size == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_layer import linear_norms, linear_sum
 from strategies import assert_agree, floats
 
 import dpcore_numpy as reference
@@ -44,14 +45,14 @@ def compute(given: Tensors) -> Tensors:
     backend: Any = load_backend("triton")
     size = given["parameter"].numel()
     norms = {"rows": backend.row_norms([given["rows"]])}
-    norms["matrix"] = backend.linear_norms([given["a"]], [given["e"]], [1.0])
-    norms["gram"] = backend.linear_norms([given["a"]], [given["e"]], [1.0], gram=True)
+    norms["matrix"] = linear_norms(backend, [given["a"]], [given["e"]], [1.0])
+    norms["gram"] = linear_norms(backend, [given["a"]], [given["e"]], [1.0], gram=True)
     norms["embedding"] = backend.embedding_norms([given["tokens"]], [given["e"]], [1.0], 9)
     factors = {
         name: backend.clip_factors([each], "standard", [1.0], [size], "float32")[0] for name, each in norms.items()
     }
     backend.weighted_sum([given["rows"]], [factors["rows"]], [given["total"]])
-    backend.linear_sum([given["a"]], [given["e"]], [1.0], factors["matrix"], given["matrix"])
+    linear_sum(backend, [given["a"]], [given["e"]], [1.0], factors["matrix"], given["matrix"])
     backend.embedding_sum([given["tokens"]], [given["e"]], [1.0], factors["embedding"], given["embedding"])
     slot = Slot(
         given["parameter"], given["total"], 5, filter_state=(given["state"],), moments=(given["m"], given["v"]),

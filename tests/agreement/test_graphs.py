@@ -30,9 +30,10 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
-from dpcore.stages.clipping.blocks import Embedding, Linear, Rows, Tied, add_sums
+from dpcore.stages.clipping.blocks import Embedding, Linear, Rows, Tied
 from dpcore.stages.clipping.clipped_sum import add_clipped
 from dpcore.stages.clipping.groups import Grouping
+from dpcore.stages.clipping.together import add_sums
 from dpcore.stages.filters import ScalarKalman
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore_triton import launch
@@ -312,9 +313,10 @@ def test_sums_of_pairs_are_repeated_with_new_values(tables: bool) -> None:
     blocks = [linear, Rows(floats[2]), Embedding((tokens,), (floats[3],), (1.0,), 6), tied]
     sizes, grouping = [20, 7, 18, 30], Grouping(("a", "b"), ((0, 1, 3), (2,)), (0.5, 0.7))
     if not tables:
-        blocks, sizes, grouping = blocks[:2], sizes[:2], Grouping(("a", "b"), ((0,), (1,)), (0.5, 0.7))
+        blocks, sizes = [*blocks[:2], tied.linear], [20, 7, 30]
+        grouping = Grouping(("a", "b"), ((0,), (1, 2)), (0.5, 0.7))
     got, expected = ([dpcore_triton.from_numpy(np.zeros(size)) for size in sizes] for _ in range(2))
-    arguments = (blocks, "standard", grouping, (57, 18))
+    arguments = (blocks, "standard", grouping, (57, 18) if tables else (20, 37))
     for _ in range(4):
         for values in floats:
             values.copy_(torch.from_numpy(draw.normal(size=values.shape).astype(np.float32)))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_layer import linear_norms, linear_sum
 from strategies import SPECIAL, assert_agree, few, fewer, floats, seeds, writable
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentTypeError
 from dpcore.spec.backends import load_backend
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.rounding import TIED
 
 pytest.importorskip("triton")
@@ -58,15 +61,21 @@ def absolute(values: Any) -> Any:
     return abs(values) if numbers else values
 
 
+def operation_of(backend: Any, name: str) -> Callable[..., Any]:
+    """Return an operation on one layer or table."""
+    of_one = {"linear_norms": linear_norms, "linear_sums": linear_sum}
+    return partial(of_one[name], backend) if name in of_one else getattr(backend, name)
+
+
 def assert_norms_agree(operation: str, *arguments: Any, **options: Any) -> np.ndarray:
     """Hold Triton's norms to those of the reference in float64."""
     backend = load_backend("triton")
-    got = getattr(backend, operation)(*map(sent, arguments), **{name: sent(value) for name, value in options.items()})
-    got = backend.to_numpy(got)
+    given_ = {name: sent(value) for name, value in options.items()}
+    got = backend.to_numpy(operation_of(backend, operation)(*map(sent, arguments), **given_))
     # Else the reference may raise a bound so that an example shares a product with others.
     exact = {} if operation == "embedding_norms" else {"exact": True}
     wider = {name: wide(value) for name, value in options.items()} | exact
-    expected = getattr(reference, operation)(*map(wide, arguments), **wider)
+    expected = operation_of(reference, operation)(*map(wide, arguments), **wider)
     assert got.dtype == np.float64
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(got), finite)
@@ -79,12 +88,12 @@ def assert_sums_agree(operation: str, *arguments: Any, scale: np.ndarray | None)
     """Hold Triton's sum to the reference's in float64, relative to the sum of the absolute values of all terms."""
     backend = load_backend("triton")
     *_, out = given_ = [*map(sent, arguments)]
-    getattr(backend, operation)(*given_, scale=sent(scale))
+    operation_of(backend, operation)(*given_, scale=sent(scale))
     expected, terms = [wide(list(arguments)) for _ in range(2)]
     terms = absolute(terms)
     expected[-1], terms[-1] = writable(expected[-1]), writable(terms[-1])
-    getattr(reference, operation)(*expected, scale=wide(scale))
-    getattr(reference, operation)(*terms, scale=absolute(wide(scale)))
+    operation_of(reference, operation)(*expected, scale=wide(scale))
+    operation_of(reference, operation)(*terms, scale=absolute(wide(scale)))
     assert_agree(operation, backend.to_numpy(out), expected[-1], terms[-1])
 
 
@@ -108,7 +117,7 @@ def test_linear_maps_agree(seed: int, count: int, lengths: list[int], p: int, q:
     chosen = {"scale": scale, "gram": data.draw(st.booleans()), "exact": data.draw(st.booleans())}
     assert_norms_agree("linear_norms", inputs, gradients, points, **chosen)
     out = floats(rng, q * p).astype(np.float64)
-    assert_sums_agree("linear_sum", inputs, gradients, points, factors(rng, inputs), out, scale=scale)
+    assert_sums_agree("linear_sums", inputs, gradients, points, factors(rng, inputs), out, scale=scale)
 
 
 @pytest.mark.parametrize("by", ["tiles", "gram", "scale"])
@@ -119,7 +128,7 @@ def test_linear_maps_of_several_blocks_agree(by: str) -> None:
     scale = floats(rng, 34 * 33) if by == "scale" else None
     assert_norms_agree("linear_norms", inputs, gradients, [2.0, -0.3], scale=scale, gram=by == "gram")
     weights, out = factors(rng, inputs), floats(rng, 34 * 33).astype(np.float64)
-    assert_sums_agree("linear_sum", inputs, gradients, [2.0, -0.3], weights, out, scale=scale)
+    assert_sums_agree("linear_sums", inputs, gradients, [2.0, -0.3], weights, out, scale=scale)
 
 
 @pytest.mark.parametrize("count", [16, 17])
@@ -129,7 +138,7 @@ def test_many_examples_of_one_position_agree(count: int) -> None:
     inputs, gradients = [floats(rng, count, 1, 33, special=True)], [floats(rng, count, 1, 2)]
     assert_norms_agree("linear_norms", inputs, gradients, [-3.0])
     weights, out = factors(rng, inputs), floats(rng, 66).astype(np.float64)
-    assert_sums_agree("linear_sum", inputs, gradients, [-3.0], weights, out, scale=None)
+    assert_sums_agree("linear_sums", inputs, gradients, [-3.0], weights, out, scale=None)
 
 
 @few
@@ -212,8 +221,8 @@ def test_what_a_linear_map_adds_is_within_its_norm(by: str, seed: int, time: int
     inputs, gradients = nearly_the_same(rng, time, 3), nearly_the_same(rng, time, 2)
     scale = rng.choice(SPECIAL[2:5], 6) if by == "scale" else None
     parts, scales = (sent(inputs), sent(gradients), points), {"scale": sent(scale)}
-    norms = backend.linear_norms(*parts, **scales, gram=by == "gram", exact=by == "exact")
-    assert_certified(norms, lambda weights, out: backend.linear_sum(*parts, weights, out, **scales), 6)
+    norms = linear_norms(backend, *parts, **scales, gram=by == "gram", exact=by == "exact")
+    assert_certified(norms, lambda weights, out: linear_sum(backend, *parts, weights, out, **scales), 6)
     for norm, vector in zip(norms.tolist(), true_gradients(inputs, gradients, points, scale), strict=True):
         assert squared(vector) <= Fraction(norm) ** 2
 
@@ -229,7 +238,7 @@ def test_what_a_tied_matrix_adds_is_within_its_norm(seed: int, time: int, alone:
     def add(weights: torch.Tensor, out: torch.Tensor) -> None:
         backend.embedding_sum(*tokens, weights, out)
         if not alone:
-            backend.linear_sum(*linear, weights, out)
+            linear_sum(backend, *linear, weights, out)
 
     norms = backend.embedding_norms(*tokens, 3) if alone else backend.tied_norms(*tokens, *linear, 3)
     assert_certified(norms, add, 6)
@@ -243,18 +252,22 @@ def test_a_tied_matrix_whose_parts_cancel_keeps_a_share_of_their_norms() -> None
 
 def test_lengths_of_terms_are_their_norms() -> None:
     """What rounding is bounded by: it is too small to be seen in a norm."""
-    from dpcore_triton import embedding, linear, pairs
+    from dpcore_triton import embedding, gram, layers, linear, pairs
 
-    rng, device = np.random.default_rng(2), sent(np.zeros(1)).device
+    rng, backend = np.random.default_rng(2), load_backend("triton")
     a, e, scale = floats(rng, 2, 18, 33), floats(rng, 2, 18, 34), floats(rng, 34 * 33)
-    parts = pairs.parts_of([sent(a)], [sent(e)], [-1.5], device)
-    terms = 1.5 * np.einsum("btq,btp->btqp", wide(e), wide(a)) * wide(scale).reshape(34, 33)
-    got = linear._scaled_lengths(parts, 33, 34, sent(scale))
-    np.testing.assert_allclose(load_backend("triton").to_numpy(got), np.linalg.norm(terms, axis=(2, 3)), rtol=1e-12)
-    index = rng.integers(-1, 33, (2, 18))
+    one = LinearPairs([sent(a)], [sent(e)], [-1.5])
+    given_ = layers.layers_of([one, one], [None, sent(scale)], [0, 0])
+    got = given_.parts.empty(36)
+    gram.fill_lengths(given_, got, [True, False])
+    linear._fill_scaled_lengths(given_, got)
+    terms = 1.5 * np.einsum("btq,btp->btqp", wide(e), wide(a))
+    for found, factor in zip(backend.to_numpy(got).reshape(2, 2, 18), (1, wide(scale).reshape(34, 33)), strict=True):
+        np.testing.assert_allclose(found, np.linalg.norm(terms * factor, axis=(2, 3)), rtol=1e-12)
+    index, parts = rng.integers(-1, 33, (2, 18)), pairs.parts_of([sent(a)], [sent(e)], [-1.5], got.device, [0])
     expected = 1.5 * np.linalg.norm(wide(e) * wide(scale).reshape(33, 34)[index], axis=2) * (index >= 0)
     _, got = embedding.tokens_of(parts, sent(index), 34, 33, sent(scale))
-    np.testing.assert_allclose(load_backend("triton").to_numpy(got), expected, rtol=1e-12)
+    np.testing.assert_allclose(backend.to_numpy(got), expected, rtol=1e-12)
 
 
 def test_examples_of_weight_zero_add_nothing() -> None:
@@ -263,7 +276,7 @@ def test_examples_of_weight_zero_add_nothing() -> None:
         rows = np.full((3, time, 2), np.nan, np.float32)
         rows[1] = 1
         weights, out = sent(np.array([0, 2, -0.0])), sent(np.array([1, 1, -0.0, 0]))
-        backend.linear_sum([sent(rows)], [sent(rows)], [1.0], weights, out)
+        linear_sum(backend, [sent(rows)], [sent(rows)], [1.0], weights, out)
         np.testing.assert_array_equal(backend.to_numpy(out), 2 * time + np.array([1, 1, 0, 0]))
         index, out = np.array([[0] * time, [1] * time, [0] * time]), sent(np.array([1, 1, -0.0, 0]))
         backend.embedding_sum([sent(index)], [sent(rows)], [1.0], weights, out)
@@ -281,14 +294,14 @@ def test_arrays_may_be_views() -> None:
     gradients = [floats(rng, *part.shape[:2], 3) for part in plain]
     out, weights, expected = sent(np.zeros(18)), sent(np.ones(5, np.float32)), np.zeros(18)
     points = [1.0, -2.0, 0.5, 1.0]
-    backend.linear_sum(views, sent(gradients), points, weights, out)
+    linear_sum(backend, views, sent(gradients), points, weights, out)
     for point, part, gradient in zip(points, plain, gradients, strict=True):
         expected += point * np.einsum("bte,bta->ea", wide(gradient), wide(part)).ravel()
     np.testing.assert_allclose(backend.to_numpy(out), expected, rtol=1e-9, atol=1e-6)
     for gram in (False, True):
-        got = backend.linear_norms(views, sent(gradients), points, gram=gram)
+        got = linear_norms(backend, views, sent(gradients), points, gram=gram)
         np.testing.assert_allclose(
-            backend.to_numpy(got), reference.linear_norms(wide(plain), wide(gradients), points), rtol=1e-9
+            backend.to_numpy(got), linear_norms(reference, wide(plain), wide(gradients), points), rtol=1e-9
         )
 
 
@@ -296,8 +309,8 @@ def test_float64_is_refused_with_the_remedy() -> None:
     backend, rows = load_backend("triton"), [sent(np.ones((2, 1, 3)))]
     index = [sent(np.zeros((2, 1), np.int64))]
     for run in (
-        lambda: backend.linear_norms(rows, rows, [1.0]),
-        lambda: backend.linear_sum(rows, rows, [1.0], sent(np.ones(2)), sent(np.ones(9))),
+        lambda: linear_norms(backend, rows, rows, [1.0]),
+        lambda: linear_sum(backend, rows, rows, [1.0], sent(np.ones(2)), sent(np.ones(9))),
         lambda: backend.embedding_norms(index, rows, [1.0], 1),
         lambda: backend.embedding_sum(index, rows, [1.0], sent(np.ones(2)), sent(np.ones(3))),
         lambda: backend.tied_norms(index, rows, [1.0], rows, rows, [1.0], 3),

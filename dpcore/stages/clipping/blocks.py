@@ -27,12 +27,10 @@ __all__ = [
     "Linear",
     "Rows",
     "Tied",
-    "add_sums",
     "as_block",
     "as_blocks",
     "combined",
     "joined",
-    "norms_of",
     "of_units",
     "scaled",
 ]
@@ -176,73 +174,3 @@ def _side_by_side(blocks: list[Any]) -> Any:
 def scaled(blocks: Sequence[Block]) -> list[Block]:
     """Return blocks that all take a scale: a matrix that is both a table and a layer's has no formula with one."""
     return [Rows(block.rows()) if isinstance(block, Tied) else block for block in blocks]
-
-
-def norms_of(
-    backend: Backend[Any], blocks: Sequence[Block], groups: Sequence[Sequence[int]], scales: Sequence[Any]
-) -> list[Any]:
-    """Return N_i of the concatenation of some tensors' blocks, for each group of tensors (B,) float64.
-
-    Parameters
-    ----------
-    backend : Backend
-    blocks : sequence of Block
-        One for each tensor.
-    groups : sequence of sequences of int
-        Which of them belong to each group.
-    scales : sequence of (d_l,) arrays or None
-        One for each tensor: what its block is multiplied by.
-
-    Notes
-    -----
-    The rows of a group are one vector, whose norm the port takes at once, and of all groups in one operation.
-    """
-    rows, found = list[tuple[int, int]](), list[list[Any]]()
-    for members in groups:
-        own, others = _apart(blocks, members)
-        rows += [(len(found), i) for i in own]
-        found.append([blocks[i].norms(backend, scales[i]) for i in others])
-    if rows:
-        with_rows = list(dict.fromkeys(group for group, _ in rows))
-        number = {group: k for k, group in enumerate(with_rows)}
-        values, given = [blocks[i].rows() for _, i in rows], [scales[i] for _, i in rows]
-        norms = backend.group_norms(values, [number[group] for group, _ in rows], given)
-        for group, norm in zip(with_rows, norms, strict=True):
-            found[group].insert(0, norm)
-    return [_together(norms) for norms in found]
-
-
-def _together(norms: Sequence[Any]) -> Any:
-    """Return the norm of vectors side by side, given theirs.
-
-    With N_l the norm of member l, s the computed sum of the L norms and u = 2^-53, the result is ``s sqrt(sum_l (N_l /
-    s)^2)``: relative to s no square overflows, and those that underflow are below 2^-1000 of the sum. Quotients,
-    squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised.
-    """
-    if len(norms) == 1:
-        return norms[0]
-    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-        total = sum(norms[1:], norms[0])
-        total = total + (total == 0)
-        squares = [(norm / total) ** 2 for norm in norms]
-        return total * sum(squares[1:], squares[0]) ** 0.5 * (1 + (len(norms) + 8) * 2.0**-53)
-
-
-def add_sums(
-    backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
-) -> None:
-    """Add each block's sum, weighted and times its scale, to the tensor's total: all rows by one operation."""
-    rows, others = _apart(blocks, range(len(blocks)))
-    if rows:
-        values, given = [blocks[i].rows() for i in rows], [scales[i] for i in rows]
-        backend.weighted_sum(values, [weights[i] for i in rows], [totals[i] for i in rows], given)
-    for i in others:
-        blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
-
-
-def _apart(blocks: Sequence[Block], members: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Return which members are rows, which one operation takes together, and the others."""
-    rows, others = list[int](), list[int]()
-    for i in members:
-        (rows if isinstance(blocks[i], Rows) else others).append(i)
-    return rows, others

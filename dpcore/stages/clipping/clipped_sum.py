@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block, norms_of
+from dpcore.stages.clipping.blocks import Block
 from dpcore.stages.clipping.groups import Grouping
+from dpcore.stages.clipping.together import norms_of
 
 
 def add_clipped(

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpcore.spec.check import dtype_name
 from dpcore.spec.ops import Backend
+from dpcore.spec.pair_ops import LinearPairs
 
 Map = Callable[[Any], Any]
 
@@ -59,16 +60,18 @@ class Linear:
         """Whether points are subtracted: what is left may be far smaller than float32's rounding of each."""
         return min(self.point_weights) < 0 < max(self.point_weights)
 
+    @property
+    def layer(self) -> LinearPairs[Any]:
+        """What the port takes."""
+        return LinearPairs(self.inputs, self.gradients, self.point_weights, self.gram, self.exact)
+
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""
-        gram = self.gram and scale is None
-        parts = self.inputs, self.gradients, self.point_weights
-        return backend.linear_norms(*parts, scale=scale, gram=gram, exact=self.exact)
+        return backend.linear_norms([self.layer], [scale])[0]
 
     def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
         """See `Block.add_sum`."""
-        parts = self.inputs, self.gradients, self.point_weights
-        backend.linear_sum(*parts, weights, out, scale=scale, exact=self.exact)
+        backend.linear_sums([self.layer], [weights], [out], [scale])
 
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:

@@ -67,8 +67,8 @@ class Tied:
             part = self.map(lambda array: array[some])  # noqa: B023
             part.embedding.add_sum(backend, weights[some], out)
             # As the norms were taken: they bound this sum, not that of the layer alone.
-            head = part.linear
-            backend.linear_sum(head.inputs, head.gradients, head.point_weights, weights[some], out, exact=self.exact)
+            head = part.linear.layer._replace(exact=self.exact)
+            backend.linear_sums([head], [weights[some]], [out])
 
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:

@@ -20,7 +20,8 @@ from scipy.special import ndtr
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.backends import load_backend
-from dpcore.stages.clipping.blocks import as_blocks, norms_of
+from dpcore.stages.clipping.blocks import as_blocks
+from dpcore.stages.clipping.together import norms_of
 from dpcore.stages.queries import Plain
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
-from dpcore.stages.clipping.blocks import Block, norms_of
+from dpcore.stages.clipping.blocks import Block
+from dpcore.stages.clipping.together import norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_layer import linear_norms, linear_sum
 from tensors import OnTensors
 
 import dpcore_numpy
@@ -68,10 +69,10 @@ def test_pairs(shape: tuple[int, int, int], examples: int, gram: bool):
     a, e = pairs(*shape, examples)
     norms, sums = [], []
     for x, y in ((a, e), (a[:-1], e[:-1])):
-        norms.append(backend.linear_norms([x], [y], [1.0], gram=gram))
+        norms.append(linear_norms(backend, [x], [y], [1.0], gram=gram))
         (weights,) = backend.clip_factors([norms[-1]], "standard", [1.0], [shape[1] * shape[2]], "float32")
         sums.append(np.zeros(shape[1] * shape[2]))
-        backend.linear_sum([x], [y], [1.0], weights, sums[-1])
+        linear_sum(backend, [x], [y], [1.0], weights, sums[-1])
     np.testing.assert_allclose(norms[0][:-1], norms[1], rtol=1e-12, atol=0)
     assert np.linalg.norm(sums[0] - sums[1]) <= 1e-12 * examples
 
@@ -85,8 +86,8 @@ def test_any_number_of_examples_and_rows(examples: int, times: list[int], scaled
     inputs, gradients = ([rng.normal(size=(examples, t, n)).astype(np.float32) for t in times] for n in (3, 4))
     scale = rng.uniform(0.5, 2, 12) if scaled else None
     weights, out = [1.0, 0.5][: len(times)], np.zeros(12)
-    norms = backend.linear_norms(inputs, gradients, weights, scale=scale, gram=gram)
-    backend.linear_sum(inputs, gradients, weights, np.ones(examples, np.float32), out, scale=scale)
+    norms = linear_norms(backend, inputs, gradients, weights, scale=scale, gram=gram)
+    linear_sum(backend, inputs, gradients, weights, np.ones(examples, np.float32), out, scale=scale)
     true = sum(w * np.einsum("btp,btq->bqp", a, e) for w, a, e in zip(weights, inputs, gradients, strict=True))
     true = true.reshape(examples, 12) * (1.0 if scale is None else scale)
     assert norms.shape == (examples,)

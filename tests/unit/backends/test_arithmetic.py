@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_layer import linear_norms, linear_sum
 
 import dpcore_numpy
 import dpcore_torch
@@ -36,9 +37,9 @@ def test_denormals_count_in_norms_as_in_sums(shape: tuple[int, int, int, int], f
     examples, time, p, q = shape
     a = torch.from_numpy(np.full((examples, time, p), SMALL))
     e = torch.from_numpy(np.full((examples, time, q), LARGE))
-    norms, out = dpcore_torch.linear_norms([a], [e], [1.0]), torch.zeros(p * q, dtype=torch.float64)
+    norms, out = linear_norms(dpcore_torch, [a], [e], [1.0]), torch.zeros(p * q, dtype=torch.float64)
     (weights,) = dpcore_torch.clip_factors([norms], "standard", [1.0], [p * q], "float32")
-    dpcore_torch.linear_sum([a], [e], [1.0], weights, out)
+    linear_sum(dpcore_torch, [a], [e], [1.0], weights, out)
     assert float(norms.min()) > 1
     assert float(out.norm()) <= examples
     rows = torch.from_numpy(np.full((64, 100_000), SMALL))
@@ -51,7 +52,7 @@ def test_the_reference_refuses_a_thread_that_flushes(flushing: None):
     with pytest.raises(BackendError, match="denormal"):
         dpcore_numpy.row_norms([one[0]])
     with pytest.raises(BackendError, match="denormal"):
-        dpcore_numpy.linear_norms([one], [one], [1.0])
+        linear_norms(dpcore_numpy, [one], [one], [1.0])
     index = np.zeros((1, 1), np.int64)
     with pytest.raises(BackendError, match="denormal"):
         dpcore_numpy.embedding_norms([index], [one], [1.0], 3)
@@ -97,8 +98,8 @@ def everything() -> list[Any]:
     a, e, rows = (torch.from_numpy(rng.normal(size=s).astype(np.float32)) for s in [(3, 30, 4), (3, 30, 5), (3, 3000)])
     out, total, zero = (torch.from_numpy(np.zeros(n)) for n in (20, 3000, 20))
     weights, key = torch.from_numpy(np.ones(3, np.float32)), bytes(32)
-    found = [dpcore_torch.linear_norms([a], [e], [1.0]), dpcore_torch.row_norms([rows])]
-    dpcore_torch.linear_sum([a], [e], [1.0], weights, out)
+    found = [linear_norms(dpcore_torch, [a], [e], [1.0]), dpcore_torch.row_norms([rows])]
+    linear_sum(dpcore_torch, [a], [e], [1.0], weights, out)
     dpcore_torch.weighted_sum([rows], [weights], [total])
     found += [out, total, dpcore_torch.normal(key, 0, 0, 3, 5000), dpcore_torch.zeros_like(rows, "float64")]
     for dtype in (np.float32, np.float64):
@@ -135,4 +136,4 @@ def test_the_default_device_changes_nothing():
 def test_other_dtypes_are_named():
     one = torch.zeros(2, 1, 3, dtype=torch.bfloat16)
     with pytest.raises(ArgumentTypeError, match="bfloat16"):
-        dpcore_torch.linear_norms([one], [one], [1.0])
+        linear_norms(dpcore_torch, [one], [one], [1.0])

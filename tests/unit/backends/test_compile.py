@@ -52,6 +52,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         clip,
         embedding,
         gram,
+        joined,
         launch,
         linear,
         noise,
@@ -100,8 +101,12 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     square, side = {"SIDE": pairs.SIDE, "DEPTH": pairs.DEPTH}, pairs.SIDE**2
     block_of = {"POSITIONS": pairs.POSITIONS, "DEPTH": pairs.DEPTH}
     narrow, narrowed = {"ROWS": launch.ROWS, "COLUMNS": pairs.WIDTH}, launch.ROWS * pairs.WIDTH
-    linear_sizes = {"p": "i32", "q": "i32", "total": "i32"}
-    matrix = {**TABLE, "weights": "*fp32", "scale": "*fp32", "out": "*fp64", "examples": "i32", **linear_sizes}
+    layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
+
+    def linear_sum(title: str, **chosen: bool) -> Any:
+        constants = {"SCALED": False, "ONE": False, "WIDE": False, **square, **chosen}
+        return title, linear._sum_kernel, {**layers, **batch}, constants, side
+
     sorted_ = {**TABLE, "tokens": "*i64", "order": "*i64"}
     token_sizes = {"width": "i32", "total": "i32", "size": "i32"}
     return [
@@ -140,30 +145,30 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ),
         ("weighted_sum, scale", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": True, **tile}, tiled),
         (
-            "pairs: norms", pairs._bounds_kernel,
-            {"numbers": "*i64", "squares": "*fp64", "lengths": "*fp64", "norms": "*fp64",
-             "examples": "i32", "squares_width": "i32", "lengths_width": "i32"}, narrow, narrowed,
+            "joined_norms", joined._joined_kernel,
+            {"places": "*i64", "groups": "*i64", "found": "*fp64", **batch}, {"EXAMPLES": columns}, columns,
         ),
         (
-            "pairs: lengths", gram._lengths_kernel, {**TABLE, "lengths": "*fp64", "count": "i64", **linear_sizes},
+            "pairs: norms", pairs._bounds_kernel,
+            {"numbers": "*i64", "squares": "*fp64", "lengths": "*fp64", "norms": "*fp64", "examples": "i32"},
             narrow, narrowed,
         ),
+        ("pairs: lengths", gram._lengths_kernel, {**layers, "lengths": "*fp64", **batch}, narrow, narrowed),
         (
-            "pairs: inner products", gram._gram_kernel, {**TABLE, "squares": "*fp64", **linear_sizes},
+            "pairs: inner products", gram._gram_kernel, {**layers, "squares": "*fp64", **batch},
             block_of, pairs.POSITIONS**2,
         ),
         (
-            "linear_norms: tiles, scale", linear._tiles_kernel,
-            {**TABLE, "scale": "*fp32", "squares": "*fp64", **linear_sizes}, {"SCALED": True, **square}, side,
+            "linear_norms: tiles, scale", linear._tiles_kernel, {**layers, "squares": "*fp64", **batch},
+            {"SCALED": True, **square}, side,
         ),
         (
-            "linear_norms: lengths, scale", linear._scaled_lengths_kernel,
-            {**TABLE, "scale": "*fp32", "lengths": "*fp64", **linear_sizes},
+            "linear_norms: lengths, scale", linear._scaled_lengths_kernel, {**layers, "lengths": "*fp64", **batch},
             {"POSITIONS": pairs.POSITIONS, **square}, pairs.POSITIONS * pairs.SIDE,
         ),
-        ("linear_sum", linear._sum_kernel, matrix, {"SCALED": False, "ONE": False, **square}, side),
-        ("linear_sum, scale", linear._sum_kernel, matrix, {"SCALED": True, "ONE": False, **square}, side),
-        ("linear_sum, one position", linear._sum_kernel, matrix, {"SCALED": False, "ONE": True, **square}, side),
+        linear_sum("linear_sums"),
+        linear_sum("linear_sums, scale", SCALED=True),
+        linear_sum("linear_sums, one position", ONE=True),
         (
             "embedding_norms, scale", embedding._tokens_kernel,
             {**sorted_, "scale": "*fp32", "squares": "*fp64", **token_sizes},

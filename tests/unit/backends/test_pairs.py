@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_layer import linear_norms, linear_sum
 from tensors import OnTensors
 
 import dpcore_numpy
@@ -167,10 +168,10 @@ def test_a_linear_norm_bounds_what_the_sum_adds(
     rng = np.random.default_rng(seed)
     one = pairs(rng, kind, dtype, times, 3, p, q)
     scale = (10.0 ** rng.uniform(-6, 6, p * q)).astype(dtype) if scaled else None
-    norms = backend.linear_norms(*one, scale=scale, gram=gram, exact=exact)
+    norms = linear_norms(backend, *one, scale=scale, gram=gram, exact=exact)
 
     def add(weights: Array, out: Array) -> None:
-        backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
+        linear_sum(backend, *one, weights, out, scale=scale, exact=exact)
 
     # Of few rows a norm is at least `CANCELLATION` of the terms' size, twice: they share a product. With a scale, that
     # size is a bound by Cauchy and Schwarz, up to sqrt(T) too large.
@@ -217,7 +218,7 @@ def test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add(
 
     def add(weights: Array, out: Array) -> None:
         backend.embedding_sum(indices, tokens, token_weights, weights, out)
-        backend.linear_sum(*one, weights, out, exact=exact)
+        linear_sum(backend, *one, weights, out, exact=exact)
 
     check(norms, (e + h, e_terms + h_terms), add, dtype, kind, linear_promise(one, exact)._replace(least=floor))
 
@@ -235,10 +236,10 @@ def test_matrices_of_several_tiles(times: list[int], exact: bool, scaled: bool):
     scale = np.linspace(0.1, 9, 300 * 521, dtype=np.float32) if scaled else None
 
     def add(weights: Array, out: Array) -> None:
-        backend.linear_sum(*one, weights, out, scale=scale, exact=exact)
+        linear_sum(backend, *one, weights, out, scale=scale, exact=exact)
 
     for gram in (False, True):
-        norms = backend.linear_norms(*one, scale=scale, gram=gram, exact=exact)
+        norms = linear_norms(backend, *one, scale=scale, gram=gram, exact=exact)
         check(norms, linear(one, scale), add, "float32", "benign", linear_promise(one, exact))
 
 
@@ -246,11 +247,11 @@ def test_matrices_of_several_tiles(times: list[int], exact: bool, scaled: bool):
 def test_many_examples(times: list[int], examples: int):
     one = benign(2, times, examples, 4, 3, [0.5, -2.0][: len(times)])
     weights, out = np.linspace(-1, 1, examples), np.zeros(12)
-    backend.linear_sum(*one, weights, out)
+    linear_sum(backend, *one, weights, out)
     vectors, terms = linear(one)
     tolerance = 1e-6 if sum(times) >= 24 else 1e-13  # of an example's own float32 product; of float64 ones
     assert (np.abs(out - weights @ vectors) <= tolerance * (np.abs(weights) @ terms)).all()
-    norms = backend.linear_norms(*one)
+    norms = linear_norms(backend, *one)
     np.testing.assert_allclose(norms, norm(vectors).astype(float), rtol=1e-4)
     assert (norms >= norm(vectors)).all()
 
@@ -262,11 +263,11 @@ def test_examples_that_cancel_do_not_round_the_sum():
     e = rng.normal(size=(256, 1, 2)).astype(np.float32)
     near = (e * (1 + 1e-6 * rng.normal(size=e.shape))).astype(np.float32)
     one = Pairs([a, a], [e, near], [1e7, 1 - 1e7])
-    weights = bound / backend.linear_norms(*one, exact=True)
+    weights = bound / linear_norms(backend, *one, exact=True)
     together, alone = np.zeros(6), np.zeros((256, 6))
-    backend.linear_sum(*one, weights, together, exact=True)
+    linear_sum(backend, *one, weights, together, exact=True)
     for i in range(256):
-        backend.linear_sum(*one, np.where(np.arange(256) == i, weights, 0), alone[i], exact=True)
+        linear_sum(backend, *one, np.where(np.arange(256) == i, weights, 0), alone[i], exact=True)
     assert norm(together - alone.astype(Long).sum(axis=0)) <= rounding(256) / 2
     assert (norm(alone) <= bound).all()
 
@@ -275,10 +276,10 @@ def test_examples_that_cancel_do_not_round_the_sum():
 def test_float32_norms_hold_where_points_cancel(gram: bool):
     for seed in range(20):
         one = pairs(np.random.default_rng(seed), "near", "float32", [13], 4, 5, 6)
-        norms = backend.linear_norms(*one, gram=gram)
+        norms = linear_norms(backend, *one, gram=gram)
         for i in range(4):
             alone = np.zeros(30)
-            backend.linear_sum(*one, (np.arange(4) == i).astype(np.float32), alone)
+            linear_sum(backend, *one, (np.arange(4) == i).astype(np.float32), alone)
             assert norm(alone) <= norms[i]
 
 
@@ -287,7 +288,7 @@ def test_what_cancels_keeps_the_share_that_sums_rely_on():
     index = [np.zeros((1, 1), np.int64)]
     assert backend.tied_norms(index, ones, [-1.0], ones, ones, [1.0], 1)[0] >= 2 * TIED
     for scale in (None, np.ones(1, np.float32)):
-        twice = backend.linear_norms(ones * 2, ones * 2, [1.0, -1.0], scale=scale)
+        twice = linear_norms(backend, ones * 2, ones * 2, [1.0, -1.0], scale=scale)
         assert twice[0] >= 2 * CANCELLATION
     none = [np.zeros((1, 1, 1), np.float32)]
     assert backend.tied_norms(index, none, [1.0], ones * 2, ones * 2, [1.0, -1.0], 1)[0] >= 2 * CANCELLATION
@@ -300,16 +301,16 @@ def test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum(value: float
     one = benign(4, times, 3, 5, 6, [0.5, -2.0][: len(times)])
     clean, weights = np.zeros((2, 30)), np.array([0.7, 0, 1], np.float32)
     for exact in (False, True):
-        backend.linear_sum(*one, weights, clean[int(exact)], exact=exact)
+        linear_sum(backend, *one, weights, clean[int(exact)], exact=exact)
     one[side][-1][1, -1, 2] = value
     one[1 - side][-1][1, -1] = 0
     scale = np.linspace(1, 2, 30, dtype=np.float32)
     for exact in (False, True):
         for options in ({}, {"gram": True}, {"scale": scale}):
-            norms = backend.linear_norms(*one, exact=exact, **options)
+            norms = linear_norms(backend, *one, exact=exact, **options)
             assert np.isfinite(norms).tolist() == [True, False, True]
         out = np.zeros(30)
-        backend.linear_sum(*one, weights, out, exact=exact)
+        linear_sum(backend, *one, weights, out, exact=exact)
         np.testing.assert_array_equal(out, clean[int(exact)])
     indices = [np.full(e.shape[:2], 1) for e in one.gradients]
     if side == 1:
@@ -328,8 +329,8 @@ def test_products_stay_float32_where_torch_is_told_to_be_fast(times: list[int], 
 
     def found() -> tuple[Array, Array]:
         one, out = benign(7, times, 3, 40, 50, [1.0] * len(times)), np.zeros(2000)
-        backend.linear_sum(*one, np.ones(3, np.float32), out)
-        return backend.linear_norms(*one, gram=gram), out
+        linear_sum(backend, *one, np.ones(3, np.float32), out)
+        return linear_norms(backend, *one, gram=gram), out
 
     before, expected = torch.get_float32_matmul_precision(), found()
     torch.set_float32_matmul_precision("medium")
@@ -349,10 +350,10 @@ def test_arguments_stay_as_they_are_and_may_have_gaps():
     for time in (1, 5, 26):
         one = Pairs([a[:, :time]], [e[:, :time]], [-3.0])
         copies = Pairs([one.inputs[0].copy()], [one.gradients[0].copy()], [-3.0])
-        np.testing.assert_allclose(backend.linear_norms(*one), backend.linear_norms(*copies), rtol=1e-6)
+        np.testing.assert_allclose(linear_norms(backend, *one), linear_norms(backend, *copies), rtol=1e-6)
         out, same = np.zeros(49), np.zeros(49)
-        backend.linear_sum(*one, np.ones(4, np.float32), out)
-        backend.linear_sum(*copies, np.ones(4, np.float32), same)
+        linear_sum(backend, *one, np.ones(4, np.float32), out)
+        linear_sum(backend, *copies, np.ones(4, np.float32), same)
         np.testing.assert_allclose(out, same, rtol=1e-5, atol=1e-5)
 
 
@@ -362,10 +363,10 @@ def test_nothing_has_norm_zero_and_adds_nothing(examples: int, times: list[int],
     one = benign(6, times, examples, p, q, [2.0, -1.0][: len(times)])
     for scale in (None, np.ones(p * q, np.float32)):
         for exact in (False, True):
-            norms = backend.linear_norms(*one, scale=scale, gram=scale is None, exact=exact)
+            norms = linear_norms(backend, *one, scale=scale, gram=scale is None, exact=exact)
             assert norms.tolist() == [0.0] * examples
             out = np.full(p * q, 0.5)
-            backend.linear_sum(*one, np.ones(examples), out, scale=scale, exact=exact)
+            linear_sum(backend, *one, np.ones(examples), out, scale=scale, exact=exact)
             assert (out == 0.5).all()
     indices = [np.zeros(e.shape[:2], np.int64) for e in one.gradients]
     if 0 in (examples, sum(times), q):
@@ -377,7 +378,7 @@ def test_nothing_has_norm_zero_and_adds_nothing(examples: int, times: list[int],
 def test_an_example_without_a_gradient_has_norm_zero():
     one = benign(7, [30], 2, 5, 6, [1.0])
     one.gradients[0][1] = 0
-    assert (backend.linear_norms(*one) > 0).tolist() == [True, False]
+    assert (linear_norms(backend, *one) > 0).tolist() == [True, False]
 
 
 BAD = [
@@ -395,9 +396,9 @@ BAD = [
 def test_refuses_parts_that_do_not_fit(change: dict[str, Any], error: type[Exception], words: str):
     good = dict(zip(("inputs", "gradients", "point_weights"), benign(8, [3], 2, 5, 6, [1.0]), strict=True))
     with pytest.raises(error, match=words):
-        backend.linear_norms(**{**good, **change})
+        linear_norms(backend, **{**good, **change})
     with pytest.raises(error, match=words):
-        backend.linear_sum(**{**good, **change}, weights=np.ones(2), out=np.zeros(30))
+        linear_sum(backend, **{**good, **change}, weights=np.ones(2), out=np.zeros(30))
 
 
 def test_refuses_tokens_that_are_none_and_outputs_that_do_not_fit():

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore.spec.backends import load_backend
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.stages.clipping.blocks import (
     Block,
     Embedding,
     Linear,
     Rows,
     Tied,
-    add_sums,
     combined,
     joined,
-    norms_of,
     of_units,
     scaled,
 )
+from dpcore.stages.clipping.together import add_sums, norms_of
 
 PORT = load_backend("numpy")
 EXAMPLES, SIZE, WIDTH = 5, 4, 3
@@ -170,7 +170,7 @@ class Given:
     """A block that knows its norms only."""
 
     def __init__(self, *norms: float) -> None:
-        self._norms = np.array(norms)
+        self._norms = np.array(norms, float)
 
     def norms(self, *_: Any) -> np.ndarray:
         return self._norms
@@ -194,29 +194,37 @@ def test_the_norm_of_a_group_with_a_member_that_is_not_finite_is_not(value: floa
     np.testing.assert_array_equal(np.isfinite(found), [True, False, False])
 
 
-def test_rows_are_normed_and_summed_in_one_operation_whatever_the_groups() -> None:
-    """A run by rows asks the port once a micro-batch, not once a tensor or a group."""
+def test_rows_and_layers_are_normed_and_summed_in_one_operation_each_whatever_the_groups() -> None:
+    """A run asks the port once a micro-batch for each kind, not once a tensor or a group."""
     calls: list[tuple[str, int]] = []
 
-    def group_norms(rows: list[Any], groups: list[int], scale: Any) -> Any:
-        calls.append(("norms", len(rows)))
-        return PORT.group_norms(rows, groups, scale)
+    def watched(name: str) -> Any:
+        def run(first: list[Any], *rest: Any) -> Any:
+            calls.append((name, len(first)))
+            return getattr(PORT, name)(first, *rest)
 
-    def weighted_sum(rows: list[Any], weights: list[Any], out: list[Any], scale: Any) -> None:
-        calls.append(("sum", len(rows)))
-        PORT.weighted_sum(rows, weights, out, scale)
+        return run
 
-    port: Any = SimpleNamespace(group_norms=group_norms, weighted_sum=weighted_sum, linear_norms=PORT.linear_norms,
-                                linear_sum=PORT.linear_sum)  # fmt: skip
-    kinds = ("rows", "linear", "rows", "linear", "rows")
+    names = ("group_norms", "weighted_sum", "linear_norms", "linear_sums", "joined_norms")
+    port: Any = SimpleNamespace(**{name: watched(name) for name in names})
+    kinds = ("rows", "linear", "rows", "linear", "rows", "linear")
     blocks = [block_of(kind, seed) for seed, kind in enumerate(kinds)]
-    groups = [(3,), (0, 1, 2), (4,)]
-    found = norms_of(port, blocks, groups, [None] * 5)
-    add_sums(port, blocks, [np.ones(EXAMPLES)] * 5, [np.zeros(SIZE * WIDTH) for _ in blocks], [None] * 5)
-    assert calls == [("norms", 3), ("sum", 3)]
+    groups, scales = [(3,), (5, 0, 1, 2), (4,)], list(np.exp(np.random.default_rng(1).normal(size=(6, SIZE * WIDTH))))
+    weights = [np.linspace(0, 1, EXAMPLES) + i for i in range(6)]
+    totals = [np.zeros(SIZE * WIDTH) for _ in blocks]
+    found = norms_of(port, blocks, groups, scales)
+    add_sums(port, blocks, weights, totals, scales)
+    norms_, sums_ = (
+        [("linear_norms", 3), ("group_norms", 3), ("joined_norms", 3)],
+        [("weighted_sum", 3), ("linear_sums", 3)],
+    )
+    assert calls == [*norms_, *sums_]
+    vectors = [loop(block) * scale for block, scale in zip(blocks, scales, strict=True)]
     for norms, members in zip(found, groups, strict=True):
-        whole = np.concatenate([loop(blocks[i]) for i in members], axis=1)
+        whole = np.concatenate([vectors[i] for i in members], axis=1)
         np.testing.assert_allclose(norms, np.linalg.norm(whole, axis=1), rtol=1e-6)
+    for total, weight, own in zip(totals, weights, vectors, strict=True):
+        np.testing.assert_allclose(total, weight @ own, rtol=1e-9, atol=1e-12)
 
 
 def test_points_of_all_kinds_are_combined_and_rows_by_one_operation_a_point() -> None:
@@ -244,10 +252,11 @@ def test_points_of_all_kinds_are_combined_and_rows_by_one_operation_a_point() ->
 def test_points_that_are_subtracted_are_computed_exactly(weights: tuple[float, ...], exact: bool) -> None:
     asked: list[bool] = []
 
-    def watched(*_: Any, exact: bool, **__: Any) -> None:
-        asked.append(exact)
+    def watched(layers: list[LinearPairs[Any]], *_: Any) -> list[None]:
+        asked.extend(layer.exact for layer in layers)
+        return [None]
 
-    port: Any = SimpleNamespace(linear_norms=watched, linear_sum=watched, tied_norms=watched)
+    port: Any = SimpleNamespace(linear_norms=watched, linear_sums=watched)
     linear = Linear(block_of("linear", 0).inputs, block_of("linear", 0).gradients, weights)
     linear.norms(port)
     linear.add_sum(port, None, None)
@@ -259,10 +268,13 @@ def test_a_tied_matrix_is_summed_as_its_norm_was_taken(table: float, head: float
     """The norm bounds the sum of the same arithmetic."""
     asked: list[bool] = []
 
-    def watched(*_: Any, exact: bool) -> None:
+    def norms(*_: Any, exact: bool) -> None:
         asked.append(exact)
 
-    port: Any = SimpleNamespace(tied_norms=watched, linear_sum=watched, embedding_sum=lambda *_, **__: None)
+    def sums(layers: list[LinearPairs[Any]], *_: Any) -> None:
+        asked.extend(layer.exact for layer in layers)
+
+    port: Any = SimpleNamespace(tied_norms=norms, linear_sums=sums, embedding_sum=lambda *_, **__: None)
     tied = joined([block_of("embedding", 0, (2,)), block_of("linear", 0, (2,))])
     assert isinstance(tied, Tied)
     tied = Tied(replace(tied.embedding, point_weights=(table,)), replace(tied.linear, point_weights=(head,)))

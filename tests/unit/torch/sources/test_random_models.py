@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpcore.spec.backends import load_backend
-from dpcore.stages.clipping.blocks import add_sums, joined, norms_of
+from dpcore.stages.clipping.blocks import joined
+from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.model.compare import learn_and_check
 from dpcore.torch.model.per_example import PerExampleGradient
