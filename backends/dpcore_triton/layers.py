@@ -11,9 +11,10 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.pair_ops import LinearPairs
+from dpcore_triton.described import address, present
 from dpcore_triton.launch import common_device, float32_only, jit, launch, table
 from dpcore_triton.pairs import Parts, parts_of
-from dpcore_triton.row_norms import Scales, address, present, vectors
+from dpcore_triton.row_norms import Scales, vectors
 
 Tensor = torch.Tensor
 

@@ -226,8 +226,8 @@ def _check(plan: Plan) -> None:
         raise NotTried("the plan has no noise, and claims nothing.", "give the method a noise multiplier")
     if plan.noise_multiplier < _LEAST_NOISE:
         raise NotTried(
-            f"the noise multiplier {plan.noise_multiplier:.3g} claims next to nothing, and rounding is not small beside "
-            "its noise.",
+            f"the noise multiplier {plan.noise_multiplier:.3g} claims next to nothing, and rounding is not small "
+            "beside its noise.",
             f"audit with {_LEAST_NOISE} at least",
         )
     if not math.isfinite(plan.event.noise_multiplier if hasattr(plan.event, "noise_multiplier") else 1.0):
