@@ -1,4 +1,4 @@
-"""The statement of a torch run: with torch's version, its date, and a note where results decided when to stop."""
+"""The statement of a torch run: with torch's version, its date, and notes on what the plan does not tell."""
 
 from __future__ import annotations
 
@@ -22,11 +22,21 @@ def stated(
 ) -> Statement:
     """Return the privacy statement for all that was released so far."""
     taken = (PRIVATE_DIAGNOSTICS,) if diagnostics else ()
-    statement = mechanism.statement(
-        delta, caveats=(*caveats, *taken), note=" ".join(part for part in (note, _stop(run, delta)) if part),
-        software={"torch": torch.__version__},
-    )  # fmt: skip
+    notes = " ".join(part for part in (note, _stop(run, delta), _rates(run)) if part)
+    software = {"torch": torch.__version__}
+    statement = mechanism.statement(delta, caveats=(*caveats, *taken), note=notes, software=software)
     return replace(statement, date=datetime.now(UTC).date().isoformat())
+
+
+def _rates(run: PrivateRun) -> str:
+    """Say which learning rates are in force, where they are no longer the method's, which the statement lists."""
+    present = sorted({float(group["lr"]) for group in run.optimizer.param_groups})
+    if present == [run.plan.method.update.settings().learning_rate]:
+        return ""
+    return (
+        "The learning rate was set beside the method, by groups, a scheduler or a loaded state: at last "
+        f"{' and '.join(f'{rate:.6g}' for rate in present)}. The guarantee does not depend on it."
+    )
 
 
 def _stop(run: PrivateRun, delta: float) -> str:

@@ -14,7 +14,7 @@ import dpcore
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore.torch.groups import PRIVACY_SETTINGS
-from tests.unit.torch_runs import METHODS, finish, model, sgd, start, values
+from tests.unit.torch_runs import METHODS, finish, load, model, saved, sgd, start, values
 
 
 @pytest.mark.parametrize(
@@ -195,3 +195,14 @@ def test_bad_group_values_are_refused_before_the_step(key: str, value: float) ->
     with pytest.raises(ArgumentError, match=f"{key}="):
         run.step(next(iter(run.loader)))
     assert run.steps_taken == 0
+
+
+def test_a_statement_says_where_learning_rates_are_not_the_methods() -> None:
+    run = start(model())
+    assert not run.statement().note
+    run.optimizer.param_groups[0]["lr"] = 0.05
+    assert "The learning rate was set beside the method" in run.statement().text()
+    assert "at last 0.05. The guarantee does not depend on it." in run.statement().note
+    again = start(model())
+    load(again, saved(run))
+    assert again.statement().note == run.statement().note
