@@ -20,6 +20,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.queries.base import check_query
 from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
 from dpcore.stages.strategies.bands import bands, largest_column_norm
+from dpcore.stages.updates.base import check_update
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
 _BATCH_SIZE_TOLERANCE = 1e-3
@@ -88,6 +89,7 @@ class Plan(StepScales):
         # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
         check_query(self.method.query, self.steps)
         check_filter(self.method.filter, self.steps)
+        check_update(self.method.update, self.steps)
 
     def _check_sampling(self) -> None:
         strategy, moment = self.method.noise.strategy, self.method.update.second_moment

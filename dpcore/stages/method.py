@@ -74,11 +74,12 @@ class Method:
         plain(self)
         for name, (module, *members) in (_STAGES | _EXTRAS).items():
             value, extra = getattr(self, name), name in _EXTRAS
-            wrong = isinstance(value, type) or not all(hasattr(value, member) for member in members)
-            if wrong and not (extra and value is None):
+            missing = [member for member in members if isinstance(value, type) or not hasattr(value, member)]
+            if missing and not (extra and value is None):
                 words = "None or" if extra else "a stage"
                 told = repr(value) if "\n" not in repr(value) else type(value).__name__  # as torch's optimizers have it
-                raise ArgumentTypeError(f"{name}={told}: must be {words} from dpcore.{module}")
+                own = f"; one of your own must have {', '.join(missing)}, too" if len(missing) < len(members) else ""
+                raise ArgumentTypeError(f"{name}={told}: must be {words} from dpcore.{module}{own}")
         for name in ("batch_size", "radius"):
             if getattr(self, name) is not None:
                 positive(**{name: getattr(self, name)})
@@ -156,7 +157,7 @@ _STAGES = {
     "clip": ("clipping", "grouping", "sensitivity"),
     "noise": ("noise", "noise_multiplier", "with_noise_multiplier", "strategy"),
     "filter": ("filters", "order", "coefficients", "adaptive"),
-    "update": ("updates", "rule", "settings", "prepared"),
+    "update": ("updates", "rule", "second_moment", "bias_corrected", "settings", "prepared"),
 }
 _EXTRAS = {
     "schedule": ("schedules", "factor"), "averaging": ("averaging", "weight"), "galore": ("galore", "projection")

@@ -23,7 +23,7 @@ def stated(
     """Return the privacy statement for all that was released so far."""
     taken = (PRIVATE_DIAGNOSTICS,) if diagnostics else ()
     notes = " ".join(part for part in (note, _stop(run, delta), _rates(run)) if part)
-    software = {"torch": torch.__version__}
+    software: dict[str, str] = {"torch": torch.__version__}
     statement = mechanism.statement(delta, caveats=(*caveats, *taken), note=notes, software=software)
     return replace(statement, date=datetime.now(UTC).date().isoformat())
 

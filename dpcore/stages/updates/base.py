@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.spec.ops import UpdateSettings
-from dpcore.spec.validate import Checked
+from dpcore.errors import ArgumentTypeError
+from dpcore.spec.ops import UPDATE_RULES, UpdateSettings
+from dpcore.spec.validate import Checked, choice
 
 # What the second moment is made of -> how the port's step forms it (`dpcore.spec.ops.Backend.step`).
 SECOND_MOMENTS: Final = {
@@ -48,6 +50,19 @@ class Update(Protocol):
         `numbers` are those in force, of `settings` or of a parameter group; `variances`, (T,), the variance of the
         noise in each coordinate of the direction, by step, given where `bias_corrected`.
         """
+
+
+def check_update(update: Update, steps: int) -> None:
+    """Refuse an update whose rule or numbers the port does not know: one of the caller's own may have any."""
+    name = f"update={type(update).__name__}(...)"
+    choice(UPDATE_RULES, **{f"{name}: rule": update.rule})
+    for step in () if update.bias_corrected else sorted({0, steps - 1}):
+        numbers: Any = update.prepared(update.settings(), step, None)
+        if not isinstance(numbers, UpdateSettings) or not all(map(math.isfinite, numbers)):
+            raise ArgumentTypeError(
+                f"{name}: prepared(settings, {step}, None) must be dpcore.spec.ops.UpdateSettings of finite numbers, "
+                f"not {numbers!r}"
+            )
 
 
 class WithoutSecondMoment(Checked):

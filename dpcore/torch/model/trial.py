@@ -25,9 +25,12 @@ from dpcore.torch.reachable import walk
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Choose the fastest way to take gradients that this model bears, or refuse the model; see `Trial`."""
     with Trial(gradient, example, frozen) as trial:
-        for check in (trial.registered, trial.mixing, trial.state):
-            check()
-        trial.ways(way)
+        try:
+            for check in (trial.registered, trial.mixing, trial.state):
+                check()
+            trial.ways(way)
+        except Unfit as refusal:  # of several ways; here none is left
+            raise ArgumentError(str(refusal)) from refusal.__cause__
 
 
 class Trial:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, PrivacyError
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.ops import FilterCoefficients, UpdateSettings
 from dpcore.stages import queries, updates
 from dpcore.stages.clipping import Clip
 from dpcore.stages.filters import OptimalFIR
@@ -481,6 +482,32 @@ def test_stages_of_the_callers_own_are_checked_before_the_run(stage: str, answer
     with pytest.raises(DpcoreError) as caught:
         plan(method, steps=2)
     assert words in str(caught.value)
+
+
+class OwnUpdate(updates.SGD):
+    """Its numbers at step 1 are another's."""
+
+    answer: Any = None
+
+    def prepared(self, numbers: Any, step: int, variances: Any) -> Any:
+        return self.answer if step else numbers
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, "prepared(settings, 1, None) must be dpcore.spec.ops.UpdateSettings of finite numbers, not None"),
+    ({"answer": UpdateSettings(math.nan)}, "of finite numbers, not UpdateSettings(learning_rate=nan"),
+    ({"rule": "lion"}, "rule='lion': must be one of 'sgd'"),
+])  # fmt: skip
+def test_updates_of_the_callers_own_are_checked_before_the_run(changes: dict[str, Any], words: str) -> None:
+    update = type("OwnUpdate", (OwnUpdate,), changes)(0.1)
+    with pytest.raises(DpcoreError) as caught:
+        plan(dpcore.Method(update=update, noise=IndependentGaussian(1.0)), steps=2)
+    assert words in str(caught.value)
+
+
+def test_what_a_stage_of_the_callers_own_lacks_is_named() -> None:
+    with pytest.raises(ArgumentTypeError, match="one of your own must have points, uses_displacement, too"):
+        dpcore.Method(update=updates.SGD(0.1), query=SimpleNamespace(lags=0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("stage", "answer", "words"), [
