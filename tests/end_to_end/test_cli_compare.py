@@ -295,6 +295,22 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     assert "NOT accounted for" not in printed.out + (tmp_path / "other" / "statement.txt").read_text()
 
 
+def test_a_comparison_repeated_from_config_json_is_paid_for_by_the_same_ledger(tmp_path, capsys):
+    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
+    Ledger.create(file)
+    one = ("--methods", "dp_sgd", "--epsilon", "1", "--seeds", "1")
+    assert compare(out, *one, "--ledger", str(file)) == 0
+    assert main(["compare", "--config", str(out / "config.json"), "--out", str(tmp_path / "again")]) == 0
+    (run,) = results(tmp_path / "again")["runs"]
+    config = str(tmp_path / "again" / run["folder"] / "config.json")
+    assert main(["train", "--config", config, "--out", str(tmp_path / "run")]) == 0
+    assert [run.releases for run in Ledger.open(file).runs()] == [6, 6, 6]
+    # Nor does the comparison itself go on without it.
+    capsys.readouterr()
+    assert compare(out, *one) == 2
+    assert f"are paid for by the ledger {file}; add --ledger" in capsys.readouterr().err
+
+
 def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, capsys):
     Ledger.create(tmp_path / "gdp", composition="gdp")
     Ledger.create(tmp_path / "rdp").charge(accounting.Gaussian(9.0), name="a count")

@@ -80,7 +80,7 @@ def _folder(tmp_path, monkeypatch) -> None:
     Path("file").write_text("three\n" * 999)
     Path("full").mkdir()
     Path("full/mine").write_text("mine")
-    RunFolder(Path("run")).write_config({"epsilon": 3.0}, {})
+    RunFolder(Path("run")).write_config({"epsilon": 3.0}, None, {})
     spoiled = np.ones((5, 2))
     spoiled[4, 1] = np.nan
     arrays(Path("nan.npz"), x_train=spoiled)

@@ -31,7 +31,7 @@ def run_comparison(
         raise ArgumentError(f"jobs={jobs}: must be at least 1")
     shared = comparison.shared
     dataset = load(shared.data, shared.data_dir)
-    earlier(out, comparison, overwrite=overwrite)
+    earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     console = remarks()
     warning = accounting.delta_remark(shared.delta, len(dataset))
@@ -41,7 +41,7 @@ def run_comparison(
     plans = preview(comparison, dataset)
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     _announce(comparison, plans, console)
-    log = Log.open(out, comparison, overwrite=overwrite)
+    log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
         complete = len(log.complete())
         if complete:

@@ -68,7 +68,7 @@ def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_js
     training.private.begin()
     folder = RunFolder(out, overwrite=overwrite)
     with deferred() as interruption:
-        folder.write_config(settings.to_dict(), training.statement(0).software)
+        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
         with locked(folder.path):
             return train(training, folder, ledger, interruption, as_json)
 

@@ -70,10 +70,16 @@ class RunFolder:
         """Where a run that can be resumed keeps its checkpoint."""
         return checkpoint_of(self.path)
 
-    def write_config(self, settings: dict[str, Any], versions: dict[str, str] | None = None) -> None:
-        """Write config.json: first of all files, and the mark by which a folder is known."""
+    def write_config(
+        self, settings: dict[str, Any], ledger: Path | None, versions: dict[str, str] | None = None
+    ) -> None:
+        """Write config.json: first of all files, and the mark by which a folder is known.
+
+        The ledger is among the settings: a repetition by ``--config`` that left it would release without paying.
+        """
         software = {} if versions is None else {"software": versions}
-        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": settings, **software})
+        repeated = {**settings, "ledger": None if ledger is None else str(ledger)}
+        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": repeated, **software})
 
     def write_statement(self, statement: Statement) -> None:
         """Write the statement as text and as JSON."""
