@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
@@ -73,6 +74,12 @@ def test_show(capsys):
     assert "however they were chosen         epsilon = " in printed
     assert "with all to come, however it is chosen   epsilon = 3 at delta = 1e-5, add-remove adjacency" in printed
     assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
+    # The advice at the end can be typed, with numbers in the place of the capitals.
+    advice = printed.splitlines()[-1].partition(" dpcore ")[2]
+    for name, value in (("FILE", "people.ledger"), (" N ", " 60000 "), (" B ", " 256 "), (" E", " 1")):
+        assert name in advice
+        advice = advice.replace(name, value)
+    assert "noise multiplier" in say(capsys, advice.split()).out
 
 
 def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
@@ -139,3 +146,24 @@ def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys):
     assert "does not pay for all 23 steps; training stops before it is crossed" in capsys.readouterr().err
     Ledger.create("other.ledger", budget=(3, 1e-5))
     assert "does not pay" not in say(capsys, [*words, "--epsilon", "1", "--ledger", "other.ledger", "--out", "b"]).err
+
+
+def test_a_ledger_of_other_data_is_told_before_the_first_step(capsys):
+    pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    inputs, targets = generator.random((40, 8), dtype=np.float32), np.arange(40) % 2
+    np.savez("own.npz", x_train=inputs, y_train=targets, x_test=inputs[:9], y_test=targets[:9])
+    Ledger.create("people.ledger")
+    words = ["--model", "logistic", "--epsilon", "1", "--epochs", "1", "--ledger", "people.ledger", "--out"]
+    assert "fingerprint" not in say(capsys, ["train", *words, "a"]).err
+    assert "fingerprint" not in say(capsys, ["train", *words, "b"]).err
+    own = ["--data", "own", "--data-dir", ".", "--batch-size", "8", "--delta", "1e-3"]
+    for command in (["train", *own, *words, "c"], ["compare", *own, "--methods", "dp_sgd", "--seeds", "1", *words, "d"]):
+        ledger = Ledger.open("people.ledger")
+        said = " ".join(say(capsys, command).err.split())
+        (note,) = (note for note in Ledger.open("people.ledger").total(1e-5).notes if "fingerprints" in note)
+        assert f"remark: ledger='{ledger.path}': {note}" in said
+        assert said.index("fingerprints") < said.index("held-out accuracy" if "compare" in command else "epoch 1")
+        Path("people.ledger").unlink()
+        Ledger.create("people.ledger")
+        say(capsys, ["train", *words, f"before {command[0]}"])

@@ -6,6 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from dpcore import accounting
 from dpcore.cli.compare import budget, report, words
@@ -39,7 +40,7 @@ def run_comparison(
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     console.print(f"{counted(comparison.total, 'run')} {'is' if comparison.total == 1 else 'are'} planned.")
-    plans = preview(comparison, dataset)
+    plans = preview(comparison, dataset, ledger, lambda said: console.print(f"[yellow]remark:[/] {escape(said)}"))
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     payer = None if paying is None else budget.Payer(paying)
     _announce(comparison, plans, console)

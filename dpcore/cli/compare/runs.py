@@ -49,14 +49,22 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
             plan_of(comparison.settings_for(run), len(dataset))
 
 
-def preview(comparison: Comparison, dataset: Dataset) -> dict[tuple[str, float, str], Preview]:
-    """Build one run of every plan, so that nothing is refused after hours of training."""
+def preview(
+    comparison: Comparison, dataset: Dataset, ledger: Path | None, remark: Callable[[str], None]
+) -> dict[tuple[str, float, str], Preview]:
+    """Build one run of every plan, so that nothing is refused after hours of training.
+
+    What the first has to remark on the data, and on the ledger that is to pay, holds for all.
+    """
     from dpcore.cli.train.training import Training
 
     plans = {}
     for run in comparison.examples:
         with _naming(run):
-            plan = Training(comparison.settings_for(run), dataset).plan
+            built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
+        for sentence in () if plans else built.remarks:
+            remark(sentence)
+        plan = built.plan
         gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
         plans[run.contestant, run.epsilon, run.role] = Preview(plan.event_after(plan.steps), gradients)
     return plans
