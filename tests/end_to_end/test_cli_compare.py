@@ -85,6 +85,7 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
     for run in left["runs"]:
         assert {path.name for path in (out / run["folder"]).iterdir()} == RUN_FILES
     settings = json.loads((out / left["runs"][0]["folder"] / "config.json").read_text())["settings"]
+    assert settings.pop("ledger") is None
     again = Settings(**{name: value for name, value in settings.items() if value is not None})
     assert again.to_dict() == settings
     assert (settings["lr"], settings["seed"], settings["batch_size"]) == (0.1, 1000, 256)

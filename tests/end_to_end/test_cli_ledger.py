@@ -158,7 +158,8 @@ def test_a_ledger_of_other_data_is_told_before_the_first_step(capsys):
     assert "fingerprint" not in say(capsys, ["train", *words, "a"]).err
     assert "fingerprint" not in say(capsys, ["train", *words, "b"]).err
     own = ["--data", "own", "--data-dir", ".", "--batch-size", "8", "--delta", "1e-3"]
-    for command in (["train", *own, *words, "c"], ["compare", *own, "--methods", "dp_sgd", "--seeds", "1", *words, "d"]):
+    compared = ["compare", *own, "--methods", "dp_sgd", "--seeds", "1"]
+    for command in (["train", *own, *words, "c"], [*compared, *words, "d"]):
         ledger = Ledger.open("people.ledger")
         said = " ".join(say(capsys, command).err.split())
         (note,) = (note for note in Ledger.open("people.ledger").total(1e-5).notes if "fingerprints" in note)
@@ -167,3 +168,34 @@ def test_a_ledger_of_other_data_is_told_before_the_first_step(capsys):
         Path("people.ledger").unlink()
         Ledger.create("people.ledger")
         say(capsys, ["train", *words, f"before {command[0]}"])
+
+
+def test_charging_what_happened_without_the_ledger(capsys):
+    pytest.importorskip("torch")
+    words = ["train", "--model", "logistic", "--epsilon", "2", "--epochs", "1", "--out"]
+    say(capsys, [*words, "old"])
+    Ledger.create("people.ledger", budget=(3, 1e-5))
+    told = ask(capsys, "charge", "people.ledger", "--statement", "old", "--name", "before")
+    (run,) = Ledger.open("people.ledger").runs()
+    assert (run.run_id, run.name, run.releases) == (told["run"], "before", 1)
+    assert 1.99 < told["total"]["fixed"] <= 2
+    charge = ["ledger", "charge", "people.ledger", "--name", "x"]
+    assert "was charged for it before" in say(capsys, [*charge, "--statement", "old"], 2).err
+    say(capsys, [*words, "large", "--epsilon", "8"])
+    assert "add --already-released" in say(capsys, [*charge, "--statement", "large"], 2).err
+    assert len(Ledger.open("people.ledger").runs()) == 1
+    printed = say(capsys, [*charge, "--statement", "large", "--already-released"]).out
+    assert "left: 0.0%" in printed
+    assert "note: The budget is exceeded" in say(capsys, ["ledger", "show", "people.ledger"]).out
+    assert "would cross the budget" in say(capsys, [*words, "next", "--ledger", "people.ledger"], 2).err
+
+    Ledger.create("other.ledger")
+    say(capsys, [*words, "paid", "--ledger", "other.ledger"])
+    charge[2] = "other.ledger"
+    assert "this ledger paid for it, as its run" in say(capsys, [*charge, "--statement", "paid"], 2).err
+    assert "give one of the two" in say(capsys, charge, 2).err
+    assert "must say what was released" in say(capsys, [*charge[:3], "--statement", "old"], 2).err
+    history = {"history": [[1.0, 0.01, 100]], "mechanism": "rdp"}
+    Path("opacus.json").write_text(json.dumps(history))
+    say(capsys, [*charge, "--opacus", "opacus.json"])
+    assert Ledger.open("other.ledger").runs()[-1].event == PoissonSampledGaussian(0.01, 1.0, 100)

@@ -123,9 +123,7 @@ class Log:
         self.folder.write_json("results.json", {"format": 2, "summary": self.summary, "runs": runs})
 
 
-def earlier(
-    path: Path, comparison: Comparison, ledger: Path | None, *, overwrite: bool
-) -> list[Record] | None:
+def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrite: bool) -> list[Record] | None:
     """Return the runs of the comparison with the same settings in a folder; None where a new one may begin.
 
     DataError where neither can be; nothing is made and nothing is deleted.

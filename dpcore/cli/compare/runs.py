@@ -138,7 +138,9 @@ def make_runs(
         name, event = described(run), plans[run.contestant, run.epsilon, run.role].event
         if payer is not None:
             if not payer.pays_for(event):
-                raise BudgetError(f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun")
+                raise BudgetError(
+                    f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
+                )
             payer.begin(name, event)
         record = log.begin(run)
         display.begin(run)

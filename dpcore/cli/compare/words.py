@@ -33,7 +33,14 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
     partial = any(len(row.accuracy) < comparison.seeds for row in made)
     for column in columns:
         result.add_column(column)
-    for column in ("lr", *(("runs",) if partial else ()), "accuracy", "epsilon", "gradients", *(("seconds",) if seconds else ())):
+    for column in (
+        "lr",
+        *(("runs",) if partial else ()),
+        "accuracy",
+        "epsilon",
+        "gradients",
+        *(("seconds",) if seconds else ()),
+    ):
         result.add_column(column, justify="right")
     for index, row in enumerate(made):
         cells = [row.contestant, row.method] if named else [row.contestant]

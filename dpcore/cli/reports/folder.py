@@ -56,7 +56,9 @@ def comparison_findings(folder: Path, content: Mapping[str, Any], runs: Mapping[
     except (DpcoreError, LookupError, TypeError, ValueError):
         found = Finding(name, FAILED, f"{name} cannot be compared with statement.json")
     else:
-        words = "what the statements of these runs say" if same else f"{name} is not what statement.json and its runs say"
+        words = (
+            "what the statements of these runs say" if same else f"{name} is not what statement.json and its runs say"
+        )
         found = Finding(name, OK if same else FAILED, words)
     named = {str(path) for path in content["run_folders"].values()}
     others = {path.relative_to(folder).as_posix() for path in folder.glob(f"{RUNS}/*")} - named

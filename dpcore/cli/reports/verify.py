@@ -23,7 +23,7 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     as_json: Json = False,
 ) -> None:
-    """Derive a statement again from its settings and compare, with the files beside it too. Status 1 where one fails."""
+    """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
     from dpcore.statement.text import visible
     from dpcore.statement.verify import holds
 

@@ -26,7 +26,13 @@ def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
     if card is None:
         yield from _without_card(folder, statement)
     else:
-        yield _as_written(CARD, card, lambda: card_again(statement, card), statement, "the card of this statement, but for its title and what it says of the model")
+        yield _as_written(
+            CARD,
+            card,
+            lambda: card_again(statement, card),
+            statement,
+            "the card of this statement, but for its title and what it says of the model",
+        )
         if not digests:
             yield Finding(CARD, FAILED, f"{CARD} lists no SHA-256 of the files beside it")
         for name, stated in digests.items():
