@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from dpcore.errors import DataError
@@ -101,7 +102,7 @@ class RunFolder:
 
 
 def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
-    """Refuse a folder that cannot be taken; nothing is made and nothing is deleted."""
+    """Refuse a folder that cannot be taken; nothing stays that is made to try it, and nothing is deleted."""
     if path.exists() and not path.is_dir():
         raise DataError(f"out={str(path)!r}: is a file; name a folder")
     kept = checkpoint_of(path)
@@ -124,6 +125,12 @@ def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> Non
         raise DataError(f"out={str(path)!r}: cannot be made ({there} is a file); name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise DataError(f"out={str(path)!r}: cannot be written ({there} is read-only); name another folder")
+    try:  # where access is granted and nothing can be made: /proc, a full quota
+        Path(mkdtemp(prefix=".dpcore-", dir=there)).rmdir()
+    except OSError as cause:
+        raise DataError(
+            f"out={str(path)!r}: cannot be made (nothing can be made in {there}: {cause.strerror}); name another folder"
+        ) from cause
 
 
 def next_folder(parent: Path, name: str) -> Path:
