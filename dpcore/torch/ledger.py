@@ -49,7 +49,9 @@ def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str 
         known = {run.dataset for run in ledger.runs() if run.dataset}
         if fingerprint and known and fingerprint not in known:  # told before it is paid for, as by the total later
             told = different_data(len(known) + 1)
-            warnings.warn(f"ledger={str(ledger.path)!r}: {told} Other people need another ledger.", TrainingWarning)
+            warnings.warn(
+                f"ledger={str(ledger.path)!r}: {told} Other people need another ledger.", TrainingWarning, stacklevel=5
+            )
         account = LedgerAccount(
             ledger,
             mechanism,

@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore.cli import main
+from dpcore.ledger import Ledger
+from dpcore.statement import Statement
 from dpcore.statement.verify import folder as checks
 from tests.end_to_end.command_line import say
 
@@ -151,7 +153,7 @@ def test_a_card_of_another_version_is_a_remark(run: Path, capsys, monkeypatch):
 
 def test_a_run_that_was_resumed_and_killed_has_no_card(run: Path, capsys):
     content = json.loads((run / "statement.json").read_text())
-    statement = checks.Statement.unchecked(content | {"note": "Written before the steps of epoch 2"})
+    statement = Statement.unchecked(content | {"note": "Written before the steps of epoch 2"})
     (run / "statement.json").write_text(statement.to_json())
     (run / "statement.txt").write_text(statement.text())
     (run / "README.md").unlink()
@@ -178,3 +180,43 @@ def test_a_comparison_and_the_folders_of_its_runs(tmp_path, capsys):
 def test_a_folder_with_a_statement_that_cannot_be_read_is_no_traceback(run: Path, capsys):
     (run / "statement.json").write_text(json.dumps({"settings_hash": 1, "format": 3}))
     assert "form" in failed(capsys, run)
+
+
+def test_a_statement_beside_its_ledger(tmp_path, capsys):
+    file, run = tmp_path / "people.ledger", tmp_path / "run"
+    Ledger.create(file, budget=(3, 1e-5))
+    Ledger.create(tmp_path / "other")
+    assert main([*LINE.split(), str(run), "--epsilon", "1", "--ledger", str(file)]) == 0
+    words = ["verify", str(run), "--ledger"]
+    printed = " ".join(say(capsys, [*words, str(file)]).out.split())
+    for check in ("event ok the one", "event planned ok the one", "is an entry's", "not below that of this run"):
+        assert check in printed
+    other = " ".join(say(capsys, [*words, str(tmp_path / "other")], 1).out.split())
+    assert f"is {Ledger.open(tmp_path / 'other').ledger_id}" in other
+    whole = json.loads((run / "statement.json").read_text())
+
+    def found(**changes: Any) -> dict[str, str]:
+        (tmp_path / "changed.json").write_text(Statement.unchecked(whole | changes).to_json())
+        line = ["verify", str(tmp_path / "changed.json"), "--ledger", str(file), "--json"]
+        assert main(line) in (0, 1)
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return {item["check"]: f"{item['status']}: {item['words']}" for item in checks if "ledger" in item["check"]}
+
+    total = whole["ledger"]["total"]
+    for name in ("epsilon", "epsilon_if_fixed_beforehand"):
+        less = found(ledger=whole["ledger"] | {"total": total | {name: 0.5}})
+        assert less["ledger's total"] == "failed: epsilon = 0.5 for all runs is below epsilon = 0.9995 of this one, " \
+            "which is among them"  # fmt: skip
+    assert "is stated at" in found(ledger=whole["ledger"] | {"total": total | {"delta": 1e-3}})["ledger's total"]
+    assert "cannot be read" in found(ledger=whole["ledger"] | {"total": 3})["ledger's total"]
+    assert "failed: no entry bears" in found(ledger=whole["ledger"] | {"seal": "ab" * 32})["ledger: seal"]
+    assert "has no run x" in found(ledger=whole["ledger"] | {"run": "x"})["ledger"]
+    assert "names no ledger" in found(ledger={})["ledger"]
+    assert "holds 23 steps of this run and the statement 10" in found(steps_taken=10)["ledger: event"]
+    abandoned = found(steps_abandoned=2)
+    assert abandoned["ledger: event"] == "failed: the statement counts 25 steps, and the ledger paid for 23 steps"
+    before = found(steps_abandoned=2, note="Written before the steps of epoch 1")
+    assert before["ledger: event"].startswith("remark: the statement counts 25 steps before they were taken")
+    quieter = whole["event"] | {"noise_multiplier": 9.0}
+    assert "failed: is not the one" in found(event=quieter)["ledger: event"]
+    assert "failed: is not the one" in found(event_planned=quieter)["ledger: event planned"]

@@ -12,8 +12,7 @@ from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.report import Row, Tuning, together
 from dpcore.cli.intervals import Estimate, difference_interval
-from dpcore.cli.train.run_folder import WRITTEN_BEFORE
-from dpcore.statement.text import counted, format_epsilon, format_number
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
 _SAME_SET = (
     "The learning rates were chosen on the held-out set that also measures the accuracy, which flatters every "

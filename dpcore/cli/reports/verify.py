@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
+    ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
+        help="Also compare run, event and steps with the ledger that paid.")] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
     from dpcore.statement.text import visible
     from dpcore.statement.verify import holds
 
-    found = _findings(path)
+    found = _findings(path, ledger)
     good = all(holds(findings) for findings in found.values())
     if as_json:
         checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
@@ -42,15 +44,18 @@ def verify(
         raise typer.Exit(1)
 
 
-def _findings(path: Path) -> dict[str, list[Finding]]:
+def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
     """Return what is found of each statement, and where `path` is a folder, of the files beside it."""
     from dpcore.cli.reports.folder import comparison_findings, folder_findings
+    from dpcore.cli.reports.ledger_check import ledger_findings
     from dpcore.statement.verify import verify as check
 
     statements, whole = stored_in(path), overview(path)
     found = {}
     for name, (folder, content) in statements.items():
         found[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]
+        if ledger is not None:
+            found[name] += ledger_findings(content, ledger)
     if whole is not None:
         runs = {name: content for name, (_, content) in statements.items()}
         found["The comparison's own files"] = comparison_findings(path, whole, runs)

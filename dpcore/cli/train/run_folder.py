@@ -31,8 +31,6 @@ NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "lea
 # Those that a run has only at its end.
 RESULTS = ("model.safetensors", "README.md", "learning-curve.png")
 TENSORBOARD = "tensorboard"
-# So begins the note of a statement that counts steps before they are taken.
-WRITTEN_BEFORE = "Written before"
 
 
 class RunFolder:

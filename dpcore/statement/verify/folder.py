@@ -11,6 +11,7 @@ from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
 from dpcore.statement.card import card_again, listed
 from dpcore.statement.statement import Statement
+from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, Finding
 
 STATEMENT, TEXT, CARD, MODEL = "statement.json", "statement.txt", "README.md", "model.safetensors"
@@ -57,7 +58,7 @@ def _without_card(folder: Path, statement: Statement) -> Iterator[Finding]:
     """A model without its card is missed; a run that is under way, or was killed, has none yet."""
     if not (folder / MODEL).exists():
         return
-    if statement.note.startswith("Written before"):
+    if statement.note.startswith(WRITTEN_BEFORE):
         yield Finding(CARD, REMARK, f"the run is under way, or was killed: {MODEL} is of an earlier end of it")
     else:
         yield Finding(CARD, FAILED, f"{CARD} is missing, which lists the SHA-256 of {MODEL}")
