@@ -70,7 +70,7 @@ def card_again(statement: Statement, card: str) -> str:
     return _card(statement, title, trained, listed(card))
 
 
-def _card(statement: Statement, title: str, trained: Mapping[str, str], digests: Mapping[str, str]) -> str:
+def _card(statement: Statement, title: str, trained: dict[str, str], digests: Mapping[str, str]) -> str:
     lines = [_METADATA, f"# {_one_line(title)}", "", "## Privacy", ""]
     for paragraph in paragraphs(statement):
         lines += [*textwrap.wrap(_escaped(paragraph), 100, break_on_hyphens=False), ""]

@@ -58,7 +58,7 @@ def preview(
     """
     from dpcore.cli.train.training import Training
 
-    plans = {}
+    plans: dict[tuple[str, float, str], Preview] = {}
     for run in comparison.examples:
         with _naming(run):
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
