@@ -208,6 +208,8 @@ def test_a_statement_beside_its_ledger(tmp_path, capsys):
         assert "failed: epsilon = 0.5 for all runs is below epsilon = 0.9995" in less["ledger's total"]
     assert "is stated at" in found(ledger=whole["ledger"] | {"total": total | {"delta": 1e-3}})["ledger's total"]
     assert "cannot be read" in found(ledger=whole["ledger"] | {"total": 3})["ledger's total"]
+    short = found(ledger={name: whole["ledger"][name] for name in ("ledger", "run")})
+    assert short.keys() == {"ledger", "ledger: event", "ledger: event planned"}
     assert "failed: no entry bears" in found(ledger=whole["ledger"] | {"seal": "ab" * 32})["ledger: seal"]
     assert "has no run x" in found(ledger=whole["ledger"] | {"run": "x"})["ledger"]
     assert "names no ledger" in found(ledger={})["ledger"]

@@ -40,7 +40,9 @@ def _compared(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
     yield _steps(statement, found[0])
     if not statement.steps_abandoned:  # those come on top of the plan
         yield _event("ledger: event planned", statement.event_planned, found[0].planned.to_dict())
-    seal = str(named.get("seal", ""))
+    if "seal" not in named:
+        return
+    seal = str(named["seal"])
     missing = [problem for problem in ledger.verify(seal=seal).problems if f"the seal {seal}" in problem]
     yield Finding("ledger: seal", FAILED if missing else OK, missing[0] if missing else f"{seal[:16]}... is an entry's")
 
