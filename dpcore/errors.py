@@ -48,4 +48,4 @@ class SpeedWarning(UserWarning):
 
 
 class TrainingWarning(UserWarning):
-    """A run that will probably train badly: values that are not finite, unscaled inputs, a model in eval mode."""
+    """A run that is probably not meant so: values that are not finite, unscaled inputs, a ledger of other data."""

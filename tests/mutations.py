@@ -22,6 +22,30 @@ class Mutation(NamedTuple):
 # By file: name, what stands there once, what replaces it, files or ids of tests below tests/ (for slow files, the test).
 # fmt: off
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
+    "dpcore/ledger/allowance.py": [
+        ("go on with plans that something was released beside", "return in_plan and not beside(state)", "return in_plan",
+         "unit/ledger/test_ledger.py::test_a_release_beside_plans_that_keep_the_budget_ends_them"),
+    ],
+    "dpcore/statement/verify/totals.py": [
+        ("take a total below its own run's epsilon", "elif all(figure >= own", "elif any(figure >= own",
+         "end_to_end/test_cli_verify_folder.py::test_a_statement_beside_its_ledger"),
+    ],
+    "dpcore/statement/verify/folder.py": [
+        ("take any file for the one that the card lists", "if found.hexdigest() == stated:", "if stated:",
+         "end_to_end/test_cli_verify_folder.py"),
+        ("take any model for the statement's", "if named == statement.statement_hash:", "if named:",
+         "end_to_end/test_cli_verify_folder.py"),
+    ],
+    "dpcore/cli/compare/budget.py": [
+        ("begin runs that are not paid for", "[*to_come, event], rest) == len(to_come) + 1", "[*to_come, event], rest) >= len(to_come)",
+         "end_to_end/test_cli_compare.py::test_a_payer_counts_runs_under_way_to_their_end"),
+        ("count a run under way as it stands", "rest += self.ledger.filter.charge(whole) - found[0].charge", "rest += 0.0",
+         "end_to_end/test_cli_compare.py::test_a_payer_counts_runs_under_way_to_their_end"),
+    ],
+    "dpcore/cli/train/run_folder.py": [
+        ("leave the ledger out of config.json", 'repeated = {**settings, "ledger": None if ledger is None else str(ledger)}', 'repeated = {**settings, "ledger": None}',
+         "end_to_end/test_cli_train.py::test_a_repetition_from_config_json_is_paid_for_by_the_same_ledger"),
+    ],
     "dpcore/plan/scales.py": [
         ("halve the noise", "return share * sigma * contribution", "return 0.5 * share * sigma * contribution",
          "unit/plan/test_plan.py::test_the_noise_scale_comes_from_the_clip"),

@@ -44,7 +44,7 @@ _COMMANDS = {
         "Print a stored privacy statement. dpcore verify checks it.",
         "dpcore statement runs/digits-mlp-disk"),
     "verify": ("dpcore.cli.reports.verify:verify",
-        "Derive a statement again from its settings and compare. Ends with status 1 where a check fails.",
+        "Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails.",
         "dpcore verify runs/digits-mlp-disk/statement.json"),
     "audit": ("dpcore.cli.reports.audit:audit",
         "Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds.",

@@ -15,19 +15,31 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     `path` is a statement.json, or a folder that holds one: a run, an export, or a comparison, whose statement.json
     names the folder of one run for each row of its table.
     """
+    return {name: content for name, (_, content) in stored_in(path).items()}
+
+
+def stored_in(path: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return the same as `stored`, each with the folder that its file lies in."""
     where, content = _read(path)
     folders = content.get("run_folders")
     if not isinstance(folders, dict):
-        return {"": _single(where, content)}
+        return {"": (where.parent, _single(where, content))}
     found = {}
     for name, folder in folders.items():
         run = where.parent / str(folder)
         if not run.resolve().is_relative_to(where.parent.resolve()):
             raise DataError(f"{where}: names a run outside of its folder, {run}")
-        found[str(name)] = _single(*_read(run))
+        read = _read(run)
+        found[str(name)] = (read[0].parent, _single(*read))
     if not found:
         raise DataError(f"{where}: names no run")
     return found
+
+
+def overview(path: Path) -> dict[str, Any] | None:
+    """Return the statement.json of a comparison's folder; None where `path` is no such folder."""
+    content = _read(path)[1] if path.is_dir() else {}
+    return content if isinstance(content.get("run_folders"), dict) else None
 
 
 def _single(path: Path, content: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.errors import BudgetError
 from dpcore.ledger.book import Book, Draft
-from dpcore.ledger.checks import EventAfter, event_of
+from dpcore.ledger.checks import EventAfter, beside, event_of
 from dpcore.ledger.entries import number_out
 from dpcore.ledger.fixed import affords, choose
 from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
@@ -90,7 +90,8 @@ class Allowance:
             return True
         in_plan = run is not None and state.in_plan(run, mark, releases, event)
         if state.fixed is not None and state.fixed.alone:
-            return in_plan
+            # What came beside the plans, without being asked, is not in the budget that they keep whole.
+            return in_plan and not beside(state)
         runs = [other for other in state.runs.values() if other is not run]
         others = [other.charge if in_plan else self._held(draft, other) for other in runs]
         return add([*others, self.filter.charge(event)]) <= limit

@@ -90,14 +90,17 @@ def beside(state: State) -> bool:
     return not all(state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event)) for run in runs)
 
 
+def different_data(prints: int) -> str:
+    """Say that runs saw data with so many fingerprints."""
+    return f"The runs saw data with {prints} different fingerprints; all of them are charged to the same people."
+
+
 def notes(runs: Sequence[RunRecord], spent: float, exceeded: bool) -> tuple[str, ...]:
     """Return what a reader of the total should know."""
     found = []
     prints = {run.dataset for run in runs if run.dataset}
     if len(prints) > 1:
-        found.append(
-            f"The runs saw data with {len(prints)} different fingerprints; all of them are charged to the same people."
-        )
+        found.append(different_data(len(prints)))
     if len({run.adjacency for run in runs} - {None}) > 1:
         found.append("Add-remove and zero-out runs are mixed: the total holds under zero-out.")
     if exceeded:

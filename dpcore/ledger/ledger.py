@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dpcore.accounting import Composed, Event
-from dpcore.accounting.branches import Rows
 from dpcore.errors import ArgumentTypeError, DataError
 from dpcore.ledger import making
 from dpcore.ledger.checks import EventAfter
@@ -73,7 +72,7 @@ class Ledger(LedgerView):
         read_only : bool
             To look at one that cannot be written: an archived copy.
         accept_file_system : bool
-            As in `create`; needed once for each kind of file system that the ledger is moved to.
+            As in `create`; once for each kind of file system that it is moved to.
 
         Raises
         ------
@@ -219,7 +218,9 @@ class Ledger(LedgerView):
         leased, number = self._rows.resume(run_id, branch_id, row, event_after, steps)
         return LedgerRun(self._rows, *leased, event_after), number
 
-    def charge(self, event: Event, *, name: str, description: Any = None, left: bool = False) -> str:
+    def charge(
+        self, event: Event, *, name: str, description: Any = None, left: bool = False, already_released: bool = False
+    ) -> str:
         """Charge a release that was not made by a run of dpcore, and return the run's id: a count, a salvaged entry.
 
         Parameters
@@ -229,21 +230,21 @@ class Ledger(LedgerView):
         description : object
             JSON values.
         left : bool
-            Whether it was released already.
+            Whether others may have been chosen by its result before this ledger knew of it.
+        already_released : bool
+            Whether it happened: it is written down even if it crosses the budget, and nothing is granted then.
 
         Raises
         ------
         BudgetError
-            If it does not fit. It must not be released then.
+            If it does not fit, and must not be released.
         """
-
-        def event_after(steps: int, abandoned: Sequence[Rows]) -> Event:  # noqa: ARG001
-            return event if steps else Composed(())
-
         if not isinstance(event, Event):
             raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-        about: dict[str, Any] = {"name": name, "description": description, "adjacency": event.adjacency, "left": left}
-        run = self.begin(steps=1, event_after=event_after, key_digest="", **about)
-        run.reserve(0)
-        run.close(1)
-        return run.run_id
+        event_after: EventAfter = lambda steps, _abandoned: event if steps else Composed(())  # noqa: E731
+        told = {"name": str(name), "description": description, "dataset": ""}
+        known = self._rows.begin(event.adjacency, 1, event_after, "", left, already_released, **told)
+        if not already_released:
+            (run := LedgerRun(self._rows, *known, event_after)).reserve(0)
+            run.close(1)
+        return known[0].run_id

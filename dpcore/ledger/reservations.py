@@ -29,9 +29,23 @@ class Reservations:
         self.book, self.allowance = book, Allowance(book)
 
     def begin(
-        self, adjacency: str | None, steps: int, event_after: EventAfter, key_digest: str, left: bool, **told: Any
+        self,
+        adjacency: str | None,
+        steps: int,
+        event_after: EventAfter,
+        key_digest: str,
+        left: bool,
+        released: bool = False,
+        **told: Any,
     ) -> Leased:
-        """Write down a new run; see `dpcore.ledger.Ledger.begin`."""
+        """Write down a new run; see `dpcore.ledger.Ledger.begin`.
+
+        With `released` all of it left already: it is written down in the same transaction, whatever the budget says.
+        Refusing it would not take it back, and the ledger would go on granting what is spent. It is the entry that
+        `resume` writes where an older copy of the ledger was put back, which every reader knows: charges beyond the
+        limit leave nothing (`Allowance.allows`), and the total then states the odometer, which holds for releases that
+        nobody decided on (`dpcore.ledger.privacy_filter`).
+        """
         steps = validate.integer(steps=steps, minimum=1)
         kind = None if adjacency is None else str(validate.choice([str(one) for one in Adjacency], adjacency=adjacency))
         planned, nothing = event_of(event_after, steps), event_of(event_after, 0)
@@ -41,7 +55,8 @@ class Reservations:
         with self.book.writing() as draft:
             self._check_adjacency(kind)
             self._check_key(key_digest)
-            self.allowance.demand_room_to_begin(draft, planned, event_after)
+            if not released:
+                self.allowance.demand_room_to_begin(draft, planned, event_after)
             run_id = f"{self.book.ledger_id[:8]}-{secrets.token_hex(6)}"
             branch_id = f"{run_id}.0"
             draft.append(
@@ -59,8 +74,11 @@ class Reservations:
             )
             token = draft.lease(branch_id)
             run, _ = self.book.known(run_id, branch_id)
-            if left and self.book.state.fixed is None:
+            if (left or released) and self.book.state.fixed is None:
                 self.allowance.fix(draft, run, alone=True)
+            if released:
+                self._append(draft, run, branch_id, steps, *_after(run, branch_id, steps, event_after))
+                draft.release(branch_id)
         return run, branch_id, token
 
     def resume(

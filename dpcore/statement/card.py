@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,10 @@ tags:
 - differential-privacy
 ---
 """
+_TRAINED, _CHECK, _FILES = "## What was trained", "## How to check it", "## Files"
+_DIGEST = re.compile(r"^\| `([^`]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
+# A cell has its bars escaped; the rule beneath the head of a table is no row.
+_ROW = re.compile(r"^\| (?!---)((?:\\\||[^|\n])+) \| ((?:\\\||[^|\n])*) \|$", re.MULTILINE)
 
 
 def model_card(
@@ -39,11 +44,38 @@ def model_card(
     files : mapping of str to bytes, optional
         Files beside the card; each is listed with its SHA-256.
     """
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in (files or {}).items()}
+    return _card(statement, title, _checked(trained or {}), digests)
+
+
+def listed(card: str) -> dict[str, str]:
+    """Return the SHA-256 of each file that a card lists, by name."""
+    return dict(_DIGEST.findall(card.partition(f"\n{_FILES}\n")[2]))
+
+
+def facts(card: str) -> dict[str, str]:
+    """Return the rows of a card's table of what was trained."""
+    part = card.partition(f"\n{_TRAINED}\n")[2].partition(f"\n{_CHECK}\n")[0]
+    return {name.replace("\\|", "|"): value.replace("\\|", "|") for name, value in _ROW.findall(part)}
+
+
+def card_again(statement: Statement, card: str) -> str:
+    """Return the card of a statement with the title, the facts about the model and the digests of `card`.
+
+    Where that is `card`, all else in it follows from the statement.
+    """
+    title = next((line for line in card.splitlines() if line.startswith("# ")), "# ")[2:]
+    own = _facts(statement)
+    trained = {name: value for name, value in facts(card).items() if name not in own}
+    return _card(statement, title, trained, listed(card))
+
+
+def _card(statement: Statement, title: str, trained: dict[str, str], digests: Mapping[str, str]) -> str:
     lines = [_METADATA, f"# {_one_line(title)}", "", "## Privacy", ""]
     for paragraph in paragraphs(statement):
         lines += [*textwrap.wrap(_escaped(paragraph), 100, break_on_hyphens=False), ""]
-    lines += [*_table(_privacy(statement)), "", "## What was trained", ""]
-    lines += [*_table(_facts(statement) | _checked(trained or {})), "", "## How to check it", ""]
+    lines += [*_table(_privacy(statement)), "", _TRAINED, ""]
+    lines += [*_table(_facts(statement) | trained), "", _CHECK, ""]
     lines += [
         "`statement.json` holds every setting that the guarantee rests on, and `statement.txt` the same for a person.",
         "",
@@ -60,9 +92,9 @@ def model_card(
         lines += textwrap.wrap(
             _escaped(caveat), 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
         )
-    if files:
-        lines += ["", "## Files", "", "| file | SHA-256 |", "| --- | --- |"]
-        lines += [f"| `{name}` | `{hashlib.sha256(content).hexdigest()}` |" for name, content in files.items()]
+    if digests:
+        lines += ["", _FILES, "", "| file | SHA-256 |", "| --- | --- |"]
+        lines += [f"| `{name}` | `{sha256}` |" for name, sha256 in digests.items()]
     return "\n".join([lines[0], *map(visible, lines[1:])]) + "\n"
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpcore.statement.statement import Statement
 
+# So begins the note of a statement that counts steps before they are taken.
+WRITTEN_BEFORE = "Written before"
 _NEIGHBORS = {
     "add-remove": "one {unit} added or removed",
     "zero-out": "one {unit} replaced by one that contributes nothing",

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, TrainingWarning
 from dpcore.ledger import Ledger
+from dpcore.ledger.checks import different_data
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.peers import by_the_first
 from dpcore.mechanism.shared_account import SharedAccount
@@ -44,11 +45,18 @@ def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str 
 
     def made() -> LedgerAccount:
         assert ledger is not None
+        fingerprint = _fingerprint(source, ledger.salt, data_id)
+        known = {run.dataset for run in ledger.runs() if run.dataset}
+        if fingerprint and known and fingerprint not in known:  # told before it is paid for, as by the total later
+            told = different_data(len(known) + 1)
+            warnings.warn(
+                f"ledger={str(ledger.path)!r}: {told} Other people need another ledger.", TrainingWarning, stacklevel=5
+            )
         account = LedgerAccount(
             ledger,
             mechanism,
             name=run_name or f"{type(engine.gradient.model).__name__}, {mechanism.plan.method.name}",
-            dataset=_fingerprint(source, ledger.salt, data_id),
+            dataset=fingerprint,
         )
         # A process that ends in good order gives back what it reserved and did not release.
         atexit.register(_close, weakref.ref(account))

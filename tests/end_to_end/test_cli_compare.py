@@ -20,7 +20,7 @@ from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare import worker
-from dpcore.cli.compare.budget import whole_runs
+from dpcore.cli.compare.budget import Payer, whole_runs
 from dpcore.cli.compare.comparison import FINAL, SEARCH
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError
@@ -85,6 +85,7 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
     for run in left["runs"]:
         assert {path.name for path in (out / run["folder"]).iterdir()} == RUN_FILES
     settings = json.loads((out / left["runs"][0]["folder"] / "config.json").read_text())["settings"]
+    assert settings.pop("ledger") is None
     again = Settings(**{name: value for name, value in settings.items() if value is not None})
     assert again.to_dict() == settings
     assert (settings["lr"], settings["seed"], settings["batch_size"]) == (0.1, 1000, 256)
@@ -266,23 +267,35 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     file, out = tmp_path / "people.ledger", tmp_path / "comparison"
     Ledger.create(file, budget=(2.0, 1e-5))
     command = ("--methods", "dp_sgd,disk", "--epsilon", "1", "--seeds", "3", "--ledger", str(file))
-    assert compare(out, *command) == 2
-    told = capsys.readouterr().err.splitlines()
-    complete = sum(run["status"] == "complete" for run in results(out)["runs"])
+    assert compare(out, *command) == 3
+    printed = capsys.readouterr()
+    told = printed.err.splitlines()
+    runs = results(out)["runs"]
+    complete = len(runs)
+    assert {run["status"] for run in runs} == {"complete"}
     assert 0 < complete < 6
+    # Nothing was spent on a run that could not come to its end.
+    assert [run.releases for run in Ledger.open(file).runs()] == [6] * complete
     (at,) = (at for at, line in enumerate(told) if "remark" in line)
     assert told[at] == (
         f"remark: the ledger's budget pays for {complete} of the 6 runs to come, made one after the other; the "
-        "comparison stops before it is crossed, and what was spent until then is spent"
+        "comparison stops before the first that it does not pay for, and keeps those before it"
     )
     assert "held-out accuracy" in told[at + 1]
+    assert f"{min(complete, 3)} of 3 " in printed.out or complete == 3
+    said = f"Stopped by the ledger's budget: {complete} of 6 runs"
     left = (out / "statement.txt").read_text()
-    assert f"Stopped by the ledger's budget: {complete} of 6 runs" in left
+    assert said in printed.out
+    assert said in left
+    assert "does not pay for the whole of the next run" in left
     assert "goes on" not in left
-    assert told[-1].endswith("statement.txt states what was spent")
+    assert len(results(out)["summary"]["rows"]) == (1 if complete <= 3 else 2)
+    assert main(["verify", str(out)]) == 0
     # What is complete is kept, and counted no more.
-    assert compare(out, *command) == 2
+    capsys.readouterr()
+    assert compare(out, *command) == 3
     assert f"pays for none of the {6 - complete} runs to come" in capsys.readouterr().err
+    assert len(results(out)["runs"]) == complete
     Ledger.create(tmp_path / "other.ledger", budget=(9.0, 1e-5))
     one = ("--methods", "dp_sgd", "--epsilon", "1", "--seeds", "1", "--ledger", str(tmp_path / "other.ledger"))
     assert compare(tmp_path / "other", *one) == 0
@@ -293,6 +306,22 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
         "Tuning is accounted for by the ledger, not here: it paid for every run (1, of them 0 in search" in printed.out
     )
     assert "NOT accounted for" not in printed.out + (tmp_path / "other" / "statement.txt").read_text()
+
+
+def test_a_comparison_repeated_from_config_json_is_paid_for_by_the_same_ledger(tmp_path, capsys):
+    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
+    Ledger.create(file)
+    one = ("--methods", "dp_sgd", "--epsilon", "1", "--seeds", "1")
+    assert compare(out, *one, "--ledger", str(file)) == 0
+    assert main(["compare", "--config", str(out / "config.json"), "--out", str(tmp_path / "again")]) == 0
+    (run,) = results(tmp_path / "again")["runs"]
+    config = str(tmp_path / "again" / run["folder"] / "config.json")
+    assert main(["train", "--config", config, "--out", str(tmp_path / "run")]) == 0
+    assert [run.releases for run in Ledger.open(file).runs()] == [6, 6, 6]
+    # Nor does the comparison itself go on without it.
+    capsys.readouterr()
+    assert compare(out, *one) == 2
+    assert f"are paid for by the ledger {file}; add --ledger" in capsys.readouterr().err
 
 
 def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, capsys):
@@ -308,6 +337,37 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
         assert compare(out, *command) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
         assert not out.exists()
+
+
+def test_a_payer_counts_runs_under_way_to_their_end(tmp_path):
+    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
+    ledger.charge(RUN, name="before")
+    left = whole_runs(ledger, [RUN] * 12)
+    payer = Payer(ledger)
+    assert left > 1
+    for number in range(left):
+        assert payer.pays_for(RUN)
+        payer.begin(f"run {number}", RUN)
+    assert not payer.pays_for(RUN)
+    # One that has begun to pay is counted once, and one that has ended as the ledger has it.
+    ledger.charge(accounting.PoissonSampledGaussian(0.05, 2.0, 10), name="run 0")
+    assert not payer.pays_for(RUN)
+    payer.end("run 0")
+    assert payer.pays_for(accounting.PoissonSampledGaussian(0.05, 2.0, 80))
+    assert Payer(Ledger.create(tmp_path / "free.ledger")).pays_for(RUN)
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_stop_before_one_that_is_not_paid_for(tmp_path, capsys):
+    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
+    Ledger.create(file, budget=(2.0, 1e-5)).charge(accounting.Gaussian(50.0), name="a count")
+    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "6", "--jobs", "2", "--ledger", str(file))
+    assert compare(out, *command) == 3
+    told = results(out)["runs"]
+    assert 0 < len(told) < 6
+    assert {run["status"] for run in told} == {"complete"}
+    assert "of 6 " in capsys.readouterr().out
+    assert main(["verify", str(out)]) == 0
 
 
 @pytest.mark.slow

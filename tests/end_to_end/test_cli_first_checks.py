@@ -41,6 +41,7 @@ print(json.dumps([main(words.split()) for words in json.loads(sys.argv[1])]))
 REFUSED = {
     "train --epsilon 3 --out file": "out='file': is a file",
     "train --epsilon 3 --out file/deeper": "out='file/deeper': cannot be made (",
+    "train --epsilon 3 --out /proc/x": "out='/proc/x': cannot be made (nothing can be made in /proc: ",
     "train --epsilon 3 --out full": "out='full': is not empty and holds no dpcore run",
     "train --epsilon 3 --out run": "out='run': already holds a run",
     "train --epsilon 3 --ledger absent": "does not exist; dpcore ledger create makes one",
@@ -80,7 +81,7 @@ def _folder(tmp_path, monkeypatch) -> None:
     Path("file").write_text("three\n" * 999)
     Path("full").mkdir()
     Path("full/mine").write_text("mine")
-    RunFolder(Path("run")).write_config({"epsilon": 3.0}, {})
+    RunFolder(Path("run")).write_config({"epsilon": 3.0}, None, {})
     spoiled = np.ones((5, 2))
     spoiled[4, 1] = np.nan
     arrays(Path("nan.npz"), x_train=spoiled)

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
@@ -73,6 +74,12 @@ def test_show(capsys):
     assert "however they were chosen         epsilon = " in printed
     assert "with all to come, however it is chosen   epsilon = 3 at delta = 1e-5, add-remove adjacency" in printed
     assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
+    # The advice at the end can be typed, with numbers in the place of the capitals.
+    advice = printed.splitlines()[-1].partition(" dpcore ")[2]
+    for name, value in (("FILE", "people.ledger"), (" N ", " 60000 "), (" B ", " 256 "), (" E", " 1")):
+        assert name in advice
+        advice = advice.replace(name, value)
+    assert "noise multiplier" in say(capsys, advice.split()).out
 
 
 def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
@@ -139,3 +146,56 @@ def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys):
     assert "does not pay for all 23 steps; training stops before it is crossed" in capsys.readouterr().err
     Ledger.create("other.ledger", budget=(3, 1e-5))
     assert "does not pay" not in say(capsys, [*words, "--epsilon", "1", "--ledger", "other.ledger", "--out", "b"]).err
+
+
+def test_a_ledger_of_other_data_is_told_before_the_first_step(capsys):
+    pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    inputs, targets = generator.random((40, 8), dtype=np.float32), np.arange(40) % 2
+    np.savez("own.npz", x_train=inputs, y_train=targets, x_test=inputs[:9], y_test=targets[:9])
+    Ledger.create("people.ledger")
+    words = ["--model", "logistic", "--epsilon", "1", "--epochs", "1", "--ledger", "people.ledger", "--out"]
+    assert "fingerprint" not in say(capsys, ["train", *words, "a"]).err
+    assert "fingerprint" not in say(capsys, ["train", *words, "b"]).err
+    own = ["--data", "own", "--data-dir", ".", "--batch-size", "8", "--delta", "1e-3"]
+    compared = ["compare", *own, "--methods", "dp_sgd", "--seeds", "1"]
+    for command in (["train", *own, *words, "c"], [*compared, *words, "d"]):
+        ledger = Ledger.open("people.ledger")
+        said = " ".join(say(capsys, command).err.split())
+        (note,) = (note for note in Ledger.open("people.ledger").total(1e-5).notes if "fingerprints" in note)
+        assert f"remark: ledger='{ledger.path}': {note}" in said
+        assert said.index("fingerprints") < said.index("held-out accuracy" if "compare" in command else "epoch 1")
+        Path("people.ledger").unlink()
+        Ledger.create("people.ledger")
+        say(capsys, ["train", *words, f"before {command[0]}"])
+
+
+def test_charging_what_happened_without_the_ledger(capsys):
+    pytest.importorskip("torch")
+    words = ["train", "--model", "logistic", "--epsilon", "2", "--epochs", "1", "--out"]
+    say(capsys, [*words, "old"])
+    Ledger.create("people.ledger", budget=(3, 1e-5))
+    told = ask(capsys, "charge", "people.ledger", "--statement", "old", "--name", "before")
+    (run,) = Ledger.open("people.ledger").runs()
+    assert (run.run_id, run.name, run.releases) == (told["run"], "before", 1)
+    assert 1.99 < told["total"]["fixed"] <= 2
+    charge = ["ledger", "charge", "people.ledger", "--name", "x"]
+    assert "was charged for it before" in say(capsys, [*charge, "--statement", "old"], 2).err
+    say(capsys, [*words, "large", "--epsilon", "8"])
+    assert "add --already-released" in say(capsys, [*charge, "--statement", "large"], 2).err
+    assert len(Ledger.open("people.ledger").runs()) == 1
+    printed = say(capsys, [*charge, "--statement", "large", "--already-released"]).out
+    assert "left: 0.0%" in printed
+    assert "note: The budget is exceeded" in say(capsys, ["ledger", "show", "people.ledger"]).out
+    assert "would cross the budget" in say(capsys, [*words, "next", "--ledger", "people.ledger"], 2).err
+
+    Ledger.create("other.ledger")
+    say(capsys, [*words, "paid", "--ledger", "other.ledger"])
+    charge[2] = "other.ledger"
+    assert "this ledger paid for it, as its run" in say(capsys, [*charge, "--statement", "paid"], 2).err
+    assert "give one of the two" in say(capsys, charge, 2).err
+    assert "must say what was released" in say(capsys, [*charge[:3], "--statement", "old"], 2).err
+    history = {"history": [[1.0, 0.01, 100]], "mechanism": "rdp"}
+    Path("opacus.json").write_text(json.dumps(history))
+    say(capsys, [*charge, "--opacus", "opacus.json"])
+    assert Ledger.open("other.ledger").runs()[-1].event == PoissonSampledGaussian(0.01, 1.0, 100)

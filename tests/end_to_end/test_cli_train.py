@@ -17,6 +17,7 @@ from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.datasets import load
 from dpcore.cli.gradients import load_gradients
+from dpcore.ledger import Ledger
 from dpcore.spec.keys import RunKeys
 from dpcore.statement import Statement
 from tests.end_to_end.command_line import say
@@ -158,6 +159,23 @@ def test_a_run_is_repeated_from_its_own_config(tmp_path, capsys):
     assert first["settings"] == again["settings"]
     assert first["settings"]["lr"] == 0.25
     assert first["statement"]["settings_hash"] == again["statement"]["settings_hash"]
+
+
+def test_a_repetition_from_config_json_is_paid_for_by_the_same_ledger(tmp_path, capsys):
+    file, config = tmp_path / "people.ledger", str(tmp_path / "one" / "config.json")
+    Ledger.create(file)
+    words = ("--model", "logistic", "--epochs", "1", "--epsilon", "1")
+    train(capsys, *words, "--ledger", str(file), "--out", str(tmp_path / "one"))
+    again = train(capsys, "--config", config, "--out", str(tmp_path / "two"))
+    assert [run.releases for run in Ledger.open(file).runs()] == [23, 23]
+    assert again["statement"]["ledger"]["ledger"] == Ledger.open(file).ledger_id
+    Ledger.create(tmp_path / "other.ledger")
+    train(capsys, "--config", config, "--ledger", str(tmp_path / "other.ledger"), "--out", str(tmp_path / "three"))
+    assert len(Ledger.open(file).runs()) == 2
+    file.rename(tmp_path / "moved")
+    printed = say(capsys, ["train", "--config", config, "--out", str(tmp_path / "four")], 2)
+    assert "does not exist" in printed.err
+    assert not (tmp_path / "four").exists()
 
 
 def test_own_arrays_and_the_cnn(tmp_path, capsys):

@@ -9,7 +9,7 @@ import typer
 
 from dpcore.cli.accounting import ledger_words as words
 from dpcore.cli.accounting.answer import large_delta
-from dpcore.cli.options import Commands, Json, option
+from dpcore.cli.options import Commands, Json, flag, option
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.values import one_of, real
 from dpcore.cli.waiting import tells_if_slow
@@ -141,6 +141,33 @@ def export_command(
         return 2
     write_json(content)
     return 0
+
+
+@ledger.command(
+    "charge", epilog="Example:  dpcore ledger charge patients.ledger --statement runs/old --name 'before the ledger'"
+)
+def charge_command(
+    file: _File,
+    statement: Annotated[Path | None, typer.Option("--statement", metavar="FILE",
+        help="A run folder, or its statement.json.")] = None,
+    opacus: Annotated[Path | None, typer.Option("--opacus", metavar="FILE",
+        help="A checkpoint of Opacus, or its accountant's state_dict() as JSON.")] = None,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What the ledger shall call it.")] = "",
+    already_released: Annotated[bool, flag("--already-released",
+        "Write it down even beyond the budget, of which nothing is left then.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Charge a release that the ledger did not pay for step by step."""
+    from dpcore.cli.accounting.ledger_charge import charge
+
+    opened = _open(file)
+    run_id = charge(opened, statement, opacus, name, already_released)
+    total = opened.total(1e-5 if opened.budget is None else None)
+    if as_json:
+        write_json({"file": str(opened.path), "run": run_id, "total": total.to_dict()})
+        return
+    write_line(f"charged  {name}, as run {run_id.partition('-')[2]}")
+    write_line(words.spent(opened, total))
 
 
 def _remark_on_delta(delta: float) -> None:

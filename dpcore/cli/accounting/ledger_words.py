@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dpcore.ledger import Ledger, Total
 
 _NARROWEST = 80
+_CALIBRATE = "dpcore calibrate --ledger FILE --dataset-size N --batch-size B --epochs E"
 
 
 def budget(shown: Ledger) -> str:
@@ -106,4 +107,5 @@ def _tell_budget(total: Total, limit: float) -> None:
     middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
     write_line(f"{start}{used:.1f}% spent{middle}, {left:.1f}% left")
     if left:
-        write_line(f"{'what a plan can have of it':<40} dpcore calibrate --ledger FILE")
+        # Whole, as it is to be typed: what is left out of the plan is what calibrate looks for.
+        write_line(f"{'what noise a plan then needs':<40} {_CALIBRATE}")

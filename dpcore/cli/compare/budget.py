@@ -1,4 +1,4 @@
-"""The part of a comparison that a ledger's budget pays for, told before the first run."""
+"""The part of a comparison that a ledger's budget pays for: told before the first run, and asked before each."""
 
 from __future__ import annotations
 
@@ -39,22 +39,57 @@ def remark(ledger: Ledger, events: Sequence[Event]) -> str | None:
         return None
     return (
         f"the ledger's budget pays for {paid or 'none'} of the {counted(len(events), 'run')} to come, made one "
-        "after the other; the comparison stops before it is crossed, and what was spent until then is spent"
+        "after the other; the comparison stops before the first that it does not pay for, and keeps those before it"
     )
 
 
-def whole_runs(ledger: Ledger, events: Sequence[Event]) -> int:
+class Payer:
+    """A ledger that is asked before each run whether it pays for all of it: part of a run is spent for nothing.
+
+    Other commands may take of the ledger meanwhile; a run that they leave too little for ends early.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        # By the name of a run under way: its event, and the runs of that name that the ledger had before.
+        self._under_way: dict[str, tuple[Event, set[str]]] = {}
+
+    def pays_for(self, event: Event) -> bool:
+        """Whether the budget pays for a run of this event, with those under way coming to their end."""
+        if self.ledger.budget is None:
+            return True
+        to_come, rest = [], 0.0
+        records, fixed = self.ledger.runs(), self.ledger.total().fixed_runs
+        for name, (whole, before) in self._under_way.items():
+            found = [record for record in records if record.name == name and record.run_id not in before]
+            if not found or not found[0].releases:
+                to_come.append(whole)
+            elif found[0].run_id not in fixed:  # the plans of those are kept free as they are
+                rest += self.ledger.filter.charge(whole) - found[0].charge
+        return whole_runs(self.ledger, [*to_come, event], rest) == len(to_come) + 1
+
+    def begin(self, name: str, event: Event) -> None:
+        """Note that a run begins, which the ledger will know by this name."""
+        self._under_way[name] = event, {record.run_id for record in self.ledger.runs() if record.name == name}
+
+    def end(self, name: str) -> None:
+        """Note that a run has ended: the ledger holds what it came to."""
+        self._under_way.pop(name, None)
+
+
+def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> int:
     """Return how many runs of these events come to their end, one after the other and from the first on.
 
     As `dpcore.ledger.allowance` decides: what is begun before the first row is fixed beforehand if the budget
-    affords it, and settles the filter's order; all that comes later is held to the filter.
+    affords it, and settles the filter's order; all that comes later is held to the filter. `rest` is what runs under
+    way still add to the filter's sum.
     """
     from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
 
     if ledger.budget is None or not events:
         return len(events)
     left = ledger.remaining()
-    chosen, spent, limit = left.filter, left.spent, left.limit
+    chosen, spent, limit = left.filter, left.spent + rest, left.limit
     if left.plans is not None:
         if not left.fits(events[0]):
             return 0

@@ -72,13 +72,13 @@ class Log:
         self.summary: dict[str, Any] | None = None
 
     @classmethod
-    def open(cls, path: Path, comparison: Comparison, *, overwrite: bool) -> Log:
+    def open(cls, path: Path, comparison: Comparison, ledger: Path | None, *, overwrite: bool) -> Log:
         """Begin a comparison in a folder, or take up the one with the same settings that is there; else DataError."""
-        records = earlier(path, comparison, overwrite=overwrite)
+        records = earlier(path, comparison, ledger, overwrite=overwrite)
         if records is not None:
             return cls(RunFolder.existing(path, COMPARISON), records)
         folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
-        folder.write_config(_settings(comparison))
+        folder.write_config(_settings(comparison), ledger)
         log = cls(folder, [])
         log.write()
         return log
@@ -123,7 +123,7 @@ class Log:
         self.folder.write_json("results.json", {"format": 2, "summary": self.summary, "runs": runs})
 
 
-def earlier(path: Path, comparison: Comparison, *, overwrite: bool) -> list[Record] | None:
+def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrite: bool) -> list[Record] | None:
     """Return the runs of the comparison with the same settings in a folder; None where a new one may begin.
 
     DataError where neither can be; nothing is made and nothing is deleted.
@@ -135,6 +135,12 @@ def earlier(path: Path, comparison: Comparison, *, overwrite: bool) -> list[Reco
         check_folder(path, overwrite=overwrite, kind=COMPARISON)
         return None
     held, records = _held(path)
+    paid = held.pop("ledger", None)
+    if paid is not None and ledger is None:
+        raise DataError(
+            f"ledger=None: the runs in {path} are paid for by the ledger {paid}; add --ledger {paid}, or name another "
+            "folder"
+        )
     difference = _difference(held, _settings(comparison))
     if difference:
         raise DataError(

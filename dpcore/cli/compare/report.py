@@ -140,14 +140,19 @@ def tuning(comparison: Comparison, log: Log) -> Tuning:
 
 
 def rows(comparison: Comparison, log: Log, plans: Previews) -> list[Row]:
-    """Return the rows of the table, by epsilon, then in the order of the contestants."""
+    """Return the rows of the table, by epsilon, then in the order of the contestants.
+
+    Of a comparison that was ended early: those with a run that is complete, and its complete runs.
+    """
     accuracy, complete = log.accuracies(), log.complete()
     made = []
     for epsilon in comparison.epsilon:
         for name in (contestant.name for contestant in comparison.contestants):
             lr = comparison.chosen(name, epsilon, accuracy)
-            assert lr is not None
-            records = tuple(complete[run] for run in comparison.final(name, epsilon, lr))
+            final = [] if lr is None else comparison.final(name, epsilon, lr)
+            records = tuple(complete[run] for run in final if run in complete)
+            if lr is None or not records:
+                continue
             gradients = plans[name, epsilon, FINAL].gradients
             about = (name, comparison.method(name), comparison.words(name), epsilon)
             made.append(Row(*about, lr, comparison.grid(name), gradients, records))

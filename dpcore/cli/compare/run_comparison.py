@@ -6,6 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from dpcore import accounting
 from dpcore.cli.compare import budget, report, words
@@ -16,6 +17,7 @@ from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
+from dpcore.cli.train.run import BUDGET_STATUS
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.statement.text import counted, format_epsilon, format_number
@@ -31,17 +33,18 @@ def run_comparison(
         raise ArgumentError(f"jobs={jobs}: must be at least 1")
     shared = comparison.shared
     dataset = load(shared.data, shared.data_dir)
-    earlier(out, comparison, overwrite=overwrite)
+    earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     console = remarks()
     warning = accounting.delta_remark(shared.delta, len(dataset))
     if warning:
         console.print(f"[yellow]remark:[/] {warning}")
     console.print(f"{counted(comparison.total, 'run')} {'is' if comparison.total == 1 else 'are'} planned.")
-    plans = preview(comparison, dataset)
+    plans = preview(comparison, dataset, ledger, lambda said: console.print(f"[yellow]remark:[/] {escape(said)}"))
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
+    payer = None if paying is None else budget.Payer(paying)
     _announce(comparison, plans, console)
-    log = Log.open(out, comparison, overwrite=overwrite)
+    log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
         complete = len(log.complete())
         if complete:
@@ -54,15 +57,14 @@ def run_comparison(
                 console.print(f"[yellow]remark:[/] {remark}")
         try:
             with Display(console, complete, comparison.total) as display:
-                make_runs(comparison, log, dataset, jobs, display, interruption, ledger)
+                make_runs(comparison, log, dataset, jobs, display, interruption, plans, payer)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
             ) from stop
         except BudgetError as end:
-            said = words.stopped(log, comparison, "the ledger's budget", goes_on=False)
-            _write_statements(log, [said], comparison, [])
-            raise BudgetError(f"{end}; {out / 'statement.txt'} states what was spent") from end
+            _tell_unpaid(log, comparison, report.rows(comparison, log, plans), str(end), as_json)
+            return BUDGET_STATUS
         except OSError:
             console.print(f"remark: {words.kept(log, comparison)}", markup=False)
             raise
@@ -78,6 +80,24 @@ def run_comparison(
         _finish(log, comparison, made)
     _tell(log, comparison, made, as_json)
     return 0
+
+
+def _tell_unpaid(log: Log, comparison: Comparison, made: list[report.Row], why: str, as_json: bool) -> None:
+    """Keep and show the runs that are complete, where the ledger does not pay for the others."""
+    stopped = words.stopped(log, comparison, "the ledger's budget", goes_on=False)
+    said = f"{stopped} {why[:1].upper()}{why[1:]}."
+    folder, tuned = log.folder.path, report.tuning(comparison, log)
+    log.summary = report.to_dict(made, tuned, said, []) if made else None
+    log.write()
+    _write_statements(log, [said], comparison, made)
+    if as_json:
+        ended = {"status": "stopped by the ledger's budget", "words": said, "folder": str(folder)}
+        write_json({**ended, "settings": comparison.to_dict(), **(log.summary or {})})
+        return
+    if made:
+        _console().print(words.table(comparison, made, seconds=True))
+    write_line(said)
+    write_line(f"Statements: {folder / 'statement.txt'}")
 
 
 def _announce(comparison: Comparison, plans: Previews, console: Console) -> None:
@@ -142,10 +162,12 @@ def _tell(log: Log, comparison: Comparison, made: list[report.Row], as_json: boo
         content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **summary}
         write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH_OF_FILES)
-    console.print(words.table(comparison, made, seconds=True))
+    _console().print(words.table(comparison, made, seconds=True))
     for line in (summary["verdict"], "", *summary["remarks"]):
         write_line(line)
     write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_FILES)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from dpcore.accounting import Event
+from dpcore.cli.compare.budget import Payer
 from dpcore.cli.compare.comparison import Comparison, Run
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.worker import Task, Worker, shared_stop, train_once
@@ -48,14 +49,22 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
             plan_of(comparison.settings_for(run), len(dataset))
 
 
-def preview(comparison: Comparison, dataset: Dataset) -> dict[tuple[str, float, str], Preview]:
-    """Build one run of every plan, so that nothing is refused after hours of training."""
+def preview(
+    comparison: Comparison, dataset: Dataset, ledger: Path | None, remark: Callable[[str], None]
+) -> dict[tuple[str, float, str], Preview]:
+    """Build one run of every plan, so that nothing is refused after hours of training.
+
+    What the first has to remark on the data, and on the ledger that is to pay, holds for all.
+    """
     from dpcore.cli.train.training import Training
 
-    plans = {}
+    plans: dict[tuple[str, float, str], Preview] = {}
     for run in comparison.examples:
         with _naming(run):
-            plan = Training(comparison.settings_for(run), dataset).plan
+            built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
+        for sentence in () if plans else built.remarks:
+            remark(sentence)
+        plan = built.plan
         gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
         plans[run.contestant, run.epsilon, run.role] = Preview(plan.event_after(plan.steps), gradients)
     return plans
@@ -117,21 +126,32 @@ def make_runs(
     jobs: int,
     display: Display,
     interruption: Interruption,
-    ledger: Path | None = None,
+    plans: Previews,
+    payer: Payer | None = None,
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop.
 
-    Where a run fails, or a ledger's budget ends, what was complete before stays in the log.
+    Where a run fails, or a ledger's budget does not pay for the next, what was complete before stays in the log.
     """
 
     def begin(run: Run) -> tuple[Record, Task]:
+        name, event = described(run), plans[run.contestant, run.epsilon, run.role].event
+        if payer is not None:
+            if not payer.pays_for(event):
+                raise BudgetError(
+                    f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
+                )
+            payer.begin(name, event)
         record = log.begin(run)
         display.begin(run)
-        return record, Task(comparison.settings_for(run), record.path, ledger, described(run))
+        ledger = None if payer is None else payer.ledger.path
+        return record, Task(comparison.settings_for(run), record.path, ledger, name)
 
     def end(record: Record, seconds: float) -> None:
         log.end(record, seconds)
         display.end(record)
+        if payer is not None:
+            payer.end(described(record.run))
 
     if jobs > 1:
         _side_by_side(comparison, log, jobs, display, interruption, begin, end)
@@ -156,15 +176,19 @@ def _side_by_side(
     stop = shared_stop()
     active: dict[Any, tuple[Record, Worker]] = {}
     idle: list[Worker] = []
-    failure, over_budget = "", False
+    failure, over_budget, unpaid = "", False, ""
     while True:
         if interruption.signal is not None:
             stop.value = int(interruption.signal)
-        if not stop.value:
+        if not stop.value and not unpaid:
             under_way = {record.run for record, _ in active.values()}
             waiting = [run for run in comparison.due(log.accuracies()) if run not in under_way]
             for run in waiting[: jobs - len(active)]:
-                record, task = begin(run)
+                try:
+                    record, task = begin(run)
+                except BudgetError as cause:  # those under way were paid for, and come to their end
+                    unpaid = str(cause)
+                    break
                 worker = idle.pop() if idle else Worker(stop)
                 worker.begin(task)
                 active[worker.connection] = (record, worker)
@@ -195,3 +219,5 @@ def _side_by_side(
         raise BudgetError(failure)
     if failure:
         raise DpcoreError(f"{failure}; the same command goes on from the runs that are complete")
+    if unpaid:
+        raise BudgetError(unpaid)

@@ -12,8 +12,7 @@ from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.report import Row, Tuning, together
 from dpcore.cli.intervals import Estimate, difference_interval
-from dpcore.cli.train.run_folder import WRITTEN_BEFORE
-from dpcore.statement.text import counted, format_epsilon, format_number
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
 _SAME_SET = (
     "The learning rates were chosen on the held-out set that also measures the accuracy, which flatters every "
@@ -30,9 +29,17 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
     named = any(row.contestant != row.method for row in made)
     columns = ["contestant", "method"] if named else ["method"]
     columns += ["settings"] if any(row.settings for row in made) else []
+    partial = any(len(row.accuracy) < comparison.seeds for row in made)
     for column in columns:
         result.add_column(column)
-    for column in ("lr", "accuracy", "epsilon", "gradients", *(("seconds",) if seconds else ())):
+    for column in (
+        "lr",
+        *(("runs",) if partial else ()),
+        "accuracy",
+        "epsilon",
+        "gradients",
+        *(("seconds",) if seconds else ()),
+    ):
         result.add_column(column, justify="right")
     for index, row in enumerate(made):
         cells = [row.contestant, row.method] if named else [row.contestant]
@@ -41,6 +48,7 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
         spread = "" if math.isnan(half) else f" ± {100 * half:.2f}"
         cells += [
             format_number(row.lr) + ("*" if row.at_edge else ""),
+            *([f"{len(row.accuracy)} of {comparison.seeds}"] if partial else ()),
             f"{100 * row.interval.center:.2f}{spread} %",
             format_epsilon(row.statement.best_epsilon),
             f"{row.gradients:.3g}",

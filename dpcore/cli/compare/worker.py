@@ -71,7 +71,7 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption, tell: C
     training = Training(settings, dataset, task.ledger, task.name)
     training.private.begin()
     folder = RunFolder(task.path)
-    folder.write_config(settings.to_dict(), training.statement(0).software)
+    folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
     steps = Steps(tell)
     with locked(folder.path):
         outcome = train_into(training, folder, interruption, steps)

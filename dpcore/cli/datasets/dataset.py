@@ -71,7 +71,9 @@ class Dataset:
                     f"{where} has values that are not finite (NaN, or too large for float32), the first in row {row}; "
                     "leave such examples out, or put numbers in their place"
                 )
-            if targets.min() < 0 or targets.max() >= self.classes:
+            if targets.min() < 0:
+                raise DataError(f"{where} has a target below 0; number the classes 0, 1, 2, ... (0 and 1 for -1 and 1)")
+            if targets.max() >= self.classes:
                 raise DataError(f"{where} has a target outside 0..{self.classes - 1}, with {self.classes} classes")
             # Every run may share one loaded data set: nobody gets to write into it.
             inputs.flags.writeable = False

@@ -12,7 +12,7 @@ import typer
 
 from dpcore.cli.options import Json
 from dpcore.cli.output import results, write_json, write_line
-from dpcore.cli.stored import stored
+from dpcore.cli.stored import overview, stored_in
 from dpcore.cli.waiting import tells_if_slow
 from dpcore.statement.text import counted
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 @tells_if_slow(lambda _given: "every epsilon of the statement, anew")
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
+    ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
+        help="Also compare run, event and steps with the ledger that paid.")] = None,
     as_json: Json = False,
-) -> None:
-    """Derive a statement again from its settings and compare. Ends with status 1 where a check fails."""
+) -> None:  # fmt: skip
+    """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
     from dpcore.statement.text import visible
     from dpcore.statement.verify import holds
-    from dpcore.statement.verify import verify as check
 
-    found: dict[str, list[Finding]] = {name: check(content) for name, content in stored(path).items()}
+    found = _findings(path, ledger)
     good = all(holds(findings) for findings in found.values())
     if as_json:
         checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
@@ -43,6 +44,24 @@ def verify(
         write_line(_verdict(found.values()))
     if not good:
         raise typer.Exit(1)
+
+
+def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
+    """Return what is found of each statement, and where `path` is a folder, of the files beside it."""
+    from dpcore.cli.reports.folder import comparison_findings, folder_findings
+    from dpcore.cli.reports.ledger_check import ledger_findings
+    from dpcore.statement.verify import verify as check
+
+    statements, whole = stored_in(path), overview(path)
+    found = {}
+    for name, (folder, content) in statements.items():
+        found[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]
+        if ledger is not None:
+            found[name] += ledger_findings(content, ledger)
+    if whole is not None:
+        runs = {name: content for name, (_, content) in statements.items()}
+        found["The comparison's own files"] = comparison_findings(path, whole, runs)
+    return found
 
 
 def _table(findings: list[Finding]) -> None:

@@ -30,6 +30,9 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
     """Make the settings of the run in this folder those of the command; `check` refuses a folder without one."""
     if path is not None and holds(path):
         config_file.use(context, path / "config.json")
+        # Of one that was moved the checkpoint knows more, and --ledger says so.
+        if context.default_map is not None:
+            context.default_map.pop("ledger", None)
     return path
 
 

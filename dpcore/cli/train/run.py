@@ -12,11 +12,11 @@ from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
 from dpcore.cli.train.processes import check_alone, follow, joined
 from dpcore.cli.train.quick_checks import check_run, first_line
-from dpcore.cli.train.run_folder import NAMES, RESULTS, WRITTEN_BEFORE, RunFolder, check_folder, locked, next_folder
+from dpcore.cli.train.run_folder import NAMES, RESULTS, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import DivergenceError
 from dpcore.spec.canonical import plain
-from dpcore.statement.text import format_epsilon, format_number
+from dpcore.statement.text import WRITTEN_BEFORE, format_epsilon, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_js
     training.private.begin()
     folder = RunFolder(out, overwrite=overwrite)
     with deferred() as interruption:
-        folder.write_config(settings.to_dict(), training.statement(0).software)
+        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
         with locked(folder.path):
             return train(training, folder, ledger, interruption, as_json)
 

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from dpcore.errors import DataError
@@ -30,8 +31,6 @@ NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "lea
 # Those that a run has only at its end.
 RESULTS = ("model.safetensors", "README.md", "learning-curve.png")
 TENSORBOARD = "tensorboard"
-# So begins the note of a statement that counts steps before they are taken.
-WRITTEN_BEFORE = "Written before"
 
 
 class RunFolder:
@@ -70,10 +69,16 @@ class RunFolder:
         """Where a run that can be resumed keeps its checkpoint."""
         return checkpoint_of(self.path)
 
-    def write_config(self, settings: dict[str, Any], versions: dict[str, str] | None = None) -> None:
-        """Write config.json: first of all files, and the mark by which a folder is known."""
+    def write_config(
+        self, settings: dict[str, Any], ledger: Path | None, versions: dict[str, str] | None = None
+    ) -> None:
+        """Write config.json: first of all files, and the mark by which a folder is known.
+
+        The ledger is among the settings: a repetition by ``--config`` that left it would release without paying.
+        """
         software = {} if versions is None else {"software": versions}
-        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": settings, **software})
+        repeated = {**settings, "ledger": None if ledger is None else str(ledger)}
+        self.write_json("config.json", {"kind": self.kind, "format": 1, "settings": repeated, **software})
 
     def write_statement(self, statement: Statement) -> None:
         """Write the statement as text and as JSON."""
@@ -95,7 +100,7 @@ class RunFolder:
 
 
 def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
-    """Refuse a folder that cannot be taken; nothing is made and nothing is deleted."""
+    """Refuse a folder that cannot be taken; nothing stays that is made to try it, and nothing is deleted."""
     if path.exists() and not path.is_dir():
         raise DataError(f"out={str(path)!r}: is a file; name a folder")
     kept = checkpoint_of(path)
@@ -118,6 +123,12 @@ def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> Non
         raise DataError(f"out={str(path)!r}: cannot be made ({there} is a file); name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise DataError(f"out={str(path)!r}: cannot be written ({there} is read-only); name another folder")
+    try:  # where access is granted and nothing can be made: /proc, a full quota
+        Path(mkdtemp(prefix=".dpcore-", dir=there)).rmdir()
+    except OSError as cause:
+        raise DataError(
+            f"out={str(path)!r}: cannot be made (nothing can be made in {there}: {cause.strerror}); name another folder"
+        ) from cause
 
 
 def next_folder(parent: Path, name: str) -> Path:

@@ -17,7 +17,6 @@ from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.arguments import arguments_of
 from dpcore.cli.train.autosave import Autosave
 from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
-from dpcore.cli.train.run_folder import WRITTEN_BEFORE
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError, DeltaWarning, TrainingWarning
 from dpcore.plan.plan import Plan
@@ -25,6 +24,7 @@ from dpcore.spec import backends as config
 from dpcore.spec.canonical import plain
 from dpcore.statement.guarantee import guarantee
 from dpcore.statement.statement import Statement
+from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.torch import make_private
 
 _EVALUATION_BATCH = 1000

@@ -19,6 +19,7 @@ from dpcore.statement.verify.compare import compared
 from dpcore.statement.verify.finding import FAILED, OK, TRUSTED, Finding
 from dpcore.statement.verify.limits import too_much
 from dpcore.statement.verify.rebuild import rebuilt
+from dpcore.statement.verify.totals import ledger_total
 
 __all__ = ["FREE_TEXT", "Finding", "holds", "verify"]
 
@@ -63,6 +64,7 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
     # What overflows in numbers that no run has is found by its result.
     with np.errstate(all="ignore"):
         found += _checked(read)
+    found += ledger_total(read)
     return [*found, *trusted]
 
 
@@ -98,7 +100,9 @@ def _trusted(statement: Statement) -> Iterable[Finding]:
     yield Finding("the run itself", TRUSTED, words)
     yield Finding("the keys", TRUSTED, "that they are secret, and used for this run only")
     if statement.ledger:
-        yield Finding("ledger", TRUSTED, f"{statement.ledger.get('ledger', '')}: compare with dpcore ledger verify")
+        yield Finding(
+            "ledger", TRUSTED, f"{statement.ledger.get('ledger', '')}: compare with dpcore verify --ledger FILE"
+        )
     if statement.note or statement.date:
         yield Finding("note and date", TRUSTED, "free text")
 

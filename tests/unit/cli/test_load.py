@@ -105,6 +105,15 @@ def test_the_number_of_classes_never_comes_from_private_targets(tmp_path):
     refused(DataError, "one positive integer", load, "npz", tmp_path)
 
 
+def test_labels_below_zero_are_named_and_not_the_number_of_classes(tmp_path):
+    inputs = {"x_train": np.zeros((3, 2)), "x_test": np.zeros((2, 2))}
+    for signs in ({}, {"classes": 2}):
+        np.savez(tmp_path / "data.npz", y_train=[1, -1, 1], y_test=[1, -1], **inputs, **signs)
+        with pytest.raises(DataError, match=r"train set has a target below 0; number the classes 0, 1, 2") as told:
+            load("npz", tmp_path)
+        assert "store" not in str(told.value)
+
+
 @pytest.mark.parametrize(("values", "expected"), [
     (np.array([[0, 255]], np.uint8), [[0, 1]]), (np.array([[0, 65535]], np.uint16), [[0, 1]]),
     (np.array([[True, False]]), [[1, 0]]), (np.array([[3.5, -2.0]], np.float64), [[3.5, -2]]),

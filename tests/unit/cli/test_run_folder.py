@@ -16,7 +16,7 @@ from tests.unit.cli.refused import refused
 
 
 def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):
-    RunFolder(tmp_path / "run").write_config({"lr": 1}, {})
+    RunFolder(tmp_path / "run").write_config({"lr": 1}, None, {})
     refused(DataError, "already holds a run; name another folder or add --overwrite", RunFolder, tmp_path / "run")
     (tmp_path / "run" / "notes.md").write_text("mine")
     (tmp_path / "run" / "metrics.jsonl").write_text("old")
@@ -28,7 +28,7 @@ def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):
 def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path):
     folder = RunFolder(tmp_path / "run")
     assert folder.checkpoint == tmp_path / "run.checkpoint"
-    folder.write_config({}, {})
+    folder.write_config({}, None, {})
     folder.checkpoint.write_text("keys")
     with pytest.raises(DataError, match=r"go on with it \(dpcore train --resume .*run\), name another folder or add"):
         RunFolder(tmp_path / "run")
@@ -47,7 +47,7 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path):
     (tmp_path / "statement.txt").write_text("mine")
     refused(DataError, "holds no dpcore run", RunFolder, tmp_path, overwrite=True)
     assert (tmp_path / "statement.txt").read_text() == "mine"
-    RunFolder(tmp_path / "run").write_config({}, {})  # its statement says what was spent, and its model cost it
+    RunFolder(tmp_path / "run").write_config({}, None, {})  # its statement says what was spent, and its model cost it
     refused(DataError, "holds no dpcore compare", RunFolder, tmp_path / "run", overwrite=True, kind=COMPARISON)
     refused(DataError, "is a file", RunFolder, tmp_path / "statement.txt")
     refused(DataError, "cannot be made", RunFolder, tmp_path / "statement.txt" / "deeper")
@@ -55,9 +55,9 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path):
 
 def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path):
     out = tmp_path / "comparison"
-    RunFolder(out, kind=COMPARISON).write_config({})
+    RunFolder(out, kind=COMPARISON).write_config({}, None)
     for name in ("001-a", "002-b"):
-        RunFolder(out / "runs" / name).write_config({}, {})
+        RunFolder(out / "runs" / name).write_config({}, None, {})
     (out / "runs" / "002-b" / "notes.md").write_text("mine")
     (out / "runs" / "001-a.checkpoint").write_text("keys")
     RunFolder(out, kind=COMPARISON, overwrite=True)
@@ -65,7 +65,7 @@ def test_a_comparison_goes_with_its_runs_and_nothing_else(tmp_path):
 
 
 def test_a_run_is_read_and_its_absence_is_no_statement(tmp_path):
-    RunFolder(tmp_path).write_config({}, {})
+    RunFolder(tmp_path).write_config({}, None, {})
     assert holds(tmp_path, RUN)
     assert read_run(tmp_path) == (None, [])
     (tmp_path / "statement.json").write_text("{}")

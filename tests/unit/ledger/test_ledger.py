@@ -329,3 +329,58 @@ def test_a_script_that_makes_its_ledger_runs_twice(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"^name='others': the ledger .* has 'people', fixed when"):
         Ledger.open_or_create(path, name="others")
     assert Ledger.open_or_create(path).ledger_id == first.ledger_id
+
+
+def test_what_was_released_already_is_written_down_and_leaves_no_budget(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(3, 1e-5))
+    ledger.charge(full(1), name="a count")
+    seen = Gaussian(0.5)
+    with pytest.raises(BudgetError):
+        ledger.charge(seen, name="a table")
+    assert len(ledger.runs()) == 1
+    run_id = ledger.charge(seen, name="a table", already_released=True)
+    record = ledger.runs()[1]
+    assert (record.run_id, record.event, record.releases) == (run_id, seen, 1)
+    total = ledger.total()
+    assert total.spent > total.limit
+    assert total.budget > 3
+    assert total.odometer >= epsilon(seen, 1e-5)
+    assert any("exceeded" in note for note in total.notes)
+    with pytest.raises(BudgetError):
+        ledger.charge(Gaussian(1e6, adjacency=Adjacency.ZERO_OUT), name="anything")
+    # Another process, which replays the entries, grants nothing either; the check says what is wrong, and only that.
+    again = Ledger.open(ledger.path)
+    with pytest.raises(BudgetError):
+        begin(again)
+    (problem,) = again.verify().problems
+    assert "the budget is exceeded" in problem
+    assert Ledger.restore(tmp_path / "again", again.export()).runs() == again.runs()
+
+
+def test_what_was_released_already_and_fits_is_a_charge_like_others(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(3, 1e-5))
+    run_id = ledger.charge(Gaussian(8.0), name="a count", already_released=True)
+    assert ledger.total().fixed_runs == (run_id,)
+    assert ledger.verify().valid
+    ledger.charge(Gaussian(8.0), name="another")
+
+
+def test_a_first_release_beyond_the_budget_and_one_without_guarantee(tmp_path: Path) -> None:
+    for name, event in (("large", Gaussian(0.1)), ("none", NonPrivate("published"))):
+        ledger = Ledger.create(tmp_path / name, budget=(1, 1e-5))
+        ledger.charge(event, name="published", already_released=True)
+        with pytest.raises(BudgetError):
+            ledger.charge(Gaussian(1e6), name="anything")
+
+
+def test_a_release_beside_plans_that_keep_the_budget_ends_them(tmp_path: Path) -> None:
+    """Rows of plans fixed beforehand are within the budget as long as nothing else is released."""
+    steps = 4
+    noise = next(s / 100 for s in range(50, 2000) if epsilon(full(steps, sigma=s / 100), 1e-5) <= 3)
+    run = begin(ledger := new(tmp_path, budget=(3, 1e-5)), lambda n, left: full(n, left, noise), steps=steps)
+    run.reserve(0)
+    assert ledger.total().alone
+    ledger.charge(full(1), name="a count", already_released=True)
+    with pytest.raises(BudgetError):
+        run.reserve(run.mark)
+    assert any("exceeded" in note for note in ledger.total().notes)

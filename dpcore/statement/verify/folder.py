@@ -1,0 +1,114 @@
+"""The files beside a statement.json, compared with it: the text, the card with its digests, and the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dpcore.errors import DpcoreError
+from dpcore.spec.canonical import read_json
+from dpcore.spec.version import __version__
+from dpcore.statement.card import card_again, listed
+from dpcore.statement.statement import Statement
+from dpcore.statement.text import WRITTEN_BEFORE
+from dpcore.statement.verify.finding import FAILED, OK, REMARK, Finding
+
+STATEMENT, TEXT, CARD, MODEL = "statement.json", "statement.txt", "README.md", "model.safetensors"
+# So long at most is the header of a model's file; a forged length would ask for all memory.
+_LONGEST_HEADER = 100_000_000
+_CHUNK = 1 << 20
+
+
+def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
+    """Give the findings on each file of a run's folder, or an export, that follows from its statement."""
+    card = _read(folder / CARD)
+    digests = {} if card is None else listed(card)
+    if card is None:
+        yield from _without_card(folder, statement)
+    else:
+        yield _as_written(
+            CARD,
+            card,
+            lambda: card_again(statement, card),
+            statement,
+            "the card of this statement, but for its title and what it says of the model",
+        )
+        if not digests:
+            yield Finding(CARD, FAILED, f"{CARD} lists no SHA-256 of the files beside it")
+        for name, stated in digests.items():
+            yield _digest(folder, name, stated)
+    text = _read(folder / TEXT)
+    if text is not None:
+        yield _as_written(TEXT, text, statement.text, statement, "what this statement says, for a person")
+    elif TEXT not in digests and any((folder / name).exists() for name in (MODEL, "config.json")):
+        # Where a card lists it, it is missed there; a statement.json alone is no run's folder.
+        yield Finding(TEXT, FAILED, f"{TEXT} is missing, or is no text")
+    if MODEL in digests and (folder / MODEL).is_file():
+        yield _model(folder / MODEL, statement)
+
+
+def looked_at(folder: Path) -> set[str]:
+    """Return the names of the files that `beside` compares."""
+    card = _read(folder / CARD)
+    return {STATEMENT, TEXT, CARD} | (set() if card is None else set(listed(card)))
+
+
+def _without_card(folder: Path, statement: Statement) -> Iterator[Finding]:
+    """A model without its card is missed; a run that is under way, or was killed, has none yet."""
+    if not (folder / MODEL).exists():
+        return
+    if statement.note.startswith(WRITTEN_BEFORE):
+        yield Finding(CARD, REMARK, f"the run is under way, or was killed: {MODEL} is of an earlier end of it")
+    else:
+        yield Finding(CARD, FAILED, f"{CARD} is missing, which lists the SHA-256 of {MODEL}")
+
+
+def _as_written(name: str, found: str, again: Callable[[], str], statement: Statement, words: str) -> Finding:
+    try:
+        same = found == again()
+    except (DpcoreError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as cause:
+        return Finding(name, FAILED, f"{name} cannot be compared with {STATEMENT} ({type(cause).__name__})")
+    if same:
+        return Finding(name, OK, words)
+    version = statement.software.get("dpcore")
+    if version != __version__:  # which may have had other words for the same
+        return Finding(name, REMARK, f"{name} is not as dpcore {__version__} writes it; compare with dpcore {version}")
+    return Finding(name, FAILED, f"{name} is not what {STATEMENT} says: one of the two was changed or is another run's")
+
+
+def _digest(folder: Path, name: str, stated: str) -> Finding:
+    if Path(name).name != name:
+        return Finding("SHA-256", FAILED, f"{CARD} lists {name!r}, which is not in its folder")
+    try:
+        found = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while block := file.read(_CHUNK):
+                found.update(block)
+    except OSError as cause:
+        return Finding(f"SHA-256 of {name}", FAILED, f"{name} cannot be read ({cause.strerror}), and {CARD} lists it")
+    if found.hexdigest() == stated:
+        return Finding(f"SHA-256 of {name}", OK, f"{stated[:16]}..., as {CARD} lists it")
+    return Finding(f"SHA-256 of {name}", FAILED, f"{name} is not the file whose SHA-256 {CARD} lists")
+
+
+def _model(path: Path, statement: Statement) -> Finding:
+    """The model's header names the statement that it was written with."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = read_json(file.read(min(length, _LONGEST_HEADER)))
+        named = header["__metadata__"]["statement"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return Finding(MODEL, FAILED, f"{MODEL} names no statement, or is no such file")
+    if named == statement.statement_hash:
+        return Finding(MODEL, OK, "names this statement")
+    return Finding(MODEL, FAILED, f"{MODEL} was written with another statement than the one in {STATEMENT}")
+
+
+def _read(path: Path) -> str | None:
+    """Return a text; None where there is none."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, ValueError):
+        return None
