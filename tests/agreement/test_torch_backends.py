@@ -108,7 +108,7 @@ def test_records_public_data_and_states_cross_the_backends() -> None:
 
     def train_to(run: dpcore.torch.PrivateRun, stop: int) -> None:
         for batch in run.loader:
-            run.step(batch, public=data)
+            run.step(batch, public=tuple(part.clone() for part in data))
             if run.steps_taken == stop:
                 return
 

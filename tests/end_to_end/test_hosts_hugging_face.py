@@ -457,8 +457,8 @@ def test_frozen_statistics_stay_frozen(tmp_path: Path):
             logits = self.head(self.norm(pixels))
             return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
-    data = [{"pixels": torch.rand(5), "labels": torch.tensor(i % 3)} for i in range(40)]
-    found = trainer(tmp_path, net=Pictures(), train_dataset=data, eval_dataset=data[:8], eval_strategy="epoch")
+    data, held_out = ([{"pixels": torch.rand(5), "labels": torch.tensor(i % 3)} for i in range(n)] for n in (40, 8))
+    found = trainer(tmp_path, net=Pictures(), train_dataset=data, eval_dataset=held_out, eval_strategy="epoch")
     found.train()
     assert found.private.steps_taken == 10
     assert found.state.log_history[-1]["train_steps"] == 10
