@@ -124,8 +124,8 @@ def _try_gradient(gradient: PerExampleGradient, example: Tree) -> None:
         others = gradient(point, trial_batch(example, 3, other=True), synthetic=True)
     if gradient.free and not any(block.rows().any() for block in (*first, *others)):
         raise ArgumentError(
-            "loss: its gradient is 0 in all parameters, for four made-up examples, so that a run would spend its "
-            "epsilon on noise alone; forward must neither detach nor run under no_grad, the loss must have a gradient, "
+            "loss whose gradient is 0 in all parameters, for four made-up examples, so that a run would spend its "
+            "epsilon on noise alone: forward must neither detach nor run under no_grad, the loss must have a gradient, "
             "and say something of one example alone, as a contrast within a batch does not; if made-up values are the "
             "reason, give example_batch="
         )

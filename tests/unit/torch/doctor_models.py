@@ -201,7 +201,7 @@ def cross_entropy_of_one_output() -> Objects:
     return objects(nn.Linear(6, 1), (inputs, labels))
 
 
-@fault("unused parameters")
+@fault("loss")
 def detached_output() -> Objects:
     return objects(mlp(), numbers(), loss=lambda out, y: F.cross_entropy(out.detach(), y))
 

@@ -91,7 +91,7 @@ def contrast(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     ids=["detached", "without a gradient", "contrast"],
 )
 def test_a_loss_that_says_nothing_of_one_example_is_refused(net: nn.Module, options: Any) -> None:
-    with pytest.raises(ArgumentError, match="its gradient is 0 in all parameters"):
+    with pytest.raises(ArgumentError, match="loss whose gradient is 0 in all parameters"):
         start(net, **options)
 
 
