@@ -517,7 +517,8 @@ def test_batches_of_one_and_of_none(name: str, data: Any) -> None:
     assert values(one.model).isfinite().all()
 
     def empty(value: float) -> torch.Tensor:
-        few = (torch.full_like(DATA[0], value), DATA[1]) if data is DATA else [(DATA[0][0] * 0 + value, 0) for _ in range(30)]
+        inputs = torch.full_like(DATA[0], value)
+        few = (inputs, DATA[1]) if data is DATA else [(row, 0) for row in inputs]
         run = start(model(), METHODS[name](1e-6), data=few, steps=2, epochs=None)
         return finish(run)
 
