@@ -7,6 +7,7 @@ from typing import Any
 
 from dpcore.errors import DataError
 from dpcore.spec.canonical import read_json_file
+from dpcore.statement.statement import Statement
 
 
 def stored(path: Path) -> dict[str, dict[str, Any]]:
@@ -34,6 +35,17 @@ def stored_in(path: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     if not found:
         raise DataError(f"{where}: names no run")
     return found
+
+
+def single_statement(path: Path) -> Statement:
+    """Return the one statement under `path`, as it was written; refuse a comparison, which has several."""
+    found = stored(path)
+    if "" not in found:
+        raise DataError(f"{path}: holds the statements of {len(found)} runs; name one of its run folders")
+    try:
+        return Statement.from_dict(found[""])
+    except DataError as cause:
+        raise DataError(f"{path}: {cause}") from cause
 
 
 def overview(path: Path) -> dict[str, Any] | None:

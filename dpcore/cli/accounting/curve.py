@@ -19,12 +19,11 @@ from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import Json, option, picture
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.stored import stored
+from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
-from dpcore.errors import ArgumentError, DataError, PrivacyError
+from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.canonical import plain
 from dpcore.spec.whole_file import whole_file
-from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
 KINDS = ("delta", "trade-off", "steps")
@@ -132,15 +131,9 @@ def _check_covered(event: Event) -> None:
 
 
 def _stated(path: Path, delta: float | None) -> Subject:
-    found = stored(path)
-    if "" not in found:
-        raise DataError(f"{path}: holds the statements of several runs; name a file with one")
     from dpcore.statement.verify.rebuild import plan_of
 
-    try:
-        statement = Statement.from_dict(found[""])
-    except DataError as cause:
-        raise DataError(f"{path}: {cause}") from cause
+    statement = single_statement(path)
     event = Event.from_dict(statement.event)
     plan = plan_of(statement)
 

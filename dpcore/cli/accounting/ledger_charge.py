@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dpcore.accounting import Event
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory, asked
-from dpcore.cli.stored import stored
-from dpcore.errors import ArgumentError, BudgetError, DataError
-from dpcore.statement.statement import Statement
+from dpcore.cli.stored import single_statement
+from dpcore.errors import ArgumentError, BudgetError
 
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger
@@ -40,13 +39,7 @@ def _of_opacus(path: Path) -> tuple[Event, dict[str, Any]]:
 
 def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, Any]]:
     assert path is not None
-    found = stored(path)
-    if "" not in found:
-        raise DataError(f"{path}: is a comparison of {len(found)} runs; charge each of its run folders")
-    try:
-        read = Statement.from_dict(found[""])
-    except DataError as cause:
-        raise DataError(f"{path}: {cause}") from cause
+    read = single_statement(path)
     if read.ledger.get("ledger") == ledger.ledger_id:
         raise ArgumentError(f"statement={str(path)!r}: this ledger paid for it, as its run {read.ledger.get('run')}")
     hashes = {"settings_hash": read.settings_hash, "statement_hash": read.statement_hash}

@@ -50,8 +50,8 @@ def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, 
     if planned != own:
         raise ArgumentError(
             f"state_dict: its run was planned for {planned} steps, this one for {own}: a run cannot be made longer, "
-            "since its noise is that of the planned steps; resume with the same epochs, or begin another run, in one "
-            "ledger"
+            "since its noise is that of the planned steps; resume with the same data, batch size and epochs, or begin "
+            "another run, in one ledger"
         )
     difference = _difference("", public["settings"], mine["settings"])
     if difference:
