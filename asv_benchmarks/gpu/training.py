@@ -85,10 +85,11 @@ def plain(setting: Setting, case: Case, compiled: bool) -> dict[str, Any]:
     return {**_described(case, model), "compiled_by": backend if compiled else None, **found}
 
 
-def private(setting: Setting, case: Case, graphs: bool = False) -> dict[str, Any]:
+def private(setting: Setting, case: Case, graphs: bool | str = False) -> dict[str, Any]:
     """A whole private step: each example's gradient, clip, sum, noise, update. Compiled models run as written.
 
-    With `graphs` its repeated launches are CUDA graphs; how many there were and how often one was replayed is told.
+    With `graphs` its repeated launches are CUDA graphs, with "model" the model's passes, too; how many there were and
+    how often one was replayed is told.
     """
     model, data = _model(case, setting), case.data(BATCHES, 0)
     method = dpcore.methods.dp_sgd(
@@ -112,6 +113,9 @@ def private(setting: Setting, case: Case, graphs: bool = False) -> dict[str, Any
     if graphs:
         used: Any = run._engine.mechanism.backend
         described |= {"steps": run.steps_taken, "captured": used.captured, "replayed": used.found}
+        if (repeated := run._engine.gradient.repeated) is not None:
+            replays = [one.replays for one in repeated.passes.kept.values()]
+            described |= {"passes_replayed": replays, "passes_refused": repeated.refused}
     elif found["timed"] and found["ms"][0] < EXPLAINED_MS:
         described["explained"] = _explained(run)
     run.close()
@@ -165,7 +169,7 @@ def _described(case: Case, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def parts(setting: Setting) -> list[Part]:
-    """Return four parts for every model; a private step of the largest may take minutes to prepare."""
+    """Return five parts for every model; a private step of the largest may take minutes to prepare."""
     found = []
     for name, case in cases(setting.small).items():
         found += [
@@ -174,7 +178,8 @@ def parts(setting: Setting) -> list[Part]:
             Part(f"{name}: plain, compiled", partial(plain, case=case, compiled=True), 120),
         ]
     graphs = [
-        Part(f"{name}: private, CUDA graphs", partial(private, case=case, graphs=True), 200)
+        Part(f"{name}: private, {told}", partial(private, case=case, graphs=kind), 200)
+        for kind, told in ((True, "CUDA graphs"), ("model", "model in CUDA graphs"))
         for name, case in cases(setting.small).items()
     ]
     return found + graphs  # last, for what was known before comes first

@@ -30,6 +30,7 @@ from dpcore.errors import ArgumentTypeError, SpeedWarning
 from dpcore_triton.described import places
 from dpcore_triton.kept import Kept
 from dpcore_triton.launch import current_stream, default_device
+from dpcore_triton.passes import Passes
 from dpcore_triton.recording import recording, repeated
 from dpcore_triton.step import plan, start
 
@@ -117,6 +118,10 @@ class Graphs:
             graph.numbers = torch.empty_like(numbers, device=device)
         graph.numbers.copy_(numbers, non_blocking=True)
         graph.run(lambda: start(planned, graph.numbers), device)
+
+    def passes(self) -> Passes:
+        """Return what captures the passes of a run's model."""
+        return Passes()
 
     def repeat(self, work: Callable[..., T], *args: Any) -> T:
         """See `dpcore.spec.ops.Backend.repeat`."""

@@ -7,10 +7,10 @@ in memory. In the interpreter the calls are made one by one; on the device they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,13 +19,16 @@ from torch.utils._pytree import tree_leaves
 from dpcore_triton import launch
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 
 # Of an operation whose next call may do something else, in the words of torch's own tags.
-UNREPEATABLE = {
+UNREPEATABLE: dict[Any, str] = {
     torch.Tag.data_dependent_output: "the host waits for its result",
     torch.Tag.dynamic_output_shape: "its shapes depend on values",
     torch.Tag.nondeterministic_seeded: "it draws random numbers",
 }
+if hasattr(torch.Tag, "cudagraph_unsafe"):  # of later versions
+    UNREPEATABLE[torch.Tag.cudagraph_unsafe] = "torch says that no CUDA graph can hold it"
 _ALLOCATIONS = (
     torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_like, torch.ops.aten.new_empty,
     torch.ops.aten.new_empty_strided,
@@ -51,10 +54,11 @@ class Operation(NamedTuple):
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What was started on the device, in order."""
+    """What was started on the device, in order; `unrepeatable` operations cannot be repeated."""
 
-    def __init__(self) -> None:
+    def __init__(self, unrepeatable: Mapping[Any, str] = UNREPEATABLE) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._unrepeatable = unrepeatable
         self.calls: list[launch.Launch | Operation] = []
         self.kept: list[Tensor] = []  # so that no address is handed out again
         self.refused: str | None = None  # why this cannot be repeated
@@ -67,7 +71,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept += [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if function.is_view or function.overloadpacket in _ALLOCATIONS:
             return result
-        reasons = [UNREPEATABLE[tag] for tag in function.tags if tag in UNREPEATABLE]
+        reasons = [self._unrepeatable[tag] for tag in function.tags if tag in self._unrepeatable]
         places = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
         if len(places) > 1:
             reasons.append("it copies between host and device")
@@ -107,8 +111,11 @@ def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -
         for call in calls:
             call.start()
 
-    if launch.INTERPRETED or not calls:
-        return start
+    return start if launch.INTERPRETED or not calls else captured(start, device)[0]
+
+
+def captured(work: Callable[[], T], device: torch.device) -> tuple[Callable[[], None], T]:
+    """Capture what the work starts on the device; return what starts it again, and the result, with no values yet."""
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # A process captures one graph at a time. Errors are this thread's only: another may read data into pinned memory. A
     # capture that fails leaves its own stream the current one; the outer context goes back to ours.
@@ -118,10 +125,10 @@ def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -
         torch.cuda.stream(torch.cuda.current_stream(device)),
         torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
     ):
-        start()
+        result = work()
 
     def replay() -> None:
         with torch.cuda.device(device):
             graph.replay()
 
-    return replay
+    return replay, result

@@ -75,8 +75,9 @@ class Loop:
             for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
                 if begun is not None:
                     units = [joined(both) for both in zip(units, begun, strict=True)]
-                # As rows: the pairs of all parts together may not fit into memory, their one vector does.
-                begun = [as_block(block.rows()) for block in units] if more else None
+                # As rows: the pairs of all parts together may not fit into memory, their one vector does. As a copy:
+                # gradients may lie where those of the next part will be.
+                begun = [as_block(block.rows() + 0) for block in units] if more else None
                 if not more:
                     mechanism.add(units)
             mechanism.join()

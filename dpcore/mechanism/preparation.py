@@ -54,14 +54,15 @@ def numbers_of(
     chosen = [method.update.settings()] * len(parameters) if settings is None else settings
     factor = 1.0 if method.schedule is None else method.schedule.factor(row, plan.steps)
     known: dict[UpdateSettings, UpdateSettings] = {}
-    objects = {id(numbers): numbers for numbers in chosen}  # most tensors share theirs
+    places = list(map(id, chosen))
+    objects = dict(zip(places, chosen, strict=True))  # most tensors share theirs
     for numbers in objects.values():
         if numbers not in known:
             scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
             check_rate(scheduled.learning_rate, dtype_name(parameters[0]))
             known[numbers] = method.update.prepared(scheduled, row, variances)
     prepared = {place: known[numbers] for place, numbers in objects.items()}
-    return [prepared[id(numbers)] for numbers in chosen]
+    return [*map(prepared.__getitem__, places)]
 
 
 def slots_of(

@@ -23,7 +23,7 @@ def check_plain(model: nn.Module) -> None:
         )
 
 
-def check_alone(peers: Peers, **asked: bool) -> None:
+def check_alone(peers: Peers, **asked: object) -> None:
     """Refuse what a run of several processes cannot do yet."""
     for name in (name for name, given in asked.items() if given and peers.world_size > 1):
         raise ArgumentError(

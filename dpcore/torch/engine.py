@@ -64,7 +64,7 @@ class Engine(Loop):
         self.take_up_parameters()
         first = self.mechanism.first_example() * self.views
 
-        def blocks_at(values: list[Any], _: Point) -> Blocks:
+        def blocks_at(values: list[Any], point: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
             at = self._point(values)
 
@@ -72,7 +72,8 @@ class Engine(Loop):
                 micro = batches.tree_map(lambda t: t[part], batch)
                 place = first + part.start
                 seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
-                return [block.map(self.to_array) for block in self.gradient(at, micro, seed)]
+                regular = point if self._regular(batches.size(micro)) else None
+                return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
 
             return rows
 
@@ -97,6 +98,11 @@ class Engine(Loop):
             # Out of the handler, whose exception keeps the attempt's tensors alive.
             self._halve()
 
+    def _regular(self, rows: int) -> bool:
+        """Whether so many recur: those of a full micro-batch, and what a batch of the expected size leaves over."""
+        expected = round(self.mechanism.plan.batch_size) * self.views
+        return rows in (self.microbatch_size, expected % self.microbatch_size)
+
     def _halve(self) -> None:
         if self.microbatch_size == self.planned_microbatch_size:
             warnings.warn(
@@ -106,6 +112,8 @@ class Engine(Loop):
                 stacklevel=2,
             )
         self.microbatch_size //= 2
+        if self.gradient.repeated is not None:
+            self.gradient.repeated.passes.forget()
         if self.working.parameters[0].is_cuda:
             torch.cuda.empty_cache()
 

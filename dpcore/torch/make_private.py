@@ -26,6 +26,7 @@ from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.model.per_example import WAYS, Loss
+from dpcore.torch.model.repeated import RepeatedPasses
 from dpcore.torch.model.trial import try_out
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import gradient_of, peers_of, way_of
@@ -60,7 +61,7 @@ def make_private(
     num_workers: int = 0,
     prefetch: int = 0,
     augmentations: int = 1,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | str = False,
     example_batch: Any = None,
     key: bytes | None = None,
     exact_key: bool = False,
@@ -123,9 +124,10 @@ def make_private(
     augmentations : int
         K, times that each drawn example of a dataset is read. The mean of its K gradients is clipped as one, so that
         more views cost no privacy.
-    cuda_graphs : bool
+    cuda_graphs : bool or "model"
         Repeat the launches of norms, sums and the step as CUDA graphs, where they are those of an earlier step: under
-        backend "triton" alone, in one process. The model's own launches are not among them. It changes no bit.
+        backend "triton" alone, in one process. It changes no bit. With "model" the model's passes, too: what its Python
+        code decides must then be the same in every step, and its passes take their memory twice.
     example_batch : batch, optional
         Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
         range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
@@ -192,10 +194,11 @@ def make_private(
     check_alone(peers, private_diagnostics=private_diagnostics, cuda_graphs=cuda_graphs)
     gradients = way_of(peers, method, gradients)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
-    backend = with_graphs(backend_for(model)) if cuda_graphs else backend_for(model)
+    backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
     device = check_place(backend, model)
     gradient = gradient_of(model, loss, peers)
+    gradient.repeated = RepeatedPasses([model, loss], backend) if cuda_graphs == "model" else None
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)

@@ -30,12 +30,16 @@ def backend_for(model: torch.nn.Module) -> Backend[Any]:
     return load_backend(chosen_backend() or ("triton" if on_gpu else "torch"))
 
 
-def with_graphs(backend: Backend[Any]) -> Backend[Any]:
+def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
     """Return the backend for one run that repeats its launches as CUDA graphs; refuse one that launches nothing."""
+    if cuda_graphs not in (False, True, "model"):
+        raise ArgumentError(f"cuda_graphs={cuda_graphs!r}: must be False, True, or 'model'")
+    if not cuda_graphs:
+        return backend
     if backend.name != "triton":
         raise BackendError(
-            f"cuda_graphs=True under backend {backend.name!r}: must be False, since only backend 'triton' has launches "
-            "to repeat"
+            f"cuda_graphs={cuda_graphs!r} under backend {backend.name!r}: must be False, since only backend 'triton' "
+            "has launches to repeat"
         )
     chosen: Any = backend
     repeating: Backend[Any] = chosen.with_graphs()

@@ -10,7 +10,7 @@ they write there is gone after the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import FAILURES, Values, first_line
 from dpcore.torch.model.memory import is_out_of_memory
+from dpcore.torch.model.repeated import RepeatedPasses
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.sources.explicit import ExplicitGradient
@@ -69,6 +70,7 @@ class PerExampleGradient:
         self.passed_over: list[Any] = []
         self.example: Tree = None
         self.reasons: dict[str, str] = {}  # why faster ways were not taken
+        self.repeated: RepeatedPasses | None = None
         self._calls = 0
         self._synthetic = False
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
@@ -90,17 +92,23 @@ class PerExampleGradient:
         return self.values.parameters()
 
     def __call__(
-        self, point: Sequence[torch.Tensor], batch: Tree, seed: bytes = TRIAL, synthetic: bool = False
+        self,
+        point: Sequence[torch.Tensor],
+        batch: Tree,
+        seed: bytes = TRIAL,
+        synthetic: bool = False,
+        regular: Hashable = None,
     ) -> list[Block]:
         """Return the gradients of every example of a micro-batch at one point: a block for each of `names`.
 
         `point` has a value for each of `names`; it need not be the model's present parameters. The same `seed` gives
         the same dropout masks for the same batch at another point, as two-point queries need. A `synthetic` batch is
-        made up, so that an error may quote torch's words; of private data they may show values.
+        made up, so that an error may quote torch's words; of private data they may show values. Where passes are
+        `repeated`, the blocks of a `regular` micro-batch lie where those of the next one of the same name will be.
         """
         self._calls += not synthetic
         if synthetic or self._calls & (self._calls - 1):
-            return self._gradients(point, batch, seed, synthetic)
+            return self._gradients(point, batch, seed, synthetic, regular)
         # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
         before = self.held()
         result = self._gradients(point, batch, seed, synthetic)
@@ -143,21 +151,31 @@ class PerExampleGradient:
         """Return what model and loss hold at this moment, beside parameters."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
 
-    def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[Block]:
+    def _gradients(
+        self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
+    ) -> list[Block]:
         try:
-            return self._by(self.way, point, batch, seed, synthetic)
+            return self._by(self.way, point, batch, seed, synthetic, regular)
         except Unfit:
             if synthetic or self.way != "pairs" or not self.free:
                 raise
             # This batch led the model where no made-up one did: to an expert of a mixture, say.
             return self._by("one-by-one", point, batch, seed, synthetic)
 
-    def _by(self, way: str, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[Block]:
-        # Whatever model or loss write to the batch, another point and the caller see it as it was.
-        given = batches.tree_map(torch.clone, batch)
+    def _by(
+        self, way: str, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
+    ) -> list[Block]:
         values = [value.detach() for value in point]
         function = self.traced if way == "pairs" else self.explicit[way]
-        return self.guarded(lambda: function(values, given), seed, synthetic)
+
+        def guarded(work: Callable[[], list[Block]]) -> list[Block]:
+            return self.guarded(work, seed, synthetic)
+
+        if self.repeated is not None and regular is not None and way != "one-by-one":
+            return self.repeated(function, (way, regular), values, batch, guarded)
+        # Whatever model or loss write to the batch, another point and the caller see it as it was.
+        given = batches.tree_map(torch.clone, batch)
+        return guarded(lambda: function(values, given))
 
     def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
         """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from dpcore.stages.clipping.blocks import Block
@@ -35,12 +35,14 @@ class ShardedGradient(PerExampleGradient):
     def _values(self) -> Values:
         return ShardedValues(self.model, self.names, self._note_of_messages)
 
-    def _gradients(self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool) -> list[Block]:
+    def _gradients(
+        self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
+    ) -> list[Block]:
         if batches.size(batch) == 0:
             # The other processes have examples, and wait for this one's shards. What comes of the made-up ones is
             # dropped: the blocks that are returned are those of no example.
             self._by(self.way, point, trial_batch(self.example, EXAMPLES), seed, True)
-        return super()._gradients(point, batch, seed, synthetic)
+        return super()._gradients(point, batch, seed, synthetic)  # never repeated: shards are gathered each time
 
     def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
         """See `PerExampleGradient.guarded`."""

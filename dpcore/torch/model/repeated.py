@@ -1,0 +1,139 @@
+"""A model's passes over micro-batches of one form, repeated as a CUDA graph without the Python that led to them.
+
+A graph has the values of the batch, of parameters, buffers and random numbers as they are at each call; what it
+captures, and refuses, is in `dpcore_triton.passes`. Privacy asks that each example's gradient follows from that example
+and from nothing else of the data. A replay makes the kernels of a run for which that was so, on other values; nothing
+else is read. What the model's Python decides by itself stays as it was when the graph was captured. So replays 1, 2, 4,
+8, ... are compared with the model, and where they differ no graph is used any more.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpcore.errors import SpeedWarning
+from dpcore.stages.clipping.blocks import Block
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.functional import slots
+
+ROUNDING, ROUNDING_16 = 1e-4, 1e-2
+"""The relative difference that rounding may make, in 32 and in 16 bits; far below what another mask makes."""
+
+Function = Callable[[Sequence[torch.Tensor], Tree], list[Block]]
+
+
+class RepeatedPasses:
+    """Repeats passes of `modules` (a model, and a loss that is one) by a backend with graphs."""
+
+    def __init__(self, modules: Sequence[Any], backend: Any) -> None:
+        self._modules = [module for module in modules if isinstance(module, nn.Module)]
+        self.passes = backend.passes()
+        self.refused: str | None = None
+
+    def __call__(
+        self,
+        function: Function,
+        key: Hashable,
+        point: Sequence[torch.Tensor],
+        batch: Tree,
+        guarded: Callable[[Callable[[], list[Block]]], list[Block]],
+    ) -> list[Block]:
+        """Return ``function(point, batch)`` as it is inside of `guarded`, which sets the generators.
+
+        The result lies where that of the next call of the same key and form will be.
+        """
+
+        def anew() -> list[Block]:
+            # Whatever model or loss write to the batch, another point and the caller see it as it was.
+            return guarded(lambda: function(point, batches.tree_map(torch.clone, batch)))
+
+        if self.refused is not None:
+            return anew()
+        read = [tensor for module in self._modules for _, tensor in slots(module)]
+        lasting = set(map(torch.Tensor.data_ptr, read))
+        # Copies that were made for this call lie elsewhere at the next one: their values are handed over.
+        made = [place for place, value in enumerate(point) if value.data_ptr() not in lasting]
+        inputs = [*batches.leaves(batch), *[point[place] for place in made]]
+
+        def work(given: Sequence[torch.Tensor]) -> list[Block]:
+            values = iter(given)
+            own = batches.tree_map(lambda _: next(values), batch)
+            own_point = list(point)
+            for place in made:
+                own_point[place] = next(values)
+            return function(own_point, own)
+
+        one = self.passes.of((key, tuple(made), self._state(batch)), inputs, read)
+        if not one.seen:
+            one.seen = True
+            return anew()
+        if not one.captured:
+            result = guarded(lambda: one.capture(work, inputs, read))
+            if one.refused is not None:
+                self._refuse(one.refused)
+            return result
+        repeated = guarded(lambda: one.replay(inputs))
+        if one.replays & (one.replays - 1):
+            return repeated
+        result = anew()
+        # Where sums have no fixed order, a gradient that is 0 but for rounding is another one at each run.
+        if not alike(repeated, result, result) and not alike(repeated, result, anew()):
+            self._refuse("a replay's gradients are not the model's, whose Python code decided something else")
+        return result
+
+    def _state(self, batch: Tree) -> Hashable:
+        """Return what Python decides by: the batch's structure, modes of modules, autocast."""
+        modes = tuple([part.training for module in self._modules for part in module.modules()])
+        device = next(batches.leaves(batch)).device.type
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        return type(batch), tuple(batches.named(batch)), modes, autocast
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self.passes.forget()
+        warnings.warn(
+            f"cuda_graphs='model': the model's passes are not repeated ({why}); they run as without",
+            SpeedWarning,
+            stacklevel=2,
+        )
+
+
+def alike(replayed: Sequence[Block], model: Sequence[Block], again: Sequence[Block]) -> bool:
+    """Whether a replay's blocks are the model's, but for what two runs of the model differ by themselves."""
+    if [type(block) for block in replayed] != [type(block) for block in model]:
+        return False
+    lists = [_tensors(blocks) for blocks in (replayed, model, again)]
+    return len(set(map(len, lists))) == 1 and all(map(_alike, *lists))
+
+
+def _tensors(blocks: Sequence[Block]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    for block in blocks:
+        block.map(note)
+    return found
+
+
+def _alike(replayed: torch.Tensor, model: torch.Tensor, again: torch.Tensor) -> bool:
+    if replayed.shape != model.shape or replayed.dtype != model.dtype:
+        return False
+    if not model.is_floating_point():
+        return torch.equal(replayed, model)
+    size, between, apart = (_norm(part) for part in (model, model - again, model - replayed))
+    rounding = ROUNDING if model.dtype.itemsize > 2 else ROUNDING_16
+    return torch.equal(replayed.isfinite(), model.isfinite()) and apart <= rounding * size + 10 * between
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    """Return the norm of what is finite."""
+    return float(torch.linalg.vector_norm(tensor.masked_fill(~tensor.isfinite(), 0.0), dtype=torch.float64))
