@@ -126,7 +126,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/model/repeated.py": [
         ("put two points' gradients in one place", "self.passes.of((key, tuple(made), self._state(batch)),",
-         "self.passes.of((key[0], self._state(batch)),", "agreement/test_passes.py"),
+         "self.passes.of((key[0], tuple(made), self._state(batch)),", "agreement/test_passes.py"),
         ("replay passes of another mode", "return type(batch), tuple(batches.named(batch)), modes, autocast",
          "return type(batch), tuple(batches.named(batch)), autocast", "agreement/test_passes.py"),
         ("never compare a replay", "if one.replays & (one.replays - 1):", "if one.replays:", "agreement/test_passes.py"),

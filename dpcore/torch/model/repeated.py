@@ -60,6 +60,7 @@ class RepeatedPasses:
         # Copies that were made for this call lie elsewhere at the next one: their values are handed over.
         made = [place for place, value in enumerate(point) if value.data_ptr() not in lasting]
         inputs = [*batches.leaves(batch), *[point[place] for place in made]]
+        read += [value for place, value in enumerate(point) if place not in made]
 
         def work(given: Sequence[torch.Tensor]) -> list[Block]:
             values = iter(given)
