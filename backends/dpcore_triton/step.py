@@ -157,11 +157,10 @@ def _grouped(settings: Sequence[UpdateSettings]) -> tuple[dict[UpdateSettings, i
 
     Most slots share theirs: each object is looked up by its place first, which is quicker than by its nine numbers.
     """
-    places = list(map(id, settings))
-    objects = dict(zip(places, settings, strict=True))
+    objects = {id(each): each for each in settings}
     group = {chosen: index for index, chosen in enumerate(dict.fromkeys(objects.values()))}
     numbers = {place: group[chosen] for place, chosen in objects.items()}
-    return group, tuple(map(numbers.__getitem__, places))
+    return group, tuple([numbers[id(each)] for each in settings])
 
 
 def _described(slots: Sequence[Slot[Tensor]]) -> Hashable:

@@ -54,15 +54,14 @@ def numbers_of(
     chosen = [method.update.settings()] * len(parameters) if settings is None else settings
     factor = 1.0 if method.schedule is None else method.schedule.factor(row, plan.steps)
     known: dict[UpdateSettings, UpdateSettings] = {}
-    places = list(map(id, chosen))
-    objects = dict(zip(places, chosen, strict=True))  # most tensors share theirs
+    objects = {id(numbers): numbers for numbers in chosen}  # most tensors share theirs
     for numbers in objects.values():
         if numbers not in known:
             scheduled = numbers._replace(learning_rate=factor * numbers.learning_rate)
             check_rate(scheduled.learning_rate, dtype_name(parameters[0]))
             known[numbers] = method.update.prepared(scheduled, row, variances)
     prepared = {place: known[numbers] for place, numbers in objects.items()}
-    return [*map(prepared.__getitem__, places)]
+    return [prepared[id(numbers)] for numbers in chosen]
 
 
 def slots_of(

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +32,6 @@ from dpcore.stages.queries import Phase
 if TYPE_CHECKING:
     from dpcore.mechanism.ledger_account import LedgerAccount
     from dpcore.mechanism.shared_account import SharedAccount
-
-_BETA2 = attrgetter("beta2")
 
 
 class MechanismState:
@@ -181,9 +178,9 @@ class MechanismState:
         if self._running is not None and norm is not None:
             self._running.keep(row + 1, norm)
         self._numbers = numbers
-        betas, corrected = list(map(_BETA2, numbers)), "adam" in self.plan.method.update.rule
+        betas, corrected = [used.beta2 for used in numbers], "adam" in self.plan.method.update.rule
         corrections = {beta: 1 - beta ** (row + 1) if corrected else 1.0 for beta in set(betas)}
-        self._corrections = [*map(corrections.__getitem__, betas)]
+        self._corrections = [corrections[beta] for beta in betas]
         self._prepare_scale()
 
     def negative_share(self) -> float:
