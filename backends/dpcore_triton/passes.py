@@ -36,7 +36,7 @@ T = TypeVar("T")
 Work = Callable[[list[Tensor]], T]
 """A function of the values of its inputs, of those of the tensors that it reads, and of torch's random numbers."""
 
-# What torch, and Python that is run again to be captured, raise.
+# What torch, and Python that is run to be captured, raise.
 FAILURES = (
     RuntimeError, NotImplementedError, ValueError, TypeError, LookupError, AttributeError, AssertionError, DpcoreError,
 )  # fmt: skip
@@ -103,24 +103,28 @@ class Pass:
         """Whether it can be replayed."""
         return self._repeat is not None
 
-    def capture(self, work: Work[T], inputs: Sequence[Tensor], read: Sequence[Tensor]) -> T:
-        """Return the work's result, and capture it for later calls; where it cannot be, `refused` says why."""
+    def capture(self, work: Work[Any], inputs: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+        """Capture the work for later calls; where it cannot be, `refused` says why."""
         own = [tensor.clone() for tensor in inputs]
-        with HandedOver() as handed, Watched([*own, *read]) as record:
-            result = work(own)
-        self.refused = record.refused or handed.refused
-        if self.refused is not None:
-            return result
         device = own[0].device
+        handed, record = HandedOver(), Watched([*own, *read])
+
+        def watched() -> Any:
+            with handed, record:
+                return work(own)
+
         try:
+            # What is captured is what is watched: memory that an earlier run has made may be freed by now.
             if launch.INTERPRETED:
-                self._repeat, self._result, self._kept = repeated(record.calls, device), result, record.kept
+                result = watched()
+                repeat = repeated(record.calls, device)
             else:
-                self._repeat, self._result = captured(lambda: work(own), device)
-            self._inputs = own
-        except FAILURES as cause:  # there is a result
+                repeat, result = captured(watched, device)
+            self.refused = record.refused or handed.refused
+        except FAILURES as cause:
             self.refused = first_line(cause)
-        return result
+        if self.refused is None:
+            self._repeat, self._result, self._inputs, self._kept = repeat, result, own, record.kept
 
     def replay(self, inputs: Sequence[Tensor]) -> Any:
         """Return the work's result for these inputs, in the same tensors at every replay."""

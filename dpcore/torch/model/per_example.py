@@ -168,7 +168,7 @@ class PerExampleGradient:
         values = [value.detach() for value in point]
         function = self.traced if way == "pairs" else self.explicit[way]
 
-        def guarded(work: Callable[[], list[Block]]) -> list[Block]:
+        def guarded(work: Callable[[], T]) -> T:
             return self.guarded(work, seed, synthetic)
 
         if self.repeated is not None and regular is not None and way != "one-by-one":

@@ -42,7 +42,7 @@ class RepeatedPasses:
         key: Hashable,
         point: Sequence[torch.Tensor],
         batch: Tree,
-        guarded: Callable[[Callable[[], list[Block]]], list[Block]],
+        guarded: Callable[[Callable[[], Any]], Any],
     ) -> list[Block]:
         """Return ``function(point, batch)`` as it is inside of `guarded`, which sets the generators.
 
@@ -51,7 +51,8 @@ class RepeatedPasses:
 
         def anew() -> list[Block]:
             # Whatever model or loss write to the batch, another point and the caller see it as it was.
-            return guarded(lambda: function(point, batches.tree_map(torch.clone, batch)))
+            found: list[Block] = guarded(lambda: function(point, batches.tree_map(torch.clone, batch)))
+            return found
 
         if self.refused is not None:
             return anew()
@@ -75,11 +76,11 @@ class RepeatedPasses:
             one.seen = True
             return anew()
         if not one.captured:
-            result = guarded(lambda: one.capture(work, inputs, read))
+            guarded(lambda: one.capture(work, inputs, read))
             if one.refused is not None:
                 self._refuse(one.refused)
-            return result
-        repeated = guarded(lambda: one.replay(inputs))
+                return anew()
+        repeated: list[Block] = guarded(lambda: one.replay(inputs))
         if one.replays & (one.replays - 1):
             return repeated
         result = anew()
