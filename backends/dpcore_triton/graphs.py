@@ -170,14 +170,18 @@ def described(value: Any) -> Hashable:
 
 def _described_each(values: Sequence[Any]) -> Hashable:
     """Return the same of each value: of hundreds of one kind, attribute by attribute."""
-    kinds = set(map(type, values))
-    kind: Any = kinds.pop() if len(kinds) == 1 else object
+    kinds = tuple(map(type, values))
+    if len(different := dict.fromkeys(kinds)) > 1:
+        return "kinds", kinds, *[_described_each([v for v in values if type(v) is kind]) for kind in different]
+    kind: Any = kinds[0] if kinds else object
     if issubclass(kind, torch.Tensor):
         return "each", places(values)
     if kind in _EXACT:
         return "each", kind, tuple(values)
     if issubclass(kind, _PLAIN):
         return "each", kind, tuple(map(repr, values))
+    if kind is tuple or kind is list:  # side by side: they are hundreds, of one tensor each
+        return "each", kind, tuple(map(len, values)), _described_each([part for value in values for part in value])
     if hasattr(kind, "__dataclass_fields__"):
         columns = ([getattr(value, name) for value in values] for name in kind.__dataclass_fields__)
         return "each", kind, len(values), *map(described, columns)

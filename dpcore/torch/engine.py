@@ -156,8 +156,10 @@ class Engine(Loop):
 
     def to_array(self, tensor: torch.Tensor) -> Any:
         """Return a block's tensor as the backend's array, indices as they are."""
-        tensor = tensor.detach().resolve_neg()  # NumPy has no lazily negated arrays
-        return self.working.to_array(tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor)
+        if tensor.dtype != self.working.dtype or tensor.requires_grad or tensor.is_neg():
+            tensor = tensor.detach().resolve_neg()  # NumPy has no lazily negated arrays
+            tensor = tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor
+        return self.working.to_array(tensor)
 
     def check_not_swapped(self, call: str) -> None:
         """Refuse what needs the training values while `averaged` shows others."""

@@ -82,7 +82,7 @@ class Linear:
 
     def weighted(self, weight: float) -> Linear:
         """See `Block.weighted`."""
-        return replace(self, point_weights=tuple(weight * w for w in self.point_weights))
+        return self if weight == 1 else replace(self, point_weights=tuple(weight * w for w in self.point_weights))
 
     def units(self, size: int) -> Linear:
         """See `Block.units`."""
@@ -158,7 +158,7 @@ class Embedding:
 
     def weighted(self, weight: float) -> Embedding:
         """See `Block.weighted`."""
-        return replace(self, point_weights=tuple(weight * w for w in self.point_weights))
+        return self if weight == 1 else replace(self, point_weights=tuple(weight * w for w in self.point_weights))
 
     def units(self, size: int) -> Embedding:
         """See `Block.units`."""

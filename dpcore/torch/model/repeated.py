@@ -20,7 +20,6 @@ from dpcore.errors import SpeedWarning
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import slots
 
 ROUNDING, ROUNDING_16 = 1e-4, 1e-2
 """The relative difference that rounding may make, in 32 and in 16 bits; far below what another mask makes."""
@@ -56,7 +55,7 @@ class RepeatedPasses:
 
         if self.refused is not None:
             return anew()
-        read = [tensor for module in self._modules for _, tensor in slots(module)]
+        read, modes = self._held()
         lasting = set(map(torch.Tensor.data_ptr, read))
         # Copies that were made for this call lie elsewhere at the next one: their values are handed over.
         made = [place for place, value in enumerate(point) if value.data_ptr() not in lasting]
@@ -71,7 +70,7 @@ class RepeatedPasses:
                 own_point[place] = next(values)
             return function(own_point, own)
 
-        one = self.passes.of((key, tuple(made), self._state(batch)), inputs, read)
+        one = self.passes.of((key, tuple(made), modes, _decided(batch)), inputs, read)
         if not one.seen:
             one.seen = True
             return anew()
@@ -89,12 +88,16 @@ class RepeatedPasses:
             self._refuse("a replay's gradients are not the model's, whose Python code decided something else")
         return result
 
-    def _state(self, batch: Tree) -> Hashable:
-        """Return what Python decides by: the batch's structure, modes of modules, autocast."""
-        modes = tuple([part.training for module in self._modules for part in module.modules()])
-        device = next(batches.leaves(batch)).device.type
-        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        return type(batch), tuple(batches.named(batch)), modes, autocast
+    def _held(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
+        """Return all parameters and buffers, and the modes of all modules."""
+        tensors, modes, pending = list[torch.Tensor](), list[bool](), [*self._modules]
+        while pending:
+            module = pending.pop()
+            modes.append(module.training)
+            for held in (module._parameters, module._buffers):
+                tensors += [tensor for tensor in held.values() if tensor is not None]
+            pending += [part for part in module._modules.values() if part is not None]
+        return tensors, tuple(modes)
 
     def _refuse(self, why: str) -> None:
         self.refused = why
@@ -104,6 +107,13 @@ class RepeatedPasses:
             SpeedWarning,
             stacklevel=2,
         )
+
+
+def _decided(batch: Tree) -> Hashable:
+    """Return what Python decides by beside modes: the batch's structure, autocast."""
+    device = next(batches.leaves(batch)).device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return type(batch), tuple(batches.named(batch)), autocast
 
 
 def alike(replayed: Sequence[Block], model: Sequence[Block], again: Sequence[Block]) -> bool:
