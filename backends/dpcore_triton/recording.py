@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,6 +37,7 @@ _ALLOCATIONS = (
 
 
 _capturing = Lock()
+_failed: list[bool] = []
 
 
 class Operation(NamedTuple):
@@ -115,20 +117,49 @@ def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -
 
 
 def captured(work: Callable[[], T], device: torch.device) -> tuple[Callable[[], None], T]:
-    """Capture what the work starts on the device; return what starts it again, and the result, with no values yet."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """Capture what the work starts on the device; return what starts it again, and the result, with no values yet.
+
+    Raises
+    ------
+    RuntimeError
+        If it cannot be captured, or if that was tried in vain before in this process.
+    """
+    if _failed:
+        raise RuntimeError("an earlier capture of this process failed")
+    graph = torch.cuda.CUDAGraph()
     # A process captures one graph at a time. Errors are this thread's only: another may read data into pinned memory. A
     # capture that fails leaves its own stream the current one; the outer context goes back to ours.
-    with (
-        _capturing,
-        torch.cuda.device(device),
-        torch.cuda.stream(torch.cuda.current_stream(device)),
-        torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
-    ):
-        result = work()
+    try:
+        with (
+            _capturing,
+            torch.cuda.device(device),
+            torch.cuda.stream(torch.cuda.current_stream(device)),
+            torch.cuda.graph(graph, stream=_side(device), capture_error_mode="thread_local"),
+        ):
+            result = work()
+    except BaseException:
+        # torch's allocator may still route to the memory of a capture that never ended: no other may follow it.
+        _failed.append(True)
+        raise
 
     def replay() -> None:
         with torch.cuda.device(device):
             graph.replay()
 
     return replay, result
+
+
+def beside(work: Callable[[], T], device: torch.device) -> T:
+    """Do some work on the stream of captures, where libraries then find the memory that they want for it."""
+    current, side = torch.cuda.current_stream(device), _side(device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        result = work()
+    current.wait_stream(side)
+    return result
+
+
+@lru_cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    # One for all captures: for each stream a library keeps memory, within the graph that it was first used in.
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

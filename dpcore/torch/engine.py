@@ -72,7 +72,8 @@ class Engine(Loop):
                 micro = batches.tree_map(lambda t: t[part], batch)
                 place = first + part.start
                 seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
-                regular = point if self._regular(batches.size(micro)) else None
+                # The place tells points apart; their weights, which may change from step to step, move no gradient.
+                regular = (point.displacement, point.lag) if self._regular(batches.size(micro)) else None
                 return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
 
             return rows

@@ -24,6 +24,9 @@ from dpcore.torch.data.batches import Tree
 ROUNDING, ROUNDING_16 = 1e-4, 1e-2
 """The relative difference that rounding may make, in 32 and in 16 bits; far below what another mask makes."""
 
+CAPTURES = 8
+"""So many at first, and one more for each so many replays: a capture waits for the device."""
+
 Function = Callable[[Sequence[torch.Tensor], Tree], list[Block]]
 
 
@@ -34,6 +37,7 @@ class RepeatedPasses:
         self._modules = [module for module in modules if isinstance(module, nn.Module)]
         self.passes = backend.passes()
         self.refused: str | None = None
+        self._captured = self._replayed = 0
 
     def __call__(
         self,
@@ -56,6 +60,10 @@ class RepeatedPasses:
         if self.refused is not None:
             return anew()
         read, modes = self._held()
+        reason = self.passes.reason([*batches.leaves(batch), *read]) or _unknown(batch)
+        if reason is not None:
+            self._refuse(reason)
+            return anew()
         lasting = set(map(torch.Tensor.data_ptr, read))
         # Copies that were made for this call lie elsewhere at the next one: their values are handed over.
         made = [place for place, value in enumerate(point) if value.data_ptr() not in lasting]
@@ -70,21 +78,28 @@ class RepeatedPasses:
                 own_point[place] = next(values)
             return function(own_point, own)
 
-        one = self.passes.of((key, tuple(made), modes, _decided(batch)), inputs, read)
+        one = self.passes.of((key, modes, _structure(batch), _autocast(inputs[0])), inputs, read)
         if not one.seen:
             one.seen = True
             return anew()
         if not one.captured:
-            guarded(lambda: one.capture(work, inputs, read))
-            if one.refused is not None:
-                self._refuse(one.refused)
+            self._captured += 1
+            if self._captured > CAPTURES + self._replayed // CAPTURES:
+                self._refuse("parameters or buffers lie elsewhere in nearly every step")
                 return anew()
-        repeated: list[Block] = guarded(lambda: one.replay(inputs))
+            guarded(lambda: one.capture(work, inputs, read))
+        if one.refused is None:
+            repeated: list[Block] = guarded(lambda: one.replay(inputs))
+            self._replayed += 1
+        if one.refused is not None:
+            self._refuse(one.refused)
+            return anew()
         if one.replays & (one.replays - 1):
             return repeated
         result = anew()
         # Where sums have no fixed order, a gradient that is 0 but for rounding is another one at each run.
-        if not alike(repeated, result, result) and not alike(repeated, result, anew()):
+        rounding = _rounding(inputs[0])
+        if not alike(repeated, result, result, rounding) and not alike(repeated, result, anew(), rounding):
             self._refuse("a replay's gradients are not the model's, whose Python code decided something else")
         return result
 
@@ -109,19 +124,46 @@ class RepeatedPasses:
         )
 
 
-def _decided(batch: Tree) -> Hashable:
-    """Return what Python decides by beside modes: the batch's structure, autocast."""
-    device = next(batches.leaves(batch)).device.type
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return type(batch), tuple(batches.named(batch)), autocast
+def _unknown(batch: Tree) -> str | None:
+    """Return why a batch's structure cannot be a key, None where it can."""
+    try:
+        hash(_structure(batch))
+    except TypeError:
+        return "the batch is of a kind that may hold more than tensors: give tuples, lists and dicts"
+    return None
 
 
-def alike(replayed: Sequence[Block], model: Sequence[Block], again: Sequence[Block]) -> bool:
-    """Whether a replay's blocks are the model's, but for what two runs of the model differ by themselves."""
+def _structure(batch: Tree) -> Hashable:
+    """Return all of a batch but its tensors; raise TypeError for a container that may hold something else."""
+    kind = type(batch)
+    if batch is None or isinstance(batch, torch.Tensor):
+        return batch is None
+    if kind is dict:
+        return kind, tuple(batch), tuple(map(_structure, batch.values()))
+    if kind is list or kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return kind, tuple(map(_structure, batch))
+    raise TypeError(kind)
+
+
+def _autocast(tensor: torch.Tensor) -> torch.dtype | None:
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _rounding(tensor: torch.Tensor) -> float:
+    """Return the relative difference that rounding may make where products are not rounded to 16 bits."""
+    fast = torch.get_float32_matmul_precision() != "highest" or (tensor.is_cuda and torch.backends.cudnn.allow_tf32)
+    return ROUNDING if _autocast(tensor) is None and not fast else ROUNDING_16
+
+
+def alike(replayed: Sequence[Block], model: Sequence[Block], again: Sequence[Block], rounding: float) -> bool:
+    """Whether a replay's blocks are the model's, but for rounding and for what two runs of the model differ."""
     if [type(block) for block in replayed] != [type(block) for block in model]:
         return False
-    lists = [_tensors(blocks) for blocks in (replayed, model, again)]
-    return len(set(map(len, lists))) == 1 and all(map(_alike, *lists))
+    first, second, third = (_tensors(blocks) for blocks in (replayed, model, again))
+    if not len(first) == len(second) == len(third):
+        return False
+    return all(_alike(a, b, c, rounding) for a, b, c in zip(first, second, third, strict=True))
 
 
 def _tensors(blocks: Sequence[Block]) -> list[torch.Tensor]:
@@ -136,16 +178,18 @@ def _tensors(blocks: Sequence[Block]) -> list[torch.Tensor]:
     return found
 
 
-def _alike(replayed: torch.Tensor, model: torch.Tensor, again: torch.Tensor) -> bool:
+def _alike(replayed: torch.Tensor, model: torch.Tensor, again: torch.Tensor, rounding: float) -> bool:
     if replayed.shape != model.shape or replayed.dtype != model.dtype:
         return False
     if not model.is_floating_point():
         return torch.equal(replayed, model)
-    size, between, apart = (_norm(part) for part in (model, model - again, model - replayed))
-    rounding = ROUNDING if model.dtype.itemsize > 2 else ROUNDING_16
-    return torch.equal(replayed.isfinite(), model.isfinite()) and apart <= rounding * size + 10 * between
+    size, between, apart = (_norms(part) for part in (model, model - again, model - replayed))
+    allowed = (rounding if model.dtype.itemsize > 2 else ROUNDING_16) * size + 10 * between
+    return torch.equal(replayed.isfinite(), model.isfinite()) and bool((apart <= allowed).all())
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    """Return the norm of what is finite."""
-    return float(torch.linalg.vector_norm(tensor.masked_fill(~tensor.isfinite(), 0.0), dtype=torch.float64))
+def _norms(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the norm of what is finite of each example: a large one must not hide the others."""
+    finite = tensor.masked_fill(~tensor.isfinite(), 0.0).flatten(1)
+    norms: torch.Tensor = torch.linalg.vector_norm(finite, dim=1, dtype=torch.float64)
+    return norms

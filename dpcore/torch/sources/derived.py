@@ -144,7 +144,7 @@ def carry_back(derived: Derived, every: Sequence[Derived], examples: int) -> Non
     """Carry the examples' gradients of a derived tensor back to the leaves, among `every`, that it is made of."""
     rows = joined(derived.blocks).rows()
     leaves = [every[root] for root in derived.roots]
-    if any(leaf.tensor.numel() and not leaf.tensor.untyped_storage().nbytes() for leaf in leaves):
+    if any(leaf.tensor.numel() and not _storage(leaf.tensor).nbytes() for leaf in leaves):
         # fully_shard has freed the values that the way back may need.
         raise UnknownLayout(
             "a tensor is made of sharded parameters, as by weight normalization, whose values are freed by now"
@@ -164,6 +164,12 @@ def carry_back(derived: Derived, every: Sequence[Derived], examples: int) -> Non
 
 def _neighbors(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
     """Whether a part of a tensor holds some of its rows, one after the other."""
-    same_storage = tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    same_storage = _storage(tensor).data_ptr() == _storage(whole).data_ptr()
     same_form = tensor.shape[1:] == whole.shape[1:] and tensor.stride() == whole.stride()
     return same_storage and same_form and tensor.dim() > 0 and tensor.dtype == whole.dtype
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return a tensor's storage, unseen by modes that watch what a model does."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()
