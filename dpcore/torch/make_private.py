@@ -127,7 +127,7 @@ def make_private(
     cuda_graphs : bool or "model"
         Repeat the launches of norms, sums and the step as CUDA graphs, where they are those of an earlier step: under
         backend "triton" alone, in one process. It changes no bit. With "model" the model's passes, too: what its Python
-        code decides must then be the same in every step, and its passes take their memory twice.
+        code decides must then be the same in every step, and captured passes keep their memory.
     example_batch : batch, optional
         Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
         range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
