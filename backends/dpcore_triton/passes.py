@@ -7,8 +7,10 @@ the next, and that all of them are where the kernels read them:
   The key holds the forms of the former and the addresses of the latter.
 - **No operation reads anything else.** `Watched` sees every tensor that an operation takes, and refuses one that is
   neither given nor made on the way: one that lies in a closure may have been freed, and its memory hold other examples.
+  It refuses operations that are not torch's own, since what those read does not show.
 - **Python saw no value**: an operation for which the host waits is refused, and so is a tensor whose address or values
   are handed to code that torch does not see.
+- **What is captured is what was watched**, in the same run.
 - **Random numbers are drawn anew**: a graph takes them from torch's generator as it is at the replay.
 
 What Python itself decides (a step's number, an attribute that changes) stays as it was. So the caller compares replays
@@ -92,6 +94,8 @@ class Watched(Recording):  # type: ignore[no-untyped-call]
             return "it takes a tensor that is neither a parameter, a buffer nor the batch's"
         if function.overloadpacket in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:]):
             return "the host waits for a mask's values"
+        if len({tensor.device for tensor in tensors}) > 1:
+            return "it copies between devices"
         if function.overloadpacket is torch.ops.aten._linalg_check_errors:
             return "the host waits for its result"
         return None
