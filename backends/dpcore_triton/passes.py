@@ -70,7 +70,8 @@ class Watched(Recording):  # type: ignore[no-untyped-call]
         """See `Recording`."""
         before = self.refused
         result = super().__torch_dispatch__(function, types, args, kwargs)
-        if function.overloadpacket in _INDEXING:  # its tag is of masks alone
+        attention = "attention" in function.name()  # its seed is on the host, but in a capture on the device
+        if function.overloadpacket in _INDEXING or attention:  # an index's tag is of masks alone
             self.refused = before
         reason = self._reason(function, tree_leaves((args, kwargs or {})))
         if reason is not None:
@@ -94,7 +95,7 @@ class Watched(Recording):  # type: ignore[no-untyped-call]
             return "it takes a tensor that is neither a parameter, a buffer nor the batch's"
         if function.overloadpacket in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:]):
             return "the host waits for a mask's values"
-        if len({tensor.device for tensor in tensors}) > 1:
+        if len({tensor.device for tensor in tensors}) > 1 and "attention" not in function.name():
             return "it copies between devices"
         if function.overloadpacket is torch.ops.aten._linalg_check_errors:
             return "the host waits for its result"

@@ -108,6 +108,21 @@ def test_memory_that_is_given_to_others_is_not_taken_for_the_pass_s_own() -> Non
     assert all(torch.zeros(3).untyped_storage()._cdata != place for _ in range(100))
 
 
+def test_attention_may_have_its_seed_on_the_host_and_nothing_else_may_be_there() -> None:
+    """Outside of a capture torch's attention on a device keeps its seed on the CPU."""
+    tensor, seed, attention = torch.empty(2, 2, 8, 8, device="meta"), torch.zeros((), dtype=torch.int64), torch.ops.aten
+    record = passes.Watched([tensor, seed])
+    with record:
+        out, sums, _, offset = attention._scaled_dot_product_efficient_attention(tensor, tensor, tensor, None, True)
+        attention._scaled_dot_product_efficient_attention_backward(
+            out, tensor, tensor, tensor, None, out, sums, seed, offset, 0.0, [True, True, True, False]
+        )
+    assert record.refused is None
+    with record:
+        torch.add(tensor, seed)
+    assert record.refused == "aten.add.Tensor: it copies between devices"
+
+
 def test_an_index_by_numbers_is_no_shape_that_depends_on_values() -> None:
     inputs = [torch.arange(3.0, device=DEVICE), torch.tensor([2, 0], device=DEVICE)]
     one = Passes().of("key", inputs, [])
