@@ -124,7 +124,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("capture what reads unseen", 'if function.namespace not in ("aten", "prims") or', "if", "agreement/test_passes.py"),
         ("capture where a mask is an index", "t.dtype in (torch.bool, torch.uint8) for t in tensors[1:]", "False for t in tensors[1:]",
          "agreement/test_passes.py"),
-        ("refuse every index", "if function.overloadpacket in _INDEXING:  #", "if False:  #", "agreement/test_passes.py"),
+        ("refuse every index", "if function.overloadpacket in _INDEXING or attention:  #", "if attention:  #", "agreement/test_passes.py"),
         ("replay on the parameters and buffers of before", "whole = key, forms, places(read),", "whole = key, forms, len(read),",
          "agreement/test_repeated_models.py"),
         ("replay on examples of another form", "whole = key, forms, places(read),", "whole = key, places(read),",

@@ -21,9 +21,9 @@ def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypa
     seeds: list[bytes] = []
     call = type(run._engine.gradient).__call__
 
-    def told(self: Any, point: Any, batch: Any, seed: bytes) -> list[torch.Tensor]:
+    def told(self: Any, point: Any, batch: Any, seed: bytes, **more: Any) -> list[torch.Tensor]:
         seeds.append(seed)
-        return call(self, point, batch, seed)
+        return call(self, point, batch, seed, **more)
 
     monkeypatch.setattr(type(run._engine.gradient), "__call__", told)
     for batch in run.loader:
