@@ -87,6 +87,19 @@ def audited(name, model=None, **more):
     return finding
 
 
+def refuting(name, model=None, **more):
+    """Return the first of five audits that refutes, or the last one.
+
+    Each has fresh keys and sees a fault with some probability, 85 % at the least of those here. None of them should
+    refute what is right, so that several do not make it easier.
+    """
+    for _ in range(5):
+        finding = audited(name, model, **more)
+        if finding.status == "fault" and finding.details["ratio"] > 1:
+            break
+    return finding
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_an_honest_run_passes_and_half_of_its_noise_is_refuted(name):
     finding = audited(name)
@@ -113,7 +126,7 @@ def test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone(mon
 
 def test_a_clip_norm_four_times_too_large_is_refuted(monkeypatch):
     monkeypatch.setattr(assemble, "Mechanism", Unclipped)
-    finding = audited("dp_sgd")
+    finding = refuting("dp_sgd")
     assert finding.status == "fault"
     assert finding.details["ratio"] > 1
 
@@ -129,7 +142,7 @@ def test_noise_for_another_norm_than_that_of_scaled_gradients_is_refuted(monkeyp
 def test_each_example_of_a_user_clipped_alone_is_refuted(monkeypatch):
     """A canary's two examples then add up to two clip norms."""
     monkeypatch.setattr(loop, "of_units", lambda backend, blocks, sizes: [blocks])
-    assert audited("users").details["ratio"] > 1
+    assert refuting("users").details["ratio"] > 1
 
 
 def test_points_clipped_one_by_one_are_refuted(monkeypatch):
@@ -145,7 +158,7 @@ def test_points_clipped_one_by_one_are_refuted(monkeypatch):
 
     monkeypatch.setattr(loop.Loop, "sum_clipped", apart)
     method = methods.disk(lr=0.5, max_grad_norm=0.05, **SETTINGS)  # short, so that each vector is clipped
-    assert audited(method).details["ratio"] > 1
+    assert refuting(method).details["ratio"] > 1
 
 
 def test_dropout_is_off_for_the_canaries():
