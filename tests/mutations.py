@@ -979,7 +979,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",
          "unit/torch/test_state_probe.py"),
         ("take a batch that leads elsewhere by what was learned", 'if synthetic or self.way != "pairs" or not self.free:', "if True:", "unit/torch/test_per_example.py"),
-        ("look for state on made-up examples only", "if synthetic or self._calls & (self._calls - 1):", "if True:", "unit/torch/test_state_probe.py"),
+        ("look for state on made-up examples only", "if synthetic or self._calls & (self._calls - 1) or (", "if True or (", "unit/torch/test_state_probe.py"),
     ],
     "dpcore/torch/model/compare.py": [
         ("believe the rules", "if not apart <= tolerance *", "if False and not apart <= tolerance *", "unit/torch/sources/test_checks.py"),

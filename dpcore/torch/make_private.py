@@ -111,8 +111,9 @@ def make_private(
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.
     gradients : {"auto", "pairs", "vmap", "one-by-one"}
-        How each example's gradient is found: from one batched pass over the model, by torch.func, or example by
-        example, which every model bears. "auto" takes the first that agrees with autograd on made-up examples.
+        How each example's gradient is found: from the graph of the model's operations, proved to keep the examples
+        apart; by torch.func; or example by example, which every model bears. "auto" takes the first that can be taken,
+        and "pairs" means proved, or an error.
     collate_fn : callable, optional
         For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
         the others.
@@ -224,6 +225,7 @@ def make_private(
     check_same_data(peers, source, keys)
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen, gradients)
+    peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() if gradient.proved else gradient.way})
     if gradient.way != WAYS[0] and gradients == "auto":
         told = gradient.reasons[WAYS[0]]
         warnings.warn(

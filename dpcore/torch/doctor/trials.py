@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +83,15 @@ def gradients(subject: Subject) -> Iterator[Finding]:
     if subject.private is None:
         return
     found = subject.run._engine.gradient
-    if found.way == WAYS[0]:
+    if found.proved is not None:
+        graphs = list(found.proved.programs.values())
+        steps, sums = graphs[-1].operations, Counter(s.operation for each in graphs[-1].sources for s in each)
+        yield ok(
+            "gradients",
+            f"it is proved that the examples stay apart: all {steps} operations of the graph were followed, and "
+            f"examples are added up in {', '.join(f'{n} {name}' for name, n in sums.items())} alone.",
+        )
+    elif found.way == WAYS[0]:
         yield ok(
             "gradients",
             "each example's gradient from one batched pass is what autograd gives for it alone, "

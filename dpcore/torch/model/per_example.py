@@ -10,7 +10,7 @@ they write there is gone after the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,8 @@ from dpcore.spec.validate import choice
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.gradients.errors import Mixes, NotProved
+from dpcore.torch.gradients.proved import ProvedGradient
 from dpcore.torch.model.functional import FAILURES, Values, first_line
 from dpcore.torch.model.memory import is_out_of_memory
 from dpcore.torch.model.repeated import RepeatedPasses
@@ -79,6 +81,7 @@ class PerExampleGradient:
                 "model without a parameter that requires gradients: set requires_grad_(True) on the ones to train"
             )
         self.values = self._values()
+        self.proved: ProvedGradient | None = None
         self.traced = TracedGradient(model, self._loss_of, self.values)
         self.explicit = {
             way: ExplicitGradient(model, self._loss_of, self.values, way == "vmap") for way in WAYS if way != "pairs"
@@ -107,7 +110,8 @@ class PerExampleGradient:
         `repeated`, the blocks of a `regular` micro-batch lie where those of the next one of the same name will be.
         """
         self._calls += not synthetic
-        if synthetic or self._calls & (self._calls - 1):
+        # Where a proved graph runs, no Python code does that could keep anything.
+        if synthetic or self._calls & (self._calls - 1) or (self.proved is not None and self.way == "pairs"):
             return self._gradients(point, batch, seed, synthetic, regular)
         # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
         before = self.held()
@@ -143,6 +147,8 @@ class PerExampleGradient:
         """Return the operations that the parameter of this place meets the examples in, as far as they were seen."""
         if self.way != "pairs":
             return ()
+        if self.proved is not None:
+            return self.proved.operations(place)
         met = [key for key, site in self.traced.sites.learned() if any(site.gave)]
         functions = (key[0] for key in met if any(place in roots for roots in key[1]))
         return tuple(dict.fromkeys(getattr(function, "__name__", str(function)) for function in functions))
@@ -166,6 +172,8 @@ class PerExampleGradient:
         self, way: str, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
     ) -> list[Block]:
         values = [value.detach() for value in point]
+        if way == "pairs" and self.proved is not None:
+            return self._by_proof(self.proved, values, batch, seed, synthetic)
         function = self.traced if way == "pairs" else self.explicit[way]
 
         def guarded(work: Callable[[], T]) -> T:
@@ -176,6 +184,41 @@ class PerExampleGradient:
         # Whatever model or loss write to the batch, another point and the caller see it as it was.
         given = batches.tree_map(torch.clone, batch)
         return guarded(lambda: function(values, given))
+
+    def _by_proof(
+        self, proved: ProvedGradient, values: list[torch.Tensor], batch: Tree, seed: bytes, synthetic: bool
+    ) -> list[Block]:
+        try:
+            # A graph writes to nothing that it is given.
+            return self.guarded(lambda: proved(values, batch, not synthetic), seed, synthetic)
+        except NotProved as reason:  # of a batch of another form, or of a model that changed
+            raise ArgumentError(self.unproved(reason)) from None
+
+    def prove(self, example: Tree, modes: Callable[[], Iterator[None]]) -> bool:
+        """Let the way "pairs" run the model's graph, if that is proved to keep the examples apart; say whether.
+
+        `modes` puts the model into each mode that counts, the one that the run begins in last.
+        """
+        proved = ProvedGradient(self.model, self.loss, self._loss_of, self.names, self.held)
+        self._synthetic = True
+        try:
+            for _ in modes():
+                proved.prove(example)
+        except NotProved as reason:
+            self.reasons["pairs"] = self.unproved(reason)
+            return False
+        self.proved, self.way, self.draws = proved, "pairs", self.draws or proved.draws
+        return True
+
+    def unproved(self, reason: NotProved) -> str:
+        """Return the sentence that says why there is no proof."""
+        where = f"model={type(self.model).__name__}: {reason}"
+        if not isinstance(reason, Mixes):
+            return where
+        return (
+            f"{where}, so that examples of a batch are mixed: use operations that treat each example alone (GroupNorm "
+            "or LayerNorm for normalization, batch_first=True for sequences)"
+        )
 
     def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
         """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""
@@ -194,7 +237,9 @@ class PerExampleGradient:
         except FAILURES as cause:
             if is_out_of_memory(cause):
                 raise
-            raise (Unfit if synthetic else ArgumentError)(self._failure(cause, synthetic)) from cause
+            if synthetic:
+                raise Unfit(self._failure(cause, synthetic)) from cause
+            raise ArgumentError(self._failure(cause, synthetic)) from None  # its words may show values of the data
         return result
 
     def _loss_of(self, output: Any, targets: tuple[Tree, ...]) -> torch.Tensor:
@@ -230,7 +275,7 @@ class PerExampleGradient:
         if not synthetic:
             return (
                 f"{where}: failed on a drawn batch, though not on synthetic inputs; check labels and inputs for values "
-                "out of range (the reason is this exception's __cause__, not quoted because it may show private values)"
+                "out of range (torch's own words are not shown, since they may hold private values)"
             )
         how = {"pairs": "on a batch", "vmap": "example by example with torch.func", "one-by-one": "on a batch of one"}
         more = self.free and self.way != WAYS[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.compare import learn_and_check
@@ -24,7 +24,10 @@ from dpcore.torch.reachable import walk
 
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Choose the fastest way to take gradients that this model bears, or refuse the model; see `Trial`."""
+    _check_hooks(gradient.model)
     with Trial(gradient, example, frozen) as trial:
+        if way in ("auto", "pairs") and trial.proved():
+            return
         try:
             for check in (trial.registered, trial.mixing, trial.state):
                 check()
@@ -44,6 +47,7 @@ class Trial:
     def __init__(self, gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
         self.gradient, self.example, self._frozen = gradient, example, frozen
         self._modes = sorted({gradient.model.training, True})
+        self.by_proof = False
 
     def __enter__(self) -> Self:
         self._start = Snapshot(self.gradient.roots, self.gradient.passed_over)
@@ -51,6 +55,43 @@ class Trial:
 
     def __exit__(self, *_: object) -> None:
         self._start.restore()
+
+    def proved(self) -> bool:
+        """Whether the model's graph is proved to keep the examples apart, and says something of made-up ones.
+
+        Models of fully_shard, and passes in CUDA graphs, are not taken by their graphs yet. What is wrong with a model
+        the other trials say, in more words.
+        """
+        gradient = self.gradient
+        self.by_proof = gradient.free and gradient.repeated is None
+        if not self.by_proof:
+            return False
+
+        def modes() -> Iterator[None]:
+            for training in self._modes if not gradient.model.training else [True]:
+                self._in_mode(training, lambda: None, last=training == gradient_trains)
+                yield
+
+        gradient_trains = gradient.model.training
+        try:
+            self.registered()
+            with _Calls():
+                found = gradient.prove(self.example, modes)
+            self._start.restore()
+            if found:
+                blocks = gradient(gradient.parameters(), trial_batch(self.example, 2), synthetic=True)
+                proved = gradient.proved
+                assert proved is not None
+                if proved.changes_state or not any(block.rows().any() for block in blocks):
+                    self.state()  # which says what is wrong, if anything is: caches are filled once
+                    gradient.way, gradient.proved = WAYS[0], proved
+        except DpcoreError as refused:
+            gradient.reasons.setdefault(WAYS[0], str(refused))
+            found = False
+        self._start.restore()
+        if not found:
+            gradient.proved = None
+        return found
 
     def registered(self) -> None:
         """Refuse trained tensors that the model holds, say in a list of layers, and does not know as parameters."""
@@ -71,7 +112,9 @@ class Trial:
     def ways(self, way: str = "auto") -> None:
         """Take the fastest way whose gradients are those of autograd, or refuse the one that was asked for."""
         gradient, example = self.gradient, self.example
-        for candidate in WAYS if way == "auto" else (way,):
+        if way == "pairs" and self.by_proof:
+            raise Unfit(gradient.reasons[way])
+        for candidate in (WAYS[1:] if self.by_proof else WAYS) if way == "auto" else (way,):
             gradient.way = candidate
             try:
                 if candidate == "pairs":
@@ -87,12 +130,24 @@ class Trial:
                     raise
                 gradient.reasons[candidate] = str(refusal)
 
-    def _in_mode(self, training: bool, check: Callable[[], None]) -> None:
+    def _in_mode(self, training: bool, check: Callable[[], None], last: bool = False) -> None:
         self._start.restore()
+        if last:  # as it is: parts of it may be in another mode
+            return
         for module in self.gradient.model.modules():
             if module not in self._frozen:
                 module.training = training  # not train(): a model may override it to keep parts frozen
         check()
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Refuse hooks on parameters' gradients, which a private run does not form."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ArgumentError(
+                f"parameter {name!r} has a hook on its gradient, which a private run does not form: remove the hook, "
+                "and change gradients inside of the model"
+            )
 
 
 def _check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:

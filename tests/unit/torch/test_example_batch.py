@@ -124,7 +124,7 @@ def test_real_steps_of_a_model_with_a_cache_are_compared_on_the_examples() -> No
             return super().forward(ids, time, seen)
 
     net = Sizes()
-    run = start(net, sgd(), data=DATA, example_batch=EXAMPLES)
+    run = start(net, sgd(), data=DATA, example_batch=EXAMPLES, gradients="one-by-one")
     net.eval()
     net.known.clear()
     finish(run, stop=2)

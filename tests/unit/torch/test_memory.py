@@ -16,6 +16,7 @@ import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
+from dpcore.torch.gradients.program import Program
 from dpcore.torch.model import memory
 from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
@@ -167,64 +168,77 @@ def test_no_tensor_outlives_the_gradients_it_was_made_for(way: str) -> None:
     assert len(set(counts[1:])) == 1
 
 
-class Hungry(nn.Module):
-    """Asks for more memory than there is as soon as it sees more than 4 examples."""
+class Hunger:
+    """Lets a model's graph ask for more memory than there is as soon as it gets more than `most` examples."""
 
-    def __init__(self, most: int = 4, allocate: str = "torch") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.most, self.allocate = nn.Linear(5, 3), most, allocate
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allocate: str = "torch") -> None:
+        self.most: Any = 4
+        run = Program.__call__
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if len(inputs) > self.most:
-            torch.empty(2**50) if self.allocate == "torch" else np.empty(2**50)
-        return self.linear(inputs)
+        def hungry(program: Program, point: Any, held: Any, batch: Any) -> Any:
+            if len(batch[0]) > self.most:
+                torch.empty(2**50) if allocate == "torch" else np.empty(2**50)
+            return run(program, point, held, batch)
+
+        monkeypatch.setattr(Program, "__call__", hungry)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(5, 3)
 
 
 @pytest.mark.parametrize("allocate", ["torch", "numpy"])
 @pytest.mark.parametrize("name", ["dp_sgd", "disk", "adaptive clip", "adam public"])
-def test_out_of_memory_the_step_begins_anew_with_half_the_microbatch(name: str, allocate: str) -> None:
-    def run(size: int, most: int) -> torch.Tensor:
+def test_out_of_memory_the_step_begins_anew_with_half_the_microbatch(
+    name: str, allocate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hunger(monkeypatch, allocate)
+
+    def run(size: int) -> torch.Tensor:
         torch.manual_seed(1)
-        made = start(Hungry(allocate=allocate), METHODS[name](10), sampling="fixed-order", microbatch_size=size)
-        made.model.most = most
-        return finish(made)
+        return finish(start(linear(), METHODS[name](10), sampling="fixed-order", microbatch_size=size))
 
     with pytest.warns(SpeedWarning, match="out of memory: takes half of the micro-batch of 16") as told:
-        halved = run(16, 4)
+        halved = run(16)
     assert len(told) == 1
     # Bit by bit: nothing of a failed attempt is in any sum, and no noise was drawn for it.
-    assert torch.equal(halved, run(4, 4))
+    assert torch.equal(halved, run(4))
 
 
-def test_a_microbatch_that_memory_cut_is_not_what_a_checkpoint_holds() -> None:
-    run = start(Hungry(), microbatch_size=64, sampling="fixed-order")
+def test_a_microbatch_that_memory_cut_is_not_what_a_checkpoint_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hunger(monkeypatch)
+    run = start(linear(), microbatch_size=64, sampling="fixed-order")
     with pytest.warns(SpeedWarning):
         finish(run, stop=1)
     assert run.microbatch_size == 4
     assert saved(run)["optimizer"]["dpcore"]["public"]["microbatch_size"] == 64
 
 
-def test_one_example_that_does_not_fit_is_refused_and_the_step_may_be_taken_later() -> None:
-    run, straight = (start(Hungry(), microbatch_size=1, sampling="fixed-order") for _ in range(2))
+def test_one_example_that_does_not_fit_is_refused_and_the_step_may_be_taken_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hunger = Hunger(monkeypatch)
+    run, straight = (start(linear(), microbatch_size=1, sampling="fixed-order") for _ in range(2))
     finish(straight, stop=1)
     batch = next(iter(run.loader))
-    run.model.most = 0
+    hunger.most = 0
     with pytest.raises(ArgumentError, match="microbatch_size=1: even one example") as refusal:
         run.step(batch)
     assert memory.is_out_of_memory(refusal.value.__cause__)
-    run.model.most = 4
+    hunger.most = 4
     run.step(batch)
     assert torch.equal(values(run.model), values(straight.model))
 
 
-def test_other_errors_are_not_taken_for_it() -> None:
+def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for cause in (RuntimeError("shape"), ValueError("DefaultCPUAllocator: "), KeyError("memory")):
         assert not memory.is_out_of_memory(cause)
     assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
 
-    run = start(Hungry(), microbatch_size=8, sampling="fixed-order")
-    run.model.most = "not a number"
+    hunger = Hunger(monkeypatch)
+    run = start(linear(), microbatch_size=8, sampling="fixed-order")
+    hunger.most = "not a number"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(ArgumentError, match="failed on a drawn batch"):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.model.per_example import WAYS
 from dpcore.torch.model.state_probe import Snapshot
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
@@ -227,7 +227,8 @@ class OnRareOnes(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")
 def test_what_only_real_examples_provoke_is_refused_before_anything_is_released() -> None:
     net = OnRareOnes()
-    run = start(net, data=(DATA[0] + 1000, DATA[1]))
+    with pytest.warns(SpeedWarning, match="takes 'one-by-one'"):
+        run = start(net, data=(DATA[0] + 1000, DATA[1]))
     before = values(net).clone()
     with pytest.raises(ArgumentError, match=r"^model\.log\[0\] changes while gradients are taken"):
         finish(run)

@@ -1,0 +1,1089 @@
+"""Where the examples lie in every value of a model's graph: the proof that no example meets another one.
+
+A graph is a list of ATen operations in order. Each of its values gets one of three marks:
+
+- an `Axis`: the examples lie along one dimension, and row i is a function of example i alone, of parameters, and of
+  random numbers that no other row uses;
+- None: the value depends on no example (parameters, constants, random numbers that all share);
+- `SUM`: the examples' parts were added up, each part a function of one example. Such a value may only flow on to the
+  gradients of parameters, where `dpcore.torch.gradients.sources` finds the parts again.
+
+A rule for each kind of operation derives the marks of its results from those of its arguments, or raises. The proof is
+an induction over the operations: if a rule is right for every operation, then each example's part of each gradient is a
+function of that example alone. The rules are the only part of dpcore that this guarantee trusts, and every rule has a
+property test (`tests/unit/torch/gradients/test_rules.py`): replacing one example leaves the bits of all other rows.
+
+The graph is captured at a number of examples that is a prime and divides no other size (`capture.COUNTS`). So a size
+that the prime divides counts examples. The same graph serves every number of examples: an example's gradient does not
+depend on how many others there are, not even where the model's Python code asks for that number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from dpcore.torch.gradients.errors import Mixes, NotProved
+
+
+class Axis(NamedTuple):
+    """The examples lie along `dim`: entry ``(o B + i) inner + j`` is of example i, for o < `outer` and j < `inner`."""
+
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+
+class Sum:
+    """The mark of a value in which the examples' parts were added up."""
+
+    def __repr__(self) -> str:
+        return "SUM"
+
+
+SUM = Sum()
+
+Mark = Axis | Sum | None
+Marks = Any
+"""A mark, or a list of marks for an operation with several results."""
+
+Rule = Callable[["Op"], Marks]
+RULES: dict[str, Rule] = {}
+"""The rule of an operation by its name without overload."""
+
+CREATES: set[str] = set()
+"""Operations that may make rows for the examples out of values without examples."""
+
+
+def rule(*names: str, creates: bool = False) -> Callable[[Rule], Rule]:
+    """Register the rule of some operations."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        if creates:
+            CREATES.update(names)
+        return function
+
+    return register
+
+
+def has_rule(operation: Any) -> bool:
+    """Whether the proof knows an operation."""
+    return name_of(operation) in RULES or torch.Tag.pointwise in operation.tags
+
+
+def name_of(operation: Any) -> str:
+    """Return an operation's name without namespace and overload, as "mm"."""
+    name = str(operation._schema.name) if hasattr(operation, "_schema") else operation.__name__
+    space, _, own = name.partition("::")
+    return own if space == "aten" else name
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of a node's tensor."""
+    return tuple(value.meta["val"].shape)
+
+
+class Op:
+    """One operation of the graph as a rule sees it: arguments by name, their shapes and marks."""
+
+    def __init__(self, node: Node, marks: dict[Node, Marks], count: int) -> None:
+        self.node, self.marks, self.count = node, marks, count
+        schema = node.target._schema  # type: ignore[union-attr]
+        self.name = name_of(node.target)
+        self.arguments: dict[str, Any] = {}
+        for place, argument in enumerate(schema.arguments):
+            if place < len(node.args) and not argument.kwarg_only:
+                self.arguments[argument.name] = node.args[place]
+            else:
+                self.arguments[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def mark(self, name: str) -> Mark:
+        """Return the mark of an argument."""
+        return self.of(self.arguments[name])
+
+    def of(self, value: Any) -> Mark:
+        """Return the mark of a node, None for what is no node."""
+        mark: Mark = self.marks.get(value) if isinstance(value, Node) else None
+        return mark
+
+    def tensors(self, *names: str) -> list[Node]:
+        """Return the tensor arguments, of these names or all."""
+        values = [self.arguments[name] for name in names] if names else list(self.arguments.values())
+        return [value for value in values if isinstance(value, Node) and _is_tensor(value)]
+
+    def rank(self, name: str) -> int:
+        """Return the number of dimensions of an argument."""
+        return len(shape_of(self.arguments[name]))
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The shape of the result, or of the first one."""
+        value = self.node.meta["val"]
+        return tuple((value[0] if isinstance(value, (tuple, list)) else value).shape)
+
+    def is_known(self, size: Any) -> bool:
+        """Whether a size counts examples."""
+        return isinstance(size, int) and size > 0 and size % self.count == 0
+
+    def no_examples(self, *names: str) -> None:
+        """Refuse arguments that must be the same for all examples."""
+        for name in names:
+            value = self.arguments.get(name)
+            for each in value if isinstance(value, (tuple, list)) else [value]:
+                if self.of(each) is not None:
+                    raise NotProved(f"{name} of {self.name} depends on the examples")
+
+    def same(self, *names: str) -> Mark:
+        """Return the one mark of arguments of the same rank, each of which must bear it or be broadcast along it."""
+        return self.broadcast(self.tensors(*names))
+
+    def broadcast(self, tensors: Iterable[Node], rank: int | None = None) -> Mark:
+        """Return the mark of a combination of tensors entry by entry, broadcast against each other from the right."""
+        known = list(tensors)
+        rank = max(len(shape_of(t)) for t in known) if rank is None else rank
+        found: Axis | None = None
+        summed = False
+        for tensor in known:
+            mark = self.of(tensor)
+            if isinstance(mark, Sum):
+                summed = True
+            elif mark is not None:
+                moved = mark._replace(dim=mark.dim + rank - len(shape_of(tensor)))
+                if found is not None and found != moved:
+                    raise Mixes(f"{self.name} combines different examples")
+                found = moved
+        if found is None:
+            return SUM if summed else None
+        if summed:
+            raise Mixes(f"{self.name} combines a sum over the examples with the examples")
+        for tensor in known:
+            shape = shape_of(tensor)
+            place = found.dim - (rank - len(shape))
+            if self.of(tensor) is None and place >= 0 and shape[place] != 1:
+                raise Mixes(f"{self.name} combines the examples with a value that depends on their places in the batch")
+        return found
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[dict[Node, Marks], list[Node]]:
+    """Return the marks of all values of a graph, and the operations in which examples were first added up.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        Of operations that change nothing in place.
+    given : dict
+        The marks of placeholders; the others have none.
+    count : int
+        The number of examples that the graph was captured at.
+
+    Raises
+    ------
+    Mixes
+        If an operation combines several examples otherwise than by adding up what goes to parameters' gradients.
+    NotProved
+        If an operation has no rule, or is used in a way that its rule does not cover.
+    """
+    marks: dict[Node, Marks] = {}
+    ends: list[Node] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            marks[node] = given.get(node)
+        elif node.op == "call_function":
+            try:
+                marks[node] = _followed(node, marks, count)
+            except NotProved as reason:
+                raise reason.at(node) from None
+            if holds_sum(marks[node]) and not any(holds_sum(marks[i]) for i in node.all_input_nodes):
+                ends.append(node)
+    return marks, ends
+
+
+def holds_sum(mark: Marks) -> bool:
+    """Whether a value, or one of several results, is a sum over the examples."""
+    return mark is SUM or (isinstance(mark, list) and SUM in mark)
+
+
+def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
+    if getattr(node.target, "__name__", "") == "getitem":
+        several = marks[node.args[0]]  # type: ignore[index]
+        return several[node.args[1]] if isinstance(several, list) else several  # type: ignore[index]
+    op = Op(node, marks, count)
+    inputs = [marks[i] for i in node.all_input_nodes]
+    if all(mark is None for mark in inputs) and op.name not in CREATES:
+        return None
+    _check_numbers(op)
+    if all(mark is None or mark is SUM for mark in inputs) and any(mark is SUM for mark in inputs):
+        # What leads from sums to a parameter's gradient is applied to each example's part by `sources`.
+        several = isinstance(node.meta["val"], (tuple, list))
+        return [SUM] * len(node.meta["val"]) if several else SUM
+    known = RULES.get(op.name)
+    if known is None and torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+        known = _pointwise
+    if known is None:
+        raise NotProved(f"{op.name} has no rule")
+    result = known(op)
+    for mark, value in zip(*_pairs(result, node.meta["val"]), strict=False):
+        if isinstance(mark, Axis) and isinstance(value, torch.Tensor):
+            if value.shape[mark.dim] != mark.outer * count * mark.inner:
+                raise NotProved(f"{op.name} gives examples where the proof does not expect them")
+            if any(op.is_known(size) for d, size in enumerate(value.shape) if d != mark.dim):
+                raise NotProved(
+                    f"{op.name} gives one row for each pair of examples, or a size is a multiple of {count}"
+                )
+    return result
+
+
+def _pairs(result: Marks, value: Any) -> tuple[list[Any], list[Any]]:
+    if not isinstance(value, (tuple, list)):
+        return [result], [value]
+    return (result if isinstance(result, list) else [result] * len(value)), list(value)
+
+
+def _check_numbers(op: Op) -> None:
+    """Refuse the number of examples as a number that enters a computation: removing an example would change it."""
+    for name, value in op.arguments.items():
+        number = name in ("self", "other", "value", "alpha", "beta", "min", "max") and isinstance(value, (int, float))
+        if number and value in (op.count, 1 / op.count, -op.count, -1 / op.count):
+            raise Mixes(f"{op.name} uses the number of examples")
+
+
+# ---------------------------------------------------------------------------------------------- entry by entry
+
+
+def _pointwise(op: Op) -> Marks:
+    tensors = op.tensors()
+    for value in op.arguments.values():
+        if isinstance(value, (tuple, list)) and any(isinstance(each, Node) for each in value):
+            raise NotProved(f"{op.name} of a list of tensors")
+    return op.broadcast(tensors, len(op.out))
+
+
+rule(
+    "_to_copy", "copy", "fill", "detach", "alias", "lift_fresh", "lift_fresh_copy", "hardswish", "hardswish_backward",
+    "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward", "softshrink_backward",
+    "hardshrink_backward", "leaky_relu_backward", "mish_backward", "log_sigmoid_backward", "complex", "polar", "real",
+    "imag", "_conj", "_neg_view", "masked_fill", "bucketize", "_prelu_kernel", "rrelu_with_noise_backward",
+    "conj", "resolve_conj", "resolve_neg", "nan_to_num", "special_expit", "erfinv", "_assert_tensor_metadata",
+    "isin",
+)(_pointwise)  # fmt: skip
+
+
+@rule(
+    "_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "_fused_dropout", "rrelu_with_noise_functional"
+)
+def _several(op: Op) -> Marks:
+    """Several results, entry by entry."""
+    return [_pointwise(op)] * len(op.node.meta["val"])
+
+
+@rule("bernoulli", "normal", "poisson", "rand_like", "randn_like", "randint_like", "exponential", "uniform", "geometric",
+      "log_normal", "cauchy", "random", "_standard_gamma", "_sample_dirichlet", "binomial", "_dirichlet_grad")  # fmt: skip
+def _random(op: Op) -> Marks:
+    """Drawn independently for each entry (of the last dimension for a Dirichlet law)."""
+    mark = _pointwise(op)
+    if "dirichlet" in op.name and isinstance(mark, Axis) and mark.dim == len(op.out) - 1:
+        raise Mixes(f"{op.name} draws over the examples")
+    return mark
+
+
+@rule("zeros_like", "ones_like", "full_like", "empty_like")
+def _like(op: Op) -> Marks:
+    """One number everywhere."""
+    mark = op.mark("self")
+    return None if mark is SUM else mark
+
+
+@rule("zeros", "ones", "full", "empty", "rand", "randn", "randint", "new_zeros", "new_ones", "new_full", "new_empty",
+      "empty_strided", "new_empty_strided", "scalar_tensor", "empty_memory_format", creates=True)  # fmt: skip
+def _created(op: Op) -> Marks:
+    """One number everywhere, or one drawn for each entry: a row for each example where a size counts them."""
+    found = [d for d, size in enumerate(op.out) if op.is_known(size)]
+    if len(found) > 1:
+        raise NotProved(f"{op.name} gives one row for each pair of examples")
+    return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
+
+
+@rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "mse_loss_backward",
+      "smooth_l1_loss_backward", "huber_loss_backward", "binary_cross_entropy_backward", "soft_margin_loss_backward")  # fmt: skip
+def _loss(op: Op) -> Marks:
+    if op["reduction"] != 0:
+        raise Mixes(f"{op.name} reduces over the examples")
+    return _pointwise(op)
+
+
+@rule("nll_loss_forward", "nll_loss2d_forward")
+def _nll(op: Op) -> Marks:
+    op.no_examples("weight")
+    if op["reduction"] != 0:
+        raise Mixes(f"{op.name} reduces over the examples")
+    mark = op.mark("self")
+    if not isinstance(mark, Axis) or mark.dim or op.mark("target") != mark:
+        raise NotProved(f"{op.name} of examples along another dimension than the first")
+    return [mark, None]
+
+
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def _nll_backward(op: Op) -> Marks:
+    op.no_examples("weight")
+    mark = op.mark("self")
+    if op["reduction"] != 0:
+        raise Mixes(f"{op.name} reduces over the examples")
+    if not isinstance(mark, Axis) or mark.dim or {op.mark("target"), op.mark("grad_output")} != {mark}:
+        raise NotProved(f"{op.name} of examples along another dimension than the first")
+    return mark
+
+
+# ---------------------------------------------------------------------------------------------- other shapes
+
+
+@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
+def _view(op: Op) -> Marks:
+    """The same entries in the same order.
+
+    With P groups of entries before the examples and Q entries after them the flat place of example i is
+    ``(p B + i) Q + q``. It must be that of one dimension of the result, for its own outer and inner sizes.
+    """
+    mark = op.mark("self")
+    assert isinstance(mark, Axis)
+    before, after = _around(shape_of(op["self"]), mark)
+    start = 1
+    for dim, size in enumerate(op.out):
+        rest = math.prod(op.out[dim + 1 :])
+        if before % start == 0 and after % rest == 0 and size == (before // start) * op.count * (after // rest):
+            return Axis(dim, before // start, after // rest)
+        start *= size
+    raise NotProved(f"{op.name} from {shape_of(op['self'])} to {op.out} gives the examples no dimension")
+
+
+def _around(shape: Sequence[int], mark: Axis) -> tuple[int, int]:
+    return math.prod(shape[: mark.dim]) * mark.outer, math.prod(shape[mark.dim + 1 :]) * mark.inner
+
+
+@rule("t", "transpose", "permute", "movedim", "adjoint", "swapaxes")
+def _permuted(op: Op) -> Marks:
+    mark, rank = op.mark("self"), op.rank("self")
+    assert isinstance(mark, Axis)
+    order = list(range(rank))
+    if op.name == "permute":
+        order = [d % rank for d in op["dims"]]
+    elif op.name == "t":
+        order = order[::-1]
+    elif op.name == "transpose":
+        first, second = op["dim0"] % rank, op["dim1"] % rank
+        order[first], order[second] = second, first
+    else:
+        raise NotProved(f"{op.name} has no rule")
+    return mark._replace(dim=order.index(mark.dim))
+
+
+@rule("unsqueeze")
+def _unsqueezed(op: Op) -> Marks:
+    mark, dim = op.mark("self"), op["dim"] % len(op.out)
+    assert isinstance(mark, Axis)
+    return mark._replace(dim=mark.dim + (dim <= mark.dim))
+
+
+@rule("squeeze")
+def _squeezed(op: Op) -> Marks:
+    mark, shape = op.mark("self"), shape_of(op["self"])
+    assert isinstance(mark, Axis)
+    dims = op.arguments.get("dim")
+    chosen = (
+        range(len(shape))
+        if dims is None
+        else [d % len(shape) for d in (dims if isinstance(dims, (tuple, list)) else [dims])]
+    )
+    gone = [d for d in chosen if shape[d] == 1]
+    return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
+
+
+@rule("expand", "broadcast_to", creates=True)
+def _expanded(op: Op) -> Marks:
+    mark, shape = op.mark("self"), shape_of(op["self"])
+    new = len(op.out) - len(shape)
+    if isinstance(mark, Axis):
+        return mark._replace(dim=mark.dim + new)
+    if mark is SUM:
+        return SUM
+    found = [d for d, n in enumerate(op.out) if op.is_known(n) and (d < new or shape[d - new] == 1)]
+    if len(found) > 1:
+        raise NotProved(f"{op.name} gives one row for each pair of examples")
+    return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
+
+
+@rule("repeat", creates=True)
+def _repeated(op: Op) -> Marks:
+    mark, shape, times = op.mark("self"), shape_of(op["self"]), list(op["repeats"])
+    new = len(times) - len(shape)
+    if mark is SUM:
+        return SUM
+    if isinstance(mark, Axis):
+        dim = mark.dim + new
+        return Axis(dim, mark.outer * times[dim], mark.inner)
+    found = [d for d, n in enumerate(times) if op.is_known(n)]
+    if len(found) > 1:
+        raise NotProved(f"{op.name} gives one row for each pair of examples")
+    return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
+
+
+def _along(op: Op, dims: Any, name: str = "self") -> Marks:
+    """Return an argument's mark for an operation along some dimensions, none of which may hold examples."""
+    mark, rank = op.mark(name), max(op.rank(name), 1)
+    chosen = range(rank) if dims is None or dims == [] else dims if isinstance(dims, (tuple, list)) else [dims]
+    if isinstance(mark, Axis) and mark.dim in [d % rank for d in chosen]:
+        raise Mixes(f"{op.name} runs over the examples")
+    return mark
+
+
+@rule("select")
+def _selected(op: Op) -> Marks:
+    mark = _along(op, op["dim"])
+    dim = op["dim"] % op.rank("self")
+    return mark._replace(dim=mark.dim - (dim < mark.dim))
+
+
+@rule("slice", "slice_copy")
+def _sliced(op: Op) -> Marks:
+    mark = op.mark("self")
+    if shape_of(op["self"]) == op.out and op["step"] == 1:
+        return mark
+    return _along(op, op["dim"])
+
+
+@rule("select_backward")
+def _selected_backward(op: Op) -> Marks:
+    mark, dim = op.mark("grad_output"), op["dim"] % len(op.out)
+    assert isinstance(mark, Axis)
+    return mark._replace(dim=mark.dim + (dim <= mark.dim))
+
+
+@rule("slice_backward")
+def _sliced_backward(op: Op) -> Marks:
+    if shape_of(op["grad_output"]) == op.out:
+        return op.mark("grad_output")
+    return _along(op, op["dim"], "grad_output")
+
+
+@rule("slice_scatter", "select_scatter")
+def _scattered_part(op: Op) -> Marks:
+    whole, part, dim = op.mark("self"), op.mark("src"), op["dim"] % len(op.out)
+    if op.name == "slice_scatter" and shape_of(op["src"]) == op.out and op["step"] == 1:
+        return part
+    if op.name == "select_scatter" and isinstance(part, Axis):
+        part = part._replace(dim=part.dim + (dim <= part.dim))
+    return _joined_marks(op, [(op["self"], whole), (op["src"], part)], dim)
+
+
+def _joined_marks(op: Op, pieces: Sequence[tuple[Node, Mark]], dim: int) -> Marks:
+    """Return the mark of pieces side by side along `dim`; a piece without examples must not tell their places apart."""
+    found = {mark for _, mark in pieces if mark is not None}
+    if len(found) != 1:
+        raise Mixes(f"{op.name} joins different examples")
+    (mark,) = found
+    assert isinstance(mark, Axis)
+    if mark.dim == dim:
+        raise Mixes(f"{op.name} joins or leaves out examples")
+    if any(each is None for _, each in pieces):
+        raise NotProved(f"{op.name} joins examples and a value that depends on their places in the batch")
+    return mark
+
+
+@rule("cat", "stack")
+def _joined(op: Op) -> Marks:
+    rank = len(op.out)
+    nodes = [node for node in op["tensors"] if shape_of(node) != (0,)]
+    pieces = [(node, op.of(node)) for node in nodes]
+    if op.name == "stack":
+        dim = op["dim"] % rank
+        pieces = [(n, m._replace(dim=m.dim + (dim <= m.dim)) if isinstance(m, Axis) else m) for n, m in pieces]
+    if any(mark is SUM for _, mark in pieces):
+        raise Mixes(f"{op.name} joins a sum over the examples with the examples")
+    return _joined_marks(op, pieces, op["dim"] % rank)
+
+
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unbind", "unsafe_chunk",
+      "tensor_split", "split_copy", "split_with_sizes_copy")  # fmt: skip
+def _split(op: Op) -> Marks:
+    mark, several = op.mark("self"), op.node.meta["val"]
+    if op.name != "unbind" and len(several) == 1:
+        return [mark]
+    mark = _along(op, op["dim"])
+    if op.name == "unbind":
+        mark = mark._replace(dim=mark.dim - (op["dim"] % op.rank("self") < mark.dim))
+    return [mark] * len(several)
+
+
+@rule("flip", "roll")
+def _reordered(op: Op) -> Marks:
+    return _along(op, op["dims"])
+
+
+@rule("unfold")
+def _unfolded(op: Op) -> Marks:
+    return _along(op, op["dimension"])
+
+
+@rule("unfold_backward")
+def _unfolded_backward(op: Op) -> Marks:
+    mark, dim = op.mark("grad_in"), op["dim"] % len(op.out)
+    if isinstance(mark, Axis) and mark.dim in (dim, len(op.out)):
+        raise Mixes(f"{op.name} runs over the examples")
+    return mark
+
+
+@rule("diagonal", "diagonal_copy")
+def _diagonal(op: Op) -> Marks:
+    mark, rank = _along(op, [op["dim1"], op["dim2"]]), op.rank("self")
+    gone = [op["dim1"] % rank, op["dim2"] % rank]
+    return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
+
+
+@rule("diagonal_backward")
+def _diagonal_backward(op: Op) -> Marks:
+    mark, rank = op.mark("grad_output"), len(op.out)
+    assert isinstance(mark, Axis)
+    if mark.dim == op.rank("grad_output") - 1:
+        raise Mixes(f"{op.name} runs over the examples")
+    kept = [d for d in range(rank) if d not in (op["dim1"] % rank, op["dim2"] % rank)]
+    return mark._replace(dim=kept[mark.dim])
+
+
+@rule("constant_pad_nd")
+def _padded(op: Op) -> Marks:
+    rank = op.rank("self")
+    padded = [rank - 1 - k // 2 for k, width in enumerate(op["pad"]) if width]
+    return _along(op, padded) if padded else op.mark("self")
+
+
+@rule("view_as_real", "view_as_complex")
+def _viewed_as(op: Op) -> Marks:
+    mark = op.mark("self")
+    if op.name == "view_as_complex" and isinstance(mark, Axis) and mark.dim == op.rank("self") - 1:
+        raise Mixes(f"{op.name} runs over the examples")
+    return mark
+
+
+# ---------------------------------------------------------------------------------------------- along dimensions
+
+
+@rule("sum", "nansum")
+def _summed(op: Op) -> Marks:
+    """The only reduction that may run over the examples: it adds up their parts."""
+    mark, rank = op.mark("self"), op.rank("self")
+    assert isinstance(mark, Axis)
+    dims = op.arguments.get("dim")
+    chosen = [d % rank for d in dims] if dims else list(range(rank))
+    if mark.dim in chosen:
+        if op.name == "nansum":
+            raise Mixes(f"{op.name} runs over the examples")
+        return SUM
+    return mark if op.arguments.get("keepdim") else mark._replace(dim=mark.dim - sum(d < mark.dim for d in chosen))
+
+
+@rule("mean", "amax", "amin", "var", "std", "var_mean", "std_mean", "prod", "any", "all", "logsumexp", "argmax", "argmin",
+      "max", "min", "median", "nanmedian", "mode", "kthvalue", "count_nonzero", "linalg_vector_norm", "norm", "aminmax")  # fmt: skip
+def _reduced(op: Op) -> Marks:
+    if len(op.tensors()) > 1:  # maximum and minimum of two tensors
+        return _pointwise(op)
+    dims = op.arguments.get("dim")
+    mark, rank = _along(op, dims), max(op.rank("self"), 1)
+    several = isinstance(op.node.meta["val"], (tuple, list))
+    if isinstance(mark, Axis) and len(op.out) < rank:
+        gone = [d % rank for d in (dims if isinstance(dims, (tuple, list)) else [dims])]  # type: ignore[operator]
+        mark = mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
+    return [mark] * len(op.node.meta["val"]) if several else mark
+
+
+@rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk",
+      "argsort", "msort", "glu", "renorm", "_cummax_helper")  # fmt: skip
+def _ordered(op: Op) -> Marks:
+    dim = 0 if op.name == "msort" else op["dim"]
+    mark, several = _along(op, dim), isinstance(op.node.meta["val"], (tuple, list))
+    if op.name == "renorm" and isinstance(mark, Axis):
+        raise NotProved("renorm has no rule")
+    return [mark] * len(op.node.meta["val"]) if several else mark
+
+
+@rule("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward", "cumprod_backward")
+def _ordered_backward(op: Op) -> Marks:
+    mark, rank = op.broadcast(op.tensors(), len(op.out)), len(op.out)
+    if isinstance(mark, Axis) and mark.dim == op["dim"] % rank:
+        raise Mixes(f"{op.name} runs over the examples")
+    return mark
+
+
+@rule("tril", "triu", "_linalg_det", "_linalg_slogdet", "_linalg_eigh", "_linalg_svd", "linalg_inv_ex", "linalg_lu",
+      "linalg_cholesky_ex", "linalg_qr", "linalg_matrix_exp", "linalg_pinv")  # fmt: skip
+def _matrices(op: Op) -> Marks:
+    """Each matrix alone: the last two dimensions."""
+    name = "A" if "A" in op.arguments else "self"
+    mark = _along(op, [-1, -2], name)
+    several = isinstance(op.node.meta["val"], (tuple, list))
+    return [mark] * len(op.node.meta["val"]) if several else mark
+
+
+@rule("_cdist_forward", "linalg_solve_triangular", "linalg_ldl_solve")
+def _matrix_pairs(op: Op) -> Marks:
+    mark = op.broadcast(op.tensors(), len(op.out))
+    if isinstance(mark, Axis) and mark.dim >= len(op.out) - 2:
+        raise Mixes(f"{op.name} combines different examples")
+    return mark
+
+
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _transformed(op: Op) -> Marks:
+    return _along(op, op["dim"])
+
+
+# ---------------------------------------------------------------------------------------------- products
+
+
+@rule("mm", "addmm")
+def _product(op: Op) -> Marks:
+    names = ("mat1", "mat2") if op.name == "addmm" else ("self", "mat2")
+    left, right = (op.mark(name) for name in names)
+    mark = _contraction(op, left, right, (0, 1), (0, 1))
+    return _with_addend(op, mark) if op.name == "addmm" else mark
+
+
+@rule("bmm", "baddbmm")
+def _products(op: Op) -> Marks:
+    names = ("batch1", "batch2") if op.name == "baddbmm" else ("self", "mat2")
+    left, right = (op.mark(name) for name in names)
+    if (
+        left is not None
+        and right is not None
+        and left != right
+        and SUM not in (left, right)
+        and 0 in (left.dim, right.dim)  # type: ignore[union-attr]
+    ):
+        raise Mixes(f"{op.name} multiplies different examples")
+    if (isinstance(left, Axis) and left.dim == 0) or (isinstance(right, Axis) and right.dim == 0):
+        if left is None or right is None:
+            raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
+        if SUM in (left, right):
+            raise Mixes(f"{op.name} combines a sum over the examples with the examples")
+        mark: Marks = left
+    else:
+        mark = _contraction(op, left, right, (1, 2), (1, 2))
+    return _with_addend(op, mark) if op.name == "baddbmm" else mark
+
+
+def _contraction(op: Op, left: Mark, right: Mark, rows: tuple[int, int], columns: tuple[int, int]) -> Marks:
+    """Return the mark of a matrix product: ``left[free, inner] right[inner, free]``, with the places of both."""
+    (free_left, inner_left), (inner_right, free_right) = rows, columns
+    if SUM in (left, right):
+        raise Mixes(f"{op.name} combines a sum over the examples with the examples")
+    in_left = isinstance(left, Axis) and left.dim == inner_left
+    in_right = isinstance(right, Axis) and right.dim == inner_right
+    if in_left and in_right:
+        assert isinstance(left, Axis)
+        assert isinstance(right, Axis)
+        if (left.outer, left.inner) != (right.outer, right.inner):
+            raise Mixes(f"{op.name} multiplies different examples")
+        return SUM
+    if in_left or in_right:
+        raise Mixes(f"{op.name} adds up examples that are weighted by their places in the batch or by other examples")
+    if left is not None and right is not None:
+        raise Mixes(f"{op.name} multiplies each example with every other one")
+    if isinstance(left, Axis):
+        return left._replace(dim=free_left)
+    assert isinstance(right, Axis)
+    return right._replace(dim=free_right)
+
+
+def _with_addend(op: Op, mark: Marks) -> Marks:
+    addend = op.mark("self")
+    if addend is None:
+        if isinstance(mark, Axis):
+            shape = shape_of(op["self"])
+            place = mark.dim - (len(op.out) - len(shape))
+            if place >= 0 and shape[place] != 1:
+                raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
+        return mark
+    if mark is SUM or addend is SUM:
+        raise Mixes(f"{op.name} combines a sum over the examples with the examples")
+    if addend._replace(dim=addend.dim + len(op.out) - op.rank("self")) != mark:  # type: ignore[union-attr]
+        raise Mixes(f"{op.name} combines different examples")
+    return mark
+
+
+@rule("mv", "dot", "vdot")
+def _vector_product(op: Op) -> Marks:
+    left, right = (op.of(op.tensors()[k]) for k in (0, 1))
+    if op.name == "mv":
+        if isinstance(left, Axis) and left.dim == 0 and right is None:
+            return left
+        if isinstance(left, Axis) and left.dim == 1 and left._replace(dim=0) == right:
+            return SUM
+    elif left == right and isinstance(left, Axis):
+        return SUM
+    raise Mixes(f"{op.name} multiplies different examples")
+
+
+@rule("addmv")
+def _added_vector_product(op: Op) -> Marks:
+    left = op.mark("mat")
+    if (
+        op.mark("self") is None
+        and op.mark("vec") is None
+        and isinstance(left, Axis)
+        and left.dim == 0
+        and op.rank("self") == 0
+    ):
+        return left
+    raise NotProved(f"{op.name} has no rule for this use")
+
+
+# ---------------------------------------------------------------------------------------------- layers
+
+
+def _first(op: Op, *names: str) -> Axis:
+    """Return the mark of arguments that must all hold the examples along their first dimension."""
+    marks = {op.mark(name) for name in names if op[name] is not None}
+    if len(marks) != 1:
+        raise Mixes(f"{op.name} combines different examples")
+    (mark,) = marks
+    if not isinstance(mark, Axis) or mark.dim:
+        raise Mixes(f"{op.name} takes examples along another dimension than the first")
+    return mark
+
+
+@rule("convolution", "_convolution", "convolution_overrideable")
+def _convolved(op: Op) -> Marks:
+    op.no_examples("weight", "bias")
+    return _first(op, "input")
+
+
+@rule("convolution_backward")
+def _convolved_backward(op: Op) -> Marks:
+    op.no_examples("weight")
+    mark = _first(op, "grad_output", "input")
+    return [mark, SUM, SUM]
+
+
+@rule("native_layer_norm", "_fused_rms_norm")
+def _layer_norm(op: Op) -> Marks:
+    op.no_examples("weight", *(["bias"] if "bias" in op.arguments else []))
+    dims = range(-len(op["normalized_shape"]), 0)
+    return [_along(op, list(dims), "input")] * len(op.node.meta["val"])
+
+
+@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _layer_norm_backward(op: Op) -> Marks:
+    op.no_examples("weight", *(["bias"] if "bias" in op.arguments else []))
+    statistics = ("mean", "rstd") if "mean" in op.arguments else ("rstd",)
+    rank = op.rank("input")
+    marks = {op.mark("grad_out"), op.mark("input"), *(op.mark(name) for name in statistics)}
+    (mark,) = marks if len(marks) == 1 else (None,)
+    if not isinstance(mark, Axis) or mark.dim >= rank - len(op["normalized_shape"]):
+        raise Mixes(f"{op.name} runs over the examples")
+    return [mark, *[SUM] * (len(op.node.meta["val"]) - 1)]
+
+
+@rule("native_group_norm")
+def _group_norm(op: Op) -> Marks:
+    op.no_examples("weight", "bias")
+    return [_first(op, "input")] * 3
+
+
+@rule("native_group_norm_backward")
+def _group_norm_backward(op: Op) -> Marks:
+    op.no_examples("weight")
+    return [_first(op, "grad_out", "input", "mean", "rstd"), SUM, SUM]
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_no_training",
+      "_native_batch_norm_legit_functional", "_batch_norm_no_update", "_batch_norm_with_update", "miopen_batch_norm",
+      "_batch_norm_with_update_functional")  # fmt: skip
+def _batch_norm(op: Op) -> Marks:
+    """With given statistics channel by channel; with its own where the examples are channels (instance norm)."""
+    mark, results = op.mark("input"), len(op.node.meta["val"])
+    trains = op.arguments.get("training", op.name.startswith("_batch_norm_with_update"))
+    if isinstance(mark, Axis) and mark.dim == 1:
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            if op.arguments.get(name) is not None and op.mark(name) != mark._replace(dim=0):
+                raise Mixes(f"{op.name} combines different examples")
+        return [mark, *[mark._replace(dim=0)] * (results - 1)]
+    if trains:
+        raise Mixes(f"{op.name} takes statistics over the examples of a batch")
+    op.no_examples("weight", "bias", "running_mean", "running_var")
+    return [_first(op, "input"), *[None] * (results - 1)]
+
+
+@rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward", "miopen_batch_norm_backward")
+def _batch_norm_backward(op: Op) -> Marks:
+    mark = op.mark("input")
+    gradient = op.mark("grad_out" if "grad_out" in op.arguments else "grad_output")
+    if mark != gradient or not isinstance(mark, Axis):
+        raise Mixes(f"{op.name} combines different examples")
+    if mark.dim == 1:
+        own = mark._replace(dim=0)
+        others = [
+            op.of(node)
+            for name, node in op.arguments.items()
+            if name not in ("grad_out", "grad_output", "input", "reserve")
+        ]
+        if any(other not in (None, own) for other in others):
+            raise Mixes(f"{op.name} combines different examples")
+        return [mark, own, own]
+    if op.arguments.get("train", True) is not False and op.arguments.get("update", True) is not False:
+        raise Mixes(f"{op.name} takes statistics over the examples of a batch")
+    op.no_examples("weight")
+    return [_first(op, "input"), SUM, SUM]
+
+
+def _spatial(dims: int, *names: str) -> Rule:
+    """Return the rule of an operation on the last `dims` dimensions of these arguments."""
+
+    def last(op: Op) -> Marks:
+        tensors = op.tensors(*names) if names else op.tensors()
+        marks = {op.of(tensor) for tensor in tensors}
+        (mark,) = marks if len(marks) == 1 else (None,)
+        if not isinstance(mark, Axis) or mark.dim >= len(shape_of(tensors[0])) - dims:
+            raise Mixes(f"{op.name} combines different examples")
+        several = isinstance(op.node.meta["val"], (tuple, list))
+        return [mark] * len(op.node.meta["val"]) if several else mark
+
+    return last
+
+
+for _dims, _names in {
+    1: "avg_pool1d max_pool1d adaptive_avg_pool1d adaptive_max_pool1d upsample_linear1d upsample_nearest1d _upsample_nearest_exact1d "
+    "reflection_pad1d replication_pad1d",
+    2: "avg_pool2d max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d fractional_max_pool2d "
+    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa reflection_pad2d replication_pad2d pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle",
+    3: "avg_pool3d max_pool3d_with_indices adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d upsample_nearest3d "
+    "_upsample_nearest_exact3d upsample_trilinear3d reflection_pad3d replication_pad3d",
+}.items():  # fmt: skip
+    for _name in _names.split():
+        rule(_name, f"{_name}_backward")(_spatial(_dims))
+for _name in ("im2col", "col2im"):
+    rule(_name)(_spatial(2 if _name == "im2col" else 1))
+rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(_spatial(3))
+
+
+@rule("grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def _sampled(op: Op) -> Marks:
+    mark = _first(op, *(name for name, value in op.arguments.items() if isinstance(value, Node)))
+    several = isinstance(op.node.meta["val"], (tuple, list))
+    return [mark] * len(op.node.meta["val"]) if several else mark
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+      "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_fused_attention_overrideable",
+      "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
+      "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
+      "_scaled_dot_product_fused_attention_overrideable_backward")  # fmt: skip
+def _attention(op: Op) -> Marks:
+    """Each entry of the first dimension alone."""
+    shared = {"philox_seed", "philox_offset", "cum_seq_q", "cum_seq_k"}
+    found = set()
+    for name, value in op.arguments.items():
+        if not isinstance(value, Node) or name in shared or not _is_tensor(value):
+            continue
+        mark = op.of(value)
+        if mark is None and name in ("attn_mask", "attn_bias"):
+            if len(shape_of(value)) > 3 and shape_of(value)[0] != 1:
+                raise Mixes(f"{op.name} combines the examples with a mask that depends on their places in the batch")
+        else:
+            found.add(mark)
+    (mark,) = found if len(found) == 1 else (None,)
+    if not isinstance(mark, Axis) or mark.dim:
+        raise Mixes(f"{op.name} combines different examples")
+    return [mark if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == mark.outer * op.count * mark.inner else None
+            for v in op.node.meta["val"]]  # fmt: skip
+
+
+@rule("dpcore::recurrence", "dpcore::recurrence_backward")
+def _recurrence(op: Op) -> Marks:
+    """All tensors but weights are (times or states, examples, width)."""
+    op.no_examples("weight", "bias")
+    marks = {op.of(node) for node in op.tensors() if node not in (op["weight"], op["bias"])}
+    (mark,) = marks if len(marks) == 1 else (None,)
+    if not isinstance(mark, Axis) or mark.dim != 1:
+        raise Mixes(f"{op.name} takes examples along its dimension of time")
+    return [mark] * len(op.node.meta["val"])
+
+
+# ---------------------------------------------------------------------------------------------- by index
+
+
+@rule("embedding")
+def _looked_up(op: Op) -> Marks:
+    op.no_examples("weight")
+    return op.mark("indices")
+
+
+@rule("embedding_dense_backward")
+def _looked_up_backward(op: Op) -> Marks:
+    if op["scale_grad_by_freq"]:
+        raise Mixes("embedding_dense_backward divides by how often all examples hold a token")
+    mark = op.mark("indices")
+    if op.mark("grad_output") != mark or not isinstance(mark, Axis):
+        raise Mixes(f"{op.name} combines different examples")
+    return SUM
+
+
+@rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
+def _gathered(op: Op) -> Marks:
+    mark = op.broadcast(op.tensors(), len(op.out))
+    if isinstance(mark, Axis):
+        if mark.dim == op["dim"] % len(op.out):
+            raise Mixes(f"{op.name} runs over the examples")
+        if any(op.of(node) is None for node in op.tensors()):
+            raise NotProved(f"{op.name} of examples and a value that depends on their places in the batch")
+    return mark
+
+
+@rule("index_select")
+def _chosen(op: Op) -> Marks:
+    mark, which, dim = op.mark("self"), op.mark("index"), op["dim"] % max(op.rank("self"), 1)
+    if which is None:
+        return _along(op, dim)
+    if mark is None and isinstance(which, Axis):
+        return which._replace(dim=dim)
+    raise Mixes("index_select chooses among the examples")
+
+
+@rule("index_add")
+def _added_at(op: Op) -> Marks:
+    whole, which, part, dim = op.mark("self"), op.mark("index"), op.mark("source"), op["dim"] % max(op.rank("self"), 1)
+    if whole is None and isinstance(which, Axis) and part == which._replace(dim=dim):
+        return SUM
+    if which is None and whole == part and isinstance(whole, Axis) and whole.dim != dim:
+        return whole
+    raise Mixes("index_add adds up different examples")
+
+
+@rule("index", "_unsafe_index")
+def _indexed(op: Op) -> Marks:
+    return _index_mark(op, op.mark("self"), op.rank("self"))[0]
+
+
+@rule("index_put", "_unsafe_index_put")
+def _put(op: Op) -> Marks:
+    whole, values = op.mark("self"), op.mark("values")
+    place, is_sum = _index_mark(op, whole, op.rank("self"), of_values=True)
+    if is_sum:
+        if not op["accumulate"]:
+            raise Mixes("index_put writes different examples to one place")
+        if values is not None and values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
+            raise Mixes("index_put combines different examples")
+        return SUM
+    if values is not None:
+        if values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
+            raise Mixes("index_put combines different examples")
+    else:
+        shape = shape_of(op["values"])
+        at = place.mark.dim - (place.rank - len(shape))
+        if at >= 0 and shape[at] != 1:
+            raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
+    return whole
+
+
+class _Place(NamedTuple):
+    mark: Axis
+    rank: int
+
+
+def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tuple[Any, bool]:
+    """Return the mark of ``self[indices]``, and whether writing there would add examples up.
+
+    Indices that are tensors are broadcast against each other; their dimensions stand where the first of them stood, or
+    in front where others lie between them.
+    """
+    indices = list(op["indices"]) + [None] * (rank - len(op["indices"]))
+    if any(i is not None and i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices):
+        raise NotProved("an index is a mask")
+    given = [d for d, index in enumerate(indices) if index is not None]
+    tensors = [indices[d] for d in given]
+    wide = max(len(shape_of(t)) for t in tensors)
+    together = given == list(range(given[0], given[-1] + 1))
+    start = given[0] if together else 0
+    kept = [d for d in range(rank) if indices[d] is None]
+    before = sum(d < given[0] for d in kept) if together else 0
+    out_rank = wide + len(kept)
+    own = [t for t in tensors if _is_own_place(t, op)]
+    others = [t for t in tensors if t not in own]
+    among = op.broadcast(others, wide) if others else None
+    if isinstance(whole, Axis) and indices[whole.dim] is not None:
+        # Each example's own row: index i at example i.
+        index = indices[whole.dim]
+        if own != [index] or (whole.outer, whole.inner) != (1, 1):
+            raise Mixes(f"{op.name} chooses among the examples")
+        dim = wide - len(shape_of(index)) + next(d for d, size in enumerate(shape_of(index)) if size == op.count)
+        if among not in (None, Axis(dim)):
+            raise Mixes(f"{op.name} combines different examples")
+        if among is None and any(_size_at(t, dim, wide) != 1 for t in others):
+            raise Mixes(f"{op.name} combines the examples with places in the batch")
+        mark = Axis(start + dim)
+        return (_Place(mark, out_rank), False) if of_values else (mark, False)
+    if own:
+        raise Mixes(f"{op.name} takes places in the batch as an index")
+    if among is SUM or whole is SUM:
+        raise Mixes(f"{op.name} combines a sum over the examples with the examples")
+    if isinstance(whole, Axis):
+        if among is not None:
+            raise Mixes(f"{op.name} combines each example with every other one")
+        place = kept.index(whole.dim)
+        mark = whole._replace(dim=place + (wide if place >= before else 0))
+        return (_Place(mark, out_rank), False) if of_values else (mark, False)
+    assert isinstance(among, Axis) or of_values
+    if among is None:  # constants that examples are written to
+        raise NotProved(f"{op.name} writes examples into a value without examples")
+    mark = among._replace(dim=among.dim + start)  # type: ignore[union-attr]
+    return (_Place(mark, out_rank), True) if of_values else (mark, False)
+
+
+def _size_at(node: Node, dim: int, rank: int) -> int:
+    shape = shape_of(node)
+    place = dim - (rank - len(shape))
+    return shape[place] if place >= 0 else 1
+
+
+def _is_own_place(node: Node, op: Op) -> bool:
+    """Whether a tensor holds 0, 1, ... along one dimension that counts the examples, and is constant along others."""
+    while node.op == "call_function" and op.of(node) is None:
+        name = name_of(node.target) if hasattr(node.target, "_schema") else ""
+        if name == "arange":
+            own = Op(node, op.marks, op.count)
+            return (
+                own.arguments.get("start") in (0, None)
+                and own["end"] == op.count
+                and own.arguments.get("step") in (1, None)
+            )
+        if name not in (
+            "view",
+            "unsqueeze",
+            "_to_copy",
+            "clone",
+            "detach",
+            "alias",
+            "expand",
+            "lift_fresh_copy",
+            "_unsafe_view",
+        ):
+            return False
+        if name == "expand" and sum(size == op.count for size in shape_of(node)) != 1:
+            return False
+        node = node.args[0]  # type: ignore[assignment]
+    return False
+
+
+@rule("arange", creates=True)
+def _counted(op: Op) -> Marks:
+    return None

@@ -1,0 +1,129 @@
+"""Proved graphs of this process, by what they depend on: equal models pay for one capture, as in a sweep of settings."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dpcore.torch.data.batches import Tree
+
+if TYPE_CHECKING:
+    from dpcore.torch.gradients.program import Program
+
+_MOST = 32
+_known: OrderedDict[Hashable, tuple[Any, Program]] = OrderedDict()
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+
+
+def get(key: Hashable, make: Callable[[], Program]) -> Program:
+    """Return the graph of a key, made where there is none."""
+    if key in _known:
+        _known.move_to_end(key)
+        return _known[key][1]
+    program = make()
+    if program.shareable:
+        _known[key] = key, program
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+    return program
+
+
+def structure(batch: Tree) -> Hashable:
+    """Return the form of a batch: its containers, and shape, dtype and device of one example of each tensor."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[1:], batch.dtype, batch.device
+    if isinstance(batch, dict):
+        return type(batch), tuple((name, structure(value)) for name, value in batch.items())
+    if isinstance(batch, (tuple, list)):
+        return type(batch), tuple(map(structure, batch))
+    if batch is None:
+        return None
+    held = getattr(batch, "__dict__", None)
+    return (type(batch), structure(dict(held))) if held is not None else (type(batch), id(batch))
+
+
+def python_state(roots: Sequence[Any]) -> Hashable:
+    """Return the modes, plain attributes and hooks of all modules: what their code may read and a user may change."""
+    found: list[Hashable] = []
+    for root in roots:
+        if not isinstance(root, nn.Module):
+            continue
+        for module in root.modules():
+            held = module.__dict__
+            kinds: list[Any] = [type(module), type(module).forward]
+            found += kinds
+            found += [value for value in held.values() if type(value) in _PLAIN]
+            # A tensor that is no buffer is a constant of the graph, and a function may stand for forward. The objects
+            # themselves are kept: another one may get the number of one that is gone.
+            found += [
+                _Same(value) for value in held.values() if isinstance(value, (torch.Tensor, FunctionType, MethodType))
+            ]
+            if root is not roots[0]:
+                found += [_Same(value) for value in (*module._buffers.values(), *module._parameters.values())]
+            found += [
+                tuple(map(_Same, held[name].values()))
+                for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+                if held.get(name)
+            ]
+    return tuple(found)
+
+
+def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Hashable, ...]:
+    """Return what is equal for models that have one graph: modules, their attributes, tensors' forms, and the loss."""
+    parts: list[Hashable] = [tuple(names), _value(loss) if not isinstance(loss, nn.Module) else None]
+    device = next(model.parameters()).device
+    parts += [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type), torch.is_grad_enabled()]
+    numbers: dict[int, int] = {}  # ties
+    for root in (model, loss):
+        if not isinstance(root, nn.Module):
+            continue
+        for name, module in root.named_modules():
+            parts += [name, type(module), type(module).forward]  # type: ignore[list-item]
+            for held in (module._parameters, module._buffers):
+                for key, tensor in held.items():
+                    if tensor is not None:
+                        number = numbers.setdefault(id(tensor), len(numbers))
+                        parts.append((key, number, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad))
+            own = {k: v for k, v in vars(module).items() if k not in _TORCHS}
+            parts += [(key, _value(value)) for key, value in own.items()]
+    return tuple(parts)
+
+
+_TORCHS = frozenset(vars(nn.Module())) - {"training"} | {
+    "_flat_weights",
+    "_flat_weight_refs",
+    "_flat_weights_names",
+    "_all_weights",
+}
+
+
+def _value(value: Any) -> Hashable:
+    """Return what is equal for equal values; for an object that is not known, the object itself."""
+    if type(value) in _PLAIN:
+        return type(value), value
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(_value, value))
+    if isinstance(value, dict):
+        return type(value), tuple((_value(k), _value(v)) for k, v in value.items())
+    if isinstance(value, FunctionType) and value.__closure__ is None:
+        return value
+    return _Same(value)
+
+
+class _Same:
+    """Equal for one and the same object alone, which it keeps alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)

@@ -1,0 +1,378 @@
+"""A model and its loss as one graph: parameters, buffers and a batch to the gradient of the sum of the examples' losses.
+
+The model's Python code runs once, on tensors that have shapes and no values or memory. Nothing of the data reaches it, at
+this time or later: a step runs the graph. So state that Python keeps, a branch on a value, a file, cannot carry one
+example's values to another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functionalize
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from dpcore.errors import DpcoreError
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.gradients.axis import has_rule
+from dpcore.torch.gradients.errors import NotCaptured
+from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
+from dpcore.torch.gradients.recurrent import REPLACED
+from dpcore.torch.model.functional import places, refuse_foreign, slots, within
+
+COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
+"""Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example."""
+
+RANDOM = torch.Tag.nondeterministic_seeded
+
+
+@dataclass(eq=False)
+class Captured:
+    """A model's graph.
+
+    Attributes
+    ----------
+    module : torch.fx.GraphModule
+        Takes parameters, then what else the model holds, then the batch's tensors; returns the gradients, of which some
+        may be None.
+    count : int
+        The number of examples that it was captured at.
+    held : tuple of str
+        The model's own tensors that the graph reads beside trained parameters.
+    parameters, batch : int
+        How many placeholders are parameters, and the batch's.
+    digest : str
+        Equal for graphs that compute the same.
+    """
+
+    module: GraphModule
+    count: int
+    held: tuple[str, ...]
+    parameters: int
+    batch: int
+    digest: str
+
+    @property
+    def places(self) -> list[Node]:
+        """The placeholders."""
+        return [node for node in self.module.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def draws(self) -> bool:
+        """Whether the graph draws random numbers."""
+        return any(RANDOM in getattr(node.target, "tags", ()) for node in self.module.graph.nodes)
+
+
+def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: Tree) -> Captured:
+    """Return the graph of a model in its present modes, for batches in the form of `example`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    names : sequence of str
+        The trained parameters.
+    loss : callable
+        Of one example's output and its targets, each as a batch of one.
+    example : tree of torch.Tensor
+        Only shapes, dtypes and devices are read.
+
+    Raises
+    ------
+    NotCaptured
+        If the code does what a graph cannot hold.
+    """
+    named = dict(model.named_parameters())
+    trained, _ = places(model, names)
+    kept = [(name, tensor) for name, tensor in slots(model) if name not in trained]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    leaves = list(batches.leaves(example))
+    count = _count([*named.values(), *(t for _, t in kept)], leaves)
+    with fake:
+        given = [torch.empty((count, *t.shape[1:]), dtype=t.dtype, device=t.device) for t in leaves]
+    values = [_faked(fake, named[name]) for name in names]
+    others = [_faked(fake, tensor) for _, tensor in kept]
+    held = [name for name, _ in kept]
+    noted = _Noted()
+
+    def joint(*flat: torch.Tensor) -> list[torch.Tensor | None]:
+        points, own = list(flat[: len(values)]), iter(flat[len(values) + len(others) :])
+        batch = batches.tree_map(lambda _: next(own), example)
+        with torch.enable_grad():
+            points = [point.detach().requires_grad_() for point in points]
+            state = {name: points[place] for name, place in trained.items()}
+            state |= zip(held, (t.detach() for t in flat[len(values) : len(values) + len(others)]), strict=True)
+            inputs, targets = batches.normalize(batch)
+
+            def both() -> None:
+                replaced.loss = False
+                output = batches.call(model, inputs)
+                replaced.loss = True
+                losses = example_losses(loss, output, targets, count)
+                if losses.requires_grad:
+                    refuse_foreign(losses, [*points, *replaced.leaves])
+                    torch.autograd.backward(losses, torch.ones_like(losses))
+
+            replaced = _Replaced(count)
+            with replaced:
+                within(model, state, both)
+        return [point.grad for point in points]
+
+    try:
+        with fake, _eager(), _real_states(), noted:
+            module = make_fx(joint, decomposition_table=_decompositions(), pre_dispatch=False)(*values, *others, *given)
+    except (DpcoreError, NotCaptured):
+        raise
+    except Exception as cause:
+        raise _not_captured(cause, noted.last) from cause
+    _describe(module, noted)
+    module = _functional(module, [*values, *others, *given], fake)
+    _same_masks(module, noted.random)
+    if any(node.kwargs.get("generator") is not None for node in module.graph.nodes):
+        raise NotCaptured("random numbers are drawn from a generator of the model's own")
+    _clean(module)
+    _refuse_written(module, [*names, *held])
+    return Captured(module, count, tuple(held), len(values), len(given), _digest(module, [*values, *others, *given]))
+
+
+def _count(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> int:
+    sizes = {size for tensor in held for size in tensor.shape} | {size for t in leaves for size in t.shape[1:]}
+    fitting = (count for count in COUNTS if not any(size and size % count == 0 for size in sizes))
+    return next(fitting, 8191)
+
+
+def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    if hasattr(tensor, "full_tensor"):  # of a sharded model the graph takes whole tensors
+        with fake:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)  # type: ignore[return-value]
+    return fake.from_tensor(tensor.detach(), static_shapes=True)
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled modules are captured as they were written."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+class _Replaced(TorchFunctionMode):
+    """Puts operations that the proof can follow in the place of some functions of torch."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.loss = False
+        self.leaves: list[torch.Tensor] = []  # made by the model itself, as for gradient checkpoints
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in REPLACED:
+            with self:
+                return REPLACED[function](*args, **kwargs)
+        if not self.loss:
+            found = losses_inside(function, args, kwargs, self.count)
+            if found is not None:
+                return found
+        result = function(*args, **kwargs)
+        if function in _MADE_LEAF:
+            self.leaves.append(args[0])
+        return result
+
+
+_MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+
+
+class _Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the user's line of every operation, and from which state of the generator each draw is made.
+
+    A gradient checkpoint runs a part of the model again from the state that the generator had. Its draws then have the
+    states that the first ones had, and are the same masks (`_same_masks`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: list[tuple[Any, str]] = []
+        self.random: list[str] = []
+        self.last = ""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.last = _line()
+        self.lines.append((function, self.last))
+        if RANDOM in function.tags:
+            self.random.append(_advance())
+        return function(*args, **(kwargs or {}))
+
+
+def _state() -> torch.Tensor:
+    with _disable_current_modes():
+        return torch.default_generator.get_state()
+
+
+def _set_state(state: torch.Tensor) -> None:
+    with _disable_current_modes():
+        torch.default_generator.set_state(state)
+
+
+def _advance() -> str:
+    """Return the name of torch's present state, and put another one in its place that follows from it."""
+    with _disable_current_modes():
+        name = hashlib.sha256(torch.default_generator.get_state().numpy().tobytes()).hexdigest()
+        torch.default_generator.manual_seed(int(name[:16], 16))
+    return name
+
+
+@contextmanager
+def _real_states() -> Iterator[None]:
+    """Let gradient checkpoints read and set the state of the generator itself: a tensor without memory holds none."""
+    kept = torch.get_rng_state, torch.set_rng_state
+    torch.get_rng_state, torch.set_rng_state = _state, _set_state  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.get_rng_state, torch.set_rng_state = kept
+
+
+_OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])
+
+
+def _line() -> str:
+    """Return the innermost line that is neither torch's nor dpcore's, as "model.py, line 12, in forward"."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and not file.startswith("<"):
+            name = file.rpartition("/")[2]
+            return f"{name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""  # type: ignore[unreachable]
+
+
+def _describe(module: GraphModule, noted: _Noted) -> None:
+    """Put the lines into the graph's nodes, which are made in the order of the operations."""
+    place = 0
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        found = next((k for k in range(place, len(noted.lines)) if noted.lines[k][0] is node.target), None)
+        if found is not None:
+            node.meta["stack_trace"], place = noted.lines[found][1], found + 1
+
+
+def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode) -> GraphModule:
+    """Return the graph without operations that change a tensor in place; what they wrote to inputs stays, at the end."""
+    if not any(_writes(node) for node in module.graph.nodes):
+        return module
+    with fake, preserve_node_meta():
+        return make_fx(functionalize(Interpreter(module).run, remove="mutations"))(*inputs)
+
+
+def _writes(node: Node) -> bool:
+    return node.op == "call_function" and hasattr(node.target, "_schema") and node.target._schema.is_mutable
+
+
+def _same_masks(module: GraphModule, random: Sequence[str]) -> None:
+    """Let a draw that was made twice from one state be made once."""
+    draws = [n for n in module.graph.nodes if RANDOM in getattr(n.target, "tags", ())]
+    if len(draws) != len(random):
+        raise NotCaptured("random numbers are drawn in a way that a graph does not show")
+    first: dict[tuple[str, Any], Node] = {}
+    for state, node in zip(random, draws, strict=True):
+        known = first.setdefault((state, node.target), node)
+        if known is not node:
+            if known.meta["val"] is not None and _shapes(known) != _shapes(node):
+                raise NotCaptured("a gradient checkpoint draws other random numbers when it runs again")
+            node.replace_all_uses_with(known)
+            module.graph.erase_node(node)
+
+
+def _shapes(node: Node) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.shape, node.meta["val"])
+
+
+_SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
+
+
+def _clean(module: GraphModule) -> None:
+    """Leave out operations that give what they take."""
+    for node in list(module.graph.nodes):
+        same = node.args[0] if node.target in _SAME else node.args[1] if _copies(node) else None
+        if same is not None:
+            node.replace_all_uses_with(same)
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _copies(node: Node) -> bool:
+    """Whether a node writes all of one tensor into another one of its kind, and gives that one."""
+    if node.target is not torch.ops.aten.copy.default:
+        return False
+    kinds = [(value.meta["val"].shape, value.meta["val"].dtype) for value in node.args[:2]]  # type: ignore[union-attr]
+    return kinds[0] == kinds[1]
+
+
+def _refuse_written(module: GraphModule, names: Sequence[str]) -> None:
+    """Refuse what the model keeps in its own tensors; what it writes to its copy of the batch is dropped."""
+    held = [node for node in module.graph.nodes if node.op == "placeholder"]
+    number = {node: place for place, node in enumerate(held)}
+    for node in list(module.graph.nodes):
+        if not _writes(node):
+            continue
+        target = node.args[0]
+        if number.get(target, -1) >= len(names) and not node.users:
+            module.graph.erase_node(node)
+        elif target in number:
+            raise Written(names[number[target]])
+        else:
+            raise NotCaptured(f"{node.target} writes to a tensor that is kept between calls")
+
+
+class Written(Exception):
+    """The model writes to one of its parameters or buffers, of this name."""
+
+
+def _not_captured(cause: Exception, where: str) -> NotCaptured:
+    text = str(cause).strip().splitlines()
+    first = text[0][:200] if text else type(cause).__name__
+    name = type(cause).__name__
+    if "DataDependent" in name or "DynamicOutputShape" in name or "data-dependent" in first.lower():
+        first = "a value decides what the code does, or a shape (.item(), bool(), a mask as an index)"
+    return NotCaptured(f"{first}{f' ({where})' if where else ''}")
+
+
+def _digest(module: GraphModule, inputs: Sequence[torch.Tensor]) -> str:
+    shapes = [(tuple(t.shape), str(t.dtype)) for t in inputs]
+    return hashlib.sha256(f"{shapes}{module.code}".encode()).hexdigest()
+
+
+_TABLE: dict[Any, Callable[..., Any]] = {}
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return how operations without a rule are made of others."""
+    if not _TABLE:
+        _TABLE.update(
+            {
+                op: f
+                for op, f in decomposition_table.items()
+                if isinstance(op, torch._ops.OpOverload) and not has_rule(op)
+            }
+        )
+    return _TABLE

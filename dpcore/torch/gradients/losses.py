@@ -1,0 +1,107 @@
+"""Losses of the examples of a batch, each as for a batch of one.
+
+A loss is written for a batch and divides by what is in it. It is called here with one example at a time, by vmap over the
+outputs of the whole batch. Where the model itself computes the loss, from labels among its inputs, the loss functions
+of torch that it calls give one number for each example instead of their mean: a batch of one would have got just that.
+
+All of this is a part of the captured graph, whose proof covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.gradients.errors import NotCaptured
+
+ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
+"""The loss of one example: its output and its targets, each as a batch of one; a scalar."""
+
+LOSSES = frozenset({
+    F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.hinge_embedding_loss, F.multi_margin_loss,
+    F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.soft_margin_loss,
+})  # fmt: skip
+
+
+def losses_inside(function: Any, args: Any, kwargs: Any, count: int) -> torch.Tensor | None:
+    """Return the examples' losses (B,) of a loss function that a model calls on all of them.
+
+    None for what is no loss function, or gives what each example needs without this.
+    """
+    if function not in LOSSES:
+        return None
+    given = signature(function).bind(*args, **kwargs).arguments
+    if given.get("reduction", "mean") == "none" or given.get("reduce") is False:
+        return None
+    held = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and _counts(value, count)}
+    if not held:
+        return None
+    parts = [value.unflatten(0, (count, -1)) for value in held.values()]  # type: ignore[no-untyped-call]
+
+    def one(*values: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = function(**given | dict(zip(held, values, strict=True)))
+        return loss
+
+    return vmap(one, randomness="error")(*parts)
+
+
+def _counts(tensor: torch.Tensor, count: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] > 0 and tensor.shape[0] % count == 0
+
+
+def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], count: int) -> torch.Tensor:
+    """Return ``loss(output of example i alone, its targets)`` for each example i: (B,).
+
+    Raises
+    ------
+    NotCaptured
+        If the output has no dimension that counts the examples, or several.
+    """
+    parts, closed = _opened(output)
+    leaves, form = tree_flatten(parts)
+    places, dims = [], []
+    for place, leaf in enumerate(leaves):
+        found = [d for d, size in enumerate(getattr(leaf, "shape", ())) if size and size % count == 0]
+        if len(found) > 1:
+            raise NotCaptured("the model's output has one entry for each pair of examples")
+        if found:
+            places.append(place)
+            dims.append(found[0])
+    if not places:
+        raise NotCaptured("the model's output has no dimension of examples")
+    views = [leaves[p].movedim(d, 0).unflatten(0, (count, -1)) for p, d in zip(places, dims, strict=True)]
+
+    def one(tensors: Sequence[torch.Tensor], its_targets: tuple[Any, ...]) -> torch.Tensor:
+        mine = list(leaves)
+        for place, dim, tensor in zip(places, dims, tensors, strict=True):
+            mine[place] = tensor.movedim(0, dim)
+        return loss(closed(tree_unflatten(mine, form)), tree_map(lambda t: t.unsqueeze(0), its_targets)).reshape(())
+
+    return vmap(one, randomness="different")(views, targets)
+
+
+def _opened(output: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a tree of an output's parts, and what makes such an output of other parts.
+
+    torch does not look into a dataclass of the user's own.
+    """
+    if not is_dataclass(output) or isinstance(output, (dict, tuple)):
+        return output, lambda parts: parts
+
+    def closed(parts: Any) -> Any:
+        again = copy(output)
+        for name, value in parts.items():
+            object.__setattr__(again, name, value)
+        return again
+
+    return {field.name: getattr(output, field.name) for field in fields(output)}, closed

@@ -1,0 +1,378 @@
+"""From a proved graph to blocks: each example's part of a gradient, found where the examples were added up.
+
+In the graph of a plain step a parameter's gradient ends in an operation that adds the examples up: ``e^T a`` for a weight,
+``sum(e)`` for a bias. The operation itself is not run. Its operands are what a block of the clip stage is made of
+(`dpcore.stages.clipping.blocks`): norms and the clipped sum take its place.
+
+What the graph does to such a sum before it is the gradient (a transposition, the way back through a normalized weight) is
+done to each example's part: to the operands where they can carry it, else to the part itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.func import vmap
+from torch.fx import Graph, GraphModule, Node
+
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
+from dpcore.torch.gradients.axis import SUM, Axis, Op, holds_sum, name_of, shape_of
+from dpcore.torch.gradients.convolution import weight_block
+
+Tensor = torch.Tensor
+
+# From this many rows of an example on, its matrix is formed where it is at most _ROWS times as large as the rows of both
+# sides: one product forms it, where norms and sums by pairs take one each.
+_MANY, _ROWS = 24, 1.75
+
+
+class Source(NamedTuple):
+    """One part of a parameter's gradient: the values that it is made of, and what makes a block of them."""
+
+    values: tuple[Node, ...]
+    block: Callable[[Sequence[Tensor], int], Block]
+    operation: str
+
+
+class Finder:
+    """Finds the sources of gradients in a graph whose values have these `marks` and were captured at `count` examples."""
+
+    def __init__(self, marks: dict[Node, Any], ends: Sequence[Node], count: int) -> None:
+        self.marks, self.ends, self.count = marks, set(ends), count
+
+    def sources(self, gradient: Node | None, shape: Sequence[int]) -> list[Source]:
+        """Return the sources of the gradient of a parameter of this shape; none where it is 0."""
+        if gradient is None or self.marks[gradient] is None:
+            return []
+        found: list[Source] = []
+        for end, chain in self._parts(gradient):
+            source = self._linear(end, chain, shape) or self._plain(end, chain)
+            if source is None:
+                return [self._carried(gradient, shape)]
+            found.append(source)
+        return found
+
+    def _parts(self, node: Node) -> list[tuple[Node, list[Node]]]:
+        """Return the ends that a gradient is the sum of, each with the operations from there on, in order."""
+        if self._end(node) is not None:
+            return [(node, [])]
+        taken = [i for i in node.all_input_nodes if self.marks[i] is SUM]
+        name = name_of(node.target)
+        if name == "add" and len(taken) == 2 and node.kwargs.get("alpha", 1) == 1:
+            return [part for each in taken for part in self._parts(each)]
+        if len(taken) != 1 or len(node.all_input_nodes) != 1:
+            return [(node, [node])]  # no end: carried back as a whole
+        return [(end, [*chain, node]) for end, chain in self._parts(taken[0])]
+
+    def _end(self, node: Node) -> tuple[Node, int] | None:
+        """Return the operation of which a node is an end, and which of its results it is."""
+        if node in self.ends:
+            return node, 0
+        if getattr(node.target, "__name__", "") == "getitem" and node.args[0] in self.ends:
+            return node.args[0], node.args[1]  # type: ignore[return-value]
+        return None
+
+    def _plain(self, end: Node, chain: Sequence[Node]) -> Source | None:
+        """Return the source of an end that is the gradient as it is, in the same order in memory."""
+        if self._end(end) is None or not all(name_of(node.target) in _SAME_ORDER for node in chain):
+            return None
+        values, block, operation = self._made(end)
+        return Source(values, block, operation)
+
+    def _made(self, end: Node) -> Source:
+        """Return the source of an end, whatever follows."""
+        found = self._end(end)
+        assert found is not None
+        node, which = found
+        op = Op(node, self.marks, self.count)
+        maker = _MAKERS.get(op.name)
+        source = maker(op, which) if maker is not None else None
+        return source or _general(op, which)
+
+    def _linear(self, end: Node, chain: Sequence[Node], shape: Sequence[int]) -> Source | None:
+        """Return the source of a matrix product, where what follows can be done to its factors."""
+        found = self._end(end)
+        if found is None or name_of(found[0].target) != "mm":
+            return None
+        left, right = found[0].args[:2]
+        mark = self.marks[left]  # type: ignore[index]
+        rows, columns, turned, viewed, size = shape_of(left)[0], shape_of(right)[1], False, False, None
+        pads: list[tuple[int, int]] = [(0, 0), (0, 0)]  # of the rows and of the columns
+        now = [rows, columns]
+        for node in chain:
+            name = name_of(node.target)
+            if name in _SAME_ORDER:
+                viewed = viewed or list(shape_of(node)) != now
+            elif viewed:
+                return None
+            elif name in ("t", "transpose", "permute") and len(shape_of(node)) == 2:
+                turned = turned != (list(node.args[1:]) not in ([0, 0], [1, 1], [[0, 1]]))
+                now = list(shape_of(node))
+            elif (
+                name == "slice_backward"
+                and len(shape_of(node)) == 2
+                and (node.args[5] if len(node.args) > 5 else 1) == 1
+            ):
+                given: Any = node.args
+                size, dim, start = given[1], given[2] % 2, given[3]
+                side = dim != turned
+                pads[side] = (start, size[dim] - start - now[dim])
+                if any(pads[side]) and size[dim] <= 0:
+                    return None
+                now = list(shape_of(node))
+            else:
+                return None
+        if math.prod(now) != math.prod(shape):
+            return None
+        outer, inner = mark.outer, mark.inner
+
+        def block(values: Sequence[Tensor], examples: int) -> Block:
+            first, second = (
+                stacked(values[0], Axis(1, outer, inner), examples),
+                stacked(values[1], Axis(0, outer, inner), examples),
+            )
+            first, second = (F.pad(t, pad) if any(pad) else t for t, pad in ((first, pads[0]), (second, pads[1])))
+            return product(second, first) if turned else product(first, second)
+
+        return Source((left, right), block, "linear")  # type: ignore[arg-type]
+
+    def _carried(self, gradient: Node, shape: Sequence[int]) -> Source:
+        """Return the source of a gradient that several ends lead to, or that an end leads to by other operations.
+
+        Those operations run on each example's parts, by vmap.
+        """
+        ends: list[Node] = []
+        inner: list[Node] = []
+
+        def visit(node: Node) -> None:
+            if node in inner or node in ends:
+                return
+            if self._end(node) is not None:
+                ends.append(node)
+                return
+            for each in node.all_input_nodes:
+                if holds_sum(self.marks[each]):
+                    visit(each)
+            inner.append(node)
+
+        visit(gradient)
+        constants = list(dict.fromkeys(i for node in inner for i in node.all_input_nodes if self.marks[i] is None))
+        graph = Graph()
+        copies = {node: graph.placeholder(node.name) for node in (*ends, *constants)}
+        for node in inner:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+        graph.output(copies[gradient])
+        carry = GraphModule(torch.nn.Module(), graph)
+        made = [self._made(end) for end in ends]
+        shapes = [shape_of(end) for end in ends]
+        dtypes = [end.meta["val"].dtype for end in ends]
+        splits = [len(source.values) for source in made]
+
+        def block(values: Sequence[Tensor], examples: int) -> Block:
+            given, parts = iter(values), []
+            for source, split, size, dtype in zip(made, splits, shapes, dtypes, strict=True):
+                rows = source.block([next(given) for _ in range(split)], examples).rows()
+                parts.append(rows.reshape(examples, *size).to(dtype))
+            dims = (*[0] * len(parts), *[None] * len(constants))
+            carried = vmap(carry, in_dims=dims, randomness="same")(*parts, *given)
+            return Rows(carried.reshape(examples, -1))
+
+        values = tuple(value for source in made for value in source.values) + tuple(constants)
+        return Source(values, block, "+".join(dict.fromkeys(source.operation for source in made)))
+
+
+_SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
+
+
+def stacked(tensor: Tensor, mark: Axis, examples: int) -> Tensor:
+    """Return a tensor's rows as (B, T, ...): the examples first, with what each has along their dimension."""
+    moved = tensor.movedim(mark.dim, 0)
+    if mark.outer == 1:
+        return moved.unflatten(0, (examples, mark.inner))  # type: ignore[no-untyped-call, no-any-return]
+    apart = moved.unflatten(0, (mark.outer, examples, mark.inner)).movedim(1, 0)  # type: ignore[no-untyped-call]
+    return apart.flatten(1, 2)  # type: ignore[no-any-return]
+
+
+def product(rows: Tensor, columns: Tensor) -> Block:
+    """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, q) and (B, T, p).
+
+    Its rows where they are small, its pairs where not.
+    """
+    times, q, p = rows.shape[1], rows.shape[2], columns.shape[2]
+    if times >= _MANY and q * p <= _ROWS * times * (q + p):
+        return Rows((rows.mT @ columns).flatten(1))
+    return Linear((columns,), (rows,), (1.0,), gram=times * (p + q) < p * q)
+
+
+Maker = Callable[[Op, int], Source | None]
+_MAKERS: dict[str, Maker] = {}
+
+
+def _maker(*names: str) -> Callable[[Maker], Maker]:
+    def register(function: Maker) -> Maker:
+        _MAKERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@_maker("mm")
+def _of_product(op: Op, _: int) -> Source:
+    mark: Any = op.mark("self")
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        return product(stacked(values[0], mark, examples), stacked(values[1], mark._replace(dim=0), examples))
+
+    return Source((op["self"], op["mat2"]), block, "linear")
+
+
+@_maker("sum")
+def _of_sum(op: Op, _: int) -> Source:
+    mark: Any = op.mark("self")
+    rank = op.rank("self")
+    dims = [d % rank for d in op.arguments.get("dim") or range(rank)]
+    # After `stacked` the examples are dimension 0 and what each has along theirs is dimension 1.
+    others = [d for d in range(rank) if d != mark.dim]
+    gone = (1, *(2 + others.index(d) for d in dims if d != mark.dim))
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        rows = stacked(values[0], mark, examples)
+        # At one position a bias's vector is the gradient itself.
+        return Rows((rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)).flatten(1))
+
+    return Source((op["self"],), block, "sum")
+
+
+@_maker("convolution_backward")
+def _of_convolution(op: Op, which: int) -> Source:
+    mark: Any = op.mark("input")
+    shape = tuple(op["weight"].meta["val"].shape)
+    form = tuple(op[name] for name in ("stride", "padding", "dilation", "output_padding", "transposed", "groups"))
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        gradient = values[0]
+        if which == 2:
+            return Rows(stacked(gradient, mark, examples).flatten(3).sum((1, 3)))
+        return weight_block(shape, values[1].to(gradient.dtype), gradient, examples, *form)
+
+    return Source((op["grad_output"], op["input"])[: 3 - which], block, "convolution")
+
+
+@_maker("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _of_layer_norm(op: Op, which: int) -> Source:
+    mark: Any = op.mark("input")
+    wide = len(op["normalized_shape"])
+    centered = "mean" in op.arguments
+    statistics = ("mean", "rstd") if centered else ("rstd",)
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        gradient = values[0]
+        if which == 1:
+            x = values[1] - values[2] if centered else values[1]
+            gradient = gradient * (x * values[-1]).to(gradient.dtype)
+        each = stacked(gradient, mark, examples)
+        return Rows(each.sum(tuple(range(1, each.dim() - wide))).flatten(1))
+
+    names = ("grad_out", "input", *statistics) if which == 1 else ("grad_out",)
+    return Source(tuple(op[name] for name in names), block, "layer_norm" if centered else "rms_norm")
+
+
+@_maker("native_group_norm_backward")
+def _of_group_norm(op: Op, which: int) -> Source:
+    mark: Any = op.mark("input")
+    groups = op["group"]
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        gradient = values[0]
+        if which == 1:
+            x = values[1].reshape(len(gradient), groups, -1)
+            normalized = (x - values[2].unsqueeze(2)) * values[3].unsqueeze(2)
+            gradient = gradient * normalized.reshape(gradient.shape).to(gradient.dtype)
+        return Rows(
+            stacked(gradient.flatten(2) if gradient.dim() > 2 else gradient.unsqueeze(2), mark, examples).sum((1, 3))
+        )
+
+    names = ("grad_out", "input", "mean", "rstd") if which == 1 else ("grad_out",)
+    return Source(tuple(op[name] for name in names), block, "group_norm")
+
+
+@_maker("embedding_dense_backward")
+def _of_embedding(op: Op, _: int) -> Source:
+    mark: Any = op.mark("indices")
+    size, padding = op["num_weights"], op["padding_idx"]
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        gradients, indices = (stacked(value, mark, examples) for value in values)
+        kept = indices.masked_fill(indices == padding, -1) if padding >= 0 else indices
+        return _table(kept, gradients, size)
+
+    return Source((op["grad_output"], op["indices"]), block, "embedding")
+
+
+@_maker("index_put")
+def _of_index(op: Op, _: int) -> Source | None:
+    indices = op["indices"]
+    mark = op.of(indices[0]) if len(indices) == 1 else None
+    rank = len(shape_of(indices[0])) if isinstance(indices[0], Node) else 0
+    values_mark = op.mark("values")
+    if (
+        not isinstance(mark, Axis)
+        or values_mark != mark
+        or name_of(op["self"].target) not in ("zeros", "new_zeros", "zeros_like", "full")
+    ):
+        return None
+    if len(op.out) < 1 or op.rank("values") != rank + len(op.out) - 1:
+        return None
+    size = op.out[0]
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        gradients, rows = (stacked(value, mark, examples) for value in values)
+        gradients = gradients.reshape(*rows.shape, -1)
+        return _table(torch.where(rows < 0, rows + size, rows), gradients, size)
+
+    return Source((op["values"], indices[0]), block, "index")
+
+
+def _table(indices: Tensor, gradients: Tensor, size: int) -> Block:
+    examples, width = len(indices), gradients.shape[-1]
+    return Embedding((indices.reshape(examples, -1),), (gradients.reshape(examples, -1, width),), (1.0,), size)
+
+
+def _general(op: Op, which: int) -> Source:
+    """Return the source of any end: the operation itself on each example's rows, by vmap."""
+    nodes = op.node.all_input_nodes
+    marks = [op.of(node) for node in nodes]
+    node, count = op.node, op.count
+
+    def block(values: Sequence[Tensor], examples: int) -> Block:
+        given = [
+            stacked(value, mark, examples).movedim(1, mark.dim + 1) if isinstance(mark, Axis) else value
+            for value, mark in zip(values, marks, strict=True)
+        ]
+
+        def one(*own: Tensor) -> Tensor:
+            known = dict(zip(nodes, own, strict=True))
+            result = node.target(*_alone(node.args, known, count), **_alone(node.kwargs, known, count))  # type: ignore[operator]
+            return result[which] if isinstance(result, (tuple, list)) else result  # type: ignore[no-any-return]
+
+        rows = vmap(one, in_dims=tuple(0 if mark is not None else None for mark in marks), randomness="error")(*given)
+        return Rows(rows.reshape(examples, -1))
+
+    return Source(tuple(nodes), block, op.name)
+
+
+def _alone(tree: Any, known: dict[Node, Tensor], count: int) -> Any:
+    """Return an operation's arguments for one example."""
+    if isinstance(tree, Node):
+        return known[tree]
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_alone(each, known, count) for each in tree)
+    if isinstance(tree, dict):
+        return {name: _alone(each, known, count) for name, each in tree.items()}
+    if type(tree) is int and 0 < tree < 2**40 and tree % count == 0:
+        return tree // count
+    return tree
