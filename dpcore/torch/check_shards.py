@@ -15,7 +15,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
 from dpcore.torch.model.functional import local
-from dpcore.torch.model.sharded_values import groups_of, sharded_modules
+from dpcore.torch.gradients.sharded import groups_of, sharded_modules
 
 
 def check_shards(model: nn.Module, group: Any) -> None:

@@ -25,9 +25,9 @@ from dpcore.torch.data.remarks import remarks
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
 from dpcore.torch.model.modes import Modes
-from dpcore.torch.model.per_example import WAYS, Loss
-from dpcore.torch.model.repeated import RepeatedPasses
-from dpcore.torch.model.trial import try_out
+from dpcore.torch.gradients.per_example import WAYS, Loss
+from dpcore.torch.gradients.repeated import RepeatedPasses
+from dpcore.torch.gradients.trial import try_out
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
@@ -199,7 +199,7 @@ def make_private(
     frozen = check_module(model)
     device = check_place(backend, model)
     gradient = gradient_of(model, loss, peers)
-    gradient.repeated = RepeatedPasses([model, loss], backend) if cuda_graphs == "model" else None
+    gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)
@@ -221,13 +221,15 @@ def make_private(
 
         opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
 
-    gradient.example = example = source.example(example_batch)
+    example = source.example(example_batch)
     check_same_data(peers, source, keys)
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen, gradients)
-    peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() if gradient.proved else gradient.way})
+    peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
+    if gradient.way != WAYS[0]:
+        told = gradient.reasons.get(WAYS[0], "")
+        gradient.repeated = None
     if gradient.way != WAYS[0] and gradients == "auto":
-        told = gradient.reasons[WAYS[0]]
         warnings.warn(
             f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=3
         )

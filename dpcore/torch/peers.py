@@ -10,7 +10,7 @@ from torch import nn
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.peers import Alone, Peers
 from dpcore.stages.method import Method
-from dpcore.torch.model.per_example import Loss, PerExampleGradient
+from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.processes import Processes
 
 
@@ -59,7 +59,7 @@ def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradien
     """Return what finds the gradients of a model, which may be sharded over the processes."""
     if not peers.shards:
         return PerExampleGradient(model, loss)
-    from dpcore.torch.model.sharded_gradient import ShardedGradient
+    from dpcore.torch.gradients.sharded import ShardedGradient
     from dpcore.torch.shards import Sharded
 
     assert isinstance(peers, Sharded)

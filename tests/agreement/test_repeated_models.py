@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import SpeedWarning
-from dpcore.torch.model.repeated import alike
+from dpcore.torch.gradients.repeated import alike
 from dpcore_triton import launch
 from tests.agreement.repeated_models import DEVICE, EXAMPLES, Shifted, batch_of, rows_of, same, sides, told, vectors
 from tests.unit.torch_runs import KEY
@@ -203,7 +203,7 @@ def test_replays_one_two_four_eight_are_compared(monkeypatch: pytest.MonkeyPatch
         compared.append(repeating.replays)
         return alike(*blocks)
 
-    monkeypatch.setattr("dpcore.torch.model.repeated.alike", noted)
+    monkeypatch.setattr("dpcore.torch.gradients.repeated.alike", noted)
     draw = torch.Generator().manual_seed(9)
     _, repeating = sides(Shifted, batch_of(vectors, draw))
     for number in range(30):

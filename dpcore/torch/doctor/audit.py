@@ -17,7 +17,7 @@ from dpcore.torch.doctor.finding import NotTried
 from dpcore.torch.doctor.run_audit import RunAudit
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import unchanged
-from dpcore.torch.model.per_example import Loss
+from dpcore.torch.gradients.per_example import Loss
 
 
 def audit(

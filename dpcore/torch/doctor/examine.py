@@ -19,7 +19,7 @@ from dpcore.torch.doctor.audit_run import audited
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import unchanged
-from dpcore.torch.model.per_example import Loss
+from dpcore.torch.gradients.per_example import Loss
 
 Check = Callable[[Subject], Iterator[Finding]]
 
@@ -39,13 +39,14 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("unused parameters", structure.unused),
     ("loss", trials.loss),
     ("real examples", reading.clipping),
+    ("isolation", steps.neighbours),
     ("odd batches", steps.odd_batches),
     ("checkpoint", steps.checkpoint),
     ("cost", cost.cost),
 )
 
 
-_OF_VALUES = ("reading", "finite values", "real examples")  # what these say may show values of the data
+_OF_VALUES = ("reading", "finite values", "real examples", "isolation")  # what these say may show values of the data
 
 
 def doctor(

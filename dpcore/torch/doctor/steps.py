@@ -19,10 +19,12 @@ from dpcore.torch.doctor.finding import Finding, fault, not_tried, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import whole_state
-from dpcore.torch.model.probe import poisoned, replaced
+from dpcore.torch.model.made_up import poisoned, replaced
 from dpcore.torch.run import PrivateRun
 
 _TOLERANCE = 1e-3
+_COMPARED = 16
+"""So many real examples are replaced, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,8 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
         return
     bad = replaced(inputs, poisoned(inputs))
     engine = run._engine
-
-    def summed(batch: Tree) -> NDArray[np.float64]:
-        views, mechanism = engine.views, engine.mechanism
-        add_up(run, batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), batch)
-        backend, totals = mechanism.backend, mechanism.vectors.totals
-        found = np.concatenate([backend.to_numpy(total).reshape(-1).copy() for total in totals])
-        mechanism.discard()
-        return found
-
     try:
-        with_nan = summed((bad, *targets) if targets else bad)
+        with_nan = _summed(run, (bad, *targets) if targets else bad)
     except ArgumentError as refused:
         yield remark(
             "NaN row",
@@ -102,7 +95,7 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
             "let the data set hold none: an error that depends on one example tells of it",
         )
         return
-    alone = summed(batches.tree_map(lambda t: t[[0, 2]], three))
+    alone = _summed(run, batches.tree_map(lambda t: t[[0, 2]], three))
     size = float(np.linalg.norm(alone))
     if not np.isfinite(with_nan).all():
         yield fault("NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
@@ -117,6 +110,43 @@ def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
             )
     else:
         yield ok("NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
+
+
+def _summed(run: PrivateRun, batch: Tree) -> NDArray[np.float64]:
+    """Return the sum of clipped gradients before any noise, of each example with as many views as the run takes."""
+    views, mechanism = run._engine.views, run._engine.mechanism
+    add_up(run, batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), batch)
+    backend, totals = mechanism.backend, mechanism.vectors.totals
+    found = np.concatenate([backend.to_numpy(total).reshape(-1).copy() for total in totals])
+    mechanism.discard()
+    return found
+
+
+def neighbours(subject: Subject) -> Iterator[Finding]:
+    """Whether one example moves the sum of clipped gradients by no more than is claimed, where nothing is proved."""
+    run = subject.run
+    engine, plan = run._engine, run.plan
+    if engine.gradient.way == "pairs":
+        return
+    places = np.arange(min(_COMPARED + 1, subject.source.length))
+    if len(places) < 3:
+        raise NotTried("there are too few examples.")
+    drawn = subject.source.batch(places, TRIAL)
+    # Of the data's own views the first one is taken.
+    whole = batches.tree_map(lambda t: t[:: engine.views], drawn)
+    batch, spare = (batches.tree_map(lambda t: t[part], whole) for part in (slice(None, -1), slice(-1, None)))
+    claim = plan.sensitivity_at(run.steps_taken, engine.mechanism.clip_norm).contribution
+    base, moved = _summed(run, batch), 0.0
+    for place in range(len(places) - 1):
+        other = batches.tree_map(torch.clone, batch)
+        for row, new in zip(batches.leaves(other), batches.leaves(spare), strict=True):
+            row[place] = new[0]
+        moved = max(moved, float(np.linalg.norm(_summed(run, other) - base)))
+    told = f"an example of {len(places) - 1} real ones that is replaced moves the sum by at most {moved / claim:.3g} C"
+    if moved > 2 * claim * (1 + _TOLERANCE):
+        yield fault("isolation", f"{told}: 2 C is claimed.", "make the model treat each example alone", private=True)
+    else:
+        yield ok("isolation", f"{told}; 2 C is claimed.", private=True)
 
 
 def _own(run: PrivateRun, bad: Tree, targets: Any) -> float:

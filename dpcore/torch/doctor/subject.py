@@ -25,8 +25,7 @@ from dpcore.torch.make_private import make_private
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.functional import State, within
 from dpcore.torch.model.made_up import trial_batch
-from dpcore.torch.model.per_example import Loss, PerExampleGradient
-from dpcore.torch.model.trial import Trial
+from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.peers import gradient_of
 from dpcore.torch.randomness import TRIAL, seeded
@@ -146,13 +145,13 @@ class Subject:
         with seeded(self.device, TRIAL), torch.enable_grad():
             return within(self.model, state, lambda: self.loss(batches.call(self.model, inputs), *targets))
 
-    def trial(self) -> Trial:
-        """Return the trials that `make_private` makes, to be made one by one."""
+    @cached_property
+    def frozen(self) -> tuple[nn.Module, ...]:
+        """The modules that stay in eval mode."""
         try:
-            frozen = check_module(self.model)
+            return check_module(self.model)
         except Exception as cause:
             raise NotTried("a layer is refused.", "mend the faults of the layers first") from cause
-        return Trial(self.gradient, self.example, frozen)
 
     def check_options(self) -> None:
         """Refuse keywords that `make_private` does not know; fill in what doctor may choose."""

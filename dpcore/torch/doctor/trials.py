@@ -1,4 +1,4 @@
-"""The trials of model and loss on made-up examples: those of `make_private`, each on its own, and the loss."""
+"""What `make_private` asks of model and loss, each on its own, and the loss of a batch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 import torch
 
+from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.model.per_example import WAYS
-from dpcore.torch.model.trial import Trial
+from dpcore.torch.gradients.per_example import WAYS, Unfit
+from dpcore.torch.gradients.errors import Mixes, NotProved
+from dpcore.torch.gradients.trial import check_registered, prove, try_out, try_state
+from dpcore.torch.model.functional import slots
+from dpcore.torch.model.state_probe import Snapshot
 
 _DTYPES = r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type|[Tt]ype \("
 _KINDS = (
     ("state", r"changes its|changes while|first from later"),
-    ("mixing", r"mixes the examples|depends on another"),
+    ("mixing", r"are mixed|number of examples"),
     ("loss", r"^loss|of the loss"),
     ("unregistered tensors", r"not registered|is no parameter of the model"),
     ("forward", r"failed on synthetic|cannot be differentiated"),
@@ -53,16 +57,16 @@ def fault_of(subject: Subject, error: BaseException, otherwise: str) -> Finding:
 
 
 def trials(subject: Subject) -> Iterator[Finding]:
-    """Tensors that are not registered, mixing, state, and gradients beside autograd's."""
+    """Tensors that are not registered, mixing, state, and whether there is a way to find gradients."""
     told: list[str] = []
     for name, sentence, check in _CHECKS:
         if subject.private is not None:
             if name != "gradients":  # said below, with the way that was taken
                 yield ok(name, sentence)
             continue
+        start = Snapshot(subject.gradient.roots, subject.gradient.passed_over)
         try:
-            with subject.trial() as trial:
-                check(trial)
+            check(subject)
             yield ok(name, sentence)
         except NotTried as cause:
             yield not_tried(name, cause.sentence, cause.remedy)
@@ -76,26 +80,46 @@ def trials(subject: Subject) -> Iterator[Finding]:
                 return
             if found.name != name:
                 yield not_tried(name, "the model fails before this can be seen.", f"mend {found.name!r} first")
+        finally:
+            start.restore()
+
+
+def _registered(subject: Subject) -> None:
+    check_registered(subject.gradient.model, subject.gradient.passed_over)
+
+
+def _mixing(subject: Subject) -> None:
+    try:
+        prove(subject.gradient, subject.example, subject.frozen)
+    except Mixes as reason:
+        raise ArgumentError(reason.sentence(subject.model)) from None
+    except NotProved:
+        raise NotTried("the examples of a batch are not run together: there is no proof that they stay apart.") from None
+    except Unfit as refused:  # another way may take what this one does not
+        raise NotTried("the model is not run on a batch.") from refused
+
+
+def _state(subject: Subject) -> None:
+    subject.gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
+    try_state(subject.gradient, subject.example)
+
+
+def _ways(subject: Subject) -> None:
+    try_out(subject.gradient, subject.example, subject.frozen)
 
 
 def gradients(subject: Subject) -> Iterator[Finding]:
-    """How gradients are found, beside one-by-one autograd."""
+    """How gradients are found, and what is proved."""
     if subject.private is None:
         return
     found = subject.run._engine.gradient
-    if found.proved is not None:
-        graphs = list(found.proved.programs.values())
-        steps, sums = graphs[-1].operations, Counter(s.operation for each in graphs[-1].sources for s in each)
+    if found.way == WAYS[0]:
+        graph = list(found.proved.programs.values())[-1]
+        sums = Counter(source.operation for each in graph.sources for source in each)
         yield ok(
             "gradients",
-            f"it is proved that the examples stay apart: all {steps} operations of the graph were followed, and "
-            f"examples are added up in {', '.join(f'{n} {name}' for name, n in sums.items())} alone.",
-        )
-    elif found.way == WAYS[0]:
-        yield ok(
-            "gradients",
-            "each example's gradient from one batched pass is what autograd gives for it alone, "
-            "and does not move when another example is replaced, by NaN either.",
+            f"it is proved that the examples stay apart: all {graph.operations} operations of the graph were followed, "
+            f"and examples are added up in {', '.join(f'{n} {name}' for name, n in sums.items())} alone.",
         )
     elif WAYS[0] in found.reasons:
         yield remark(
@@ -113,12 +137,13 @@ def loss(subject: Subject) -> Iterator[Finding]:
         if name in subject.faults:
             raise NotTried("the model does not treat each example alone.", f"mend the fault {name!r} first")
     made = subject.made(3)
-    with subject.trial() as trial:
-        trial.gradient.model.train(False)
-        with trial.gradient.values.copies() as state:
-            whole = _value(subject, state, made)
-            rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
-            alone = [_value(subject, state, row) for row in rows]
+    start = Snapshot(subject.gradient.roots, subject.gradient.passed_over)
+    subject.model.train(False)
+    state = {name: tensor.detach().clone() for name, tensor in slots(subject.model)}
+    whole = _value(subject, state, made)
+    rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
+    alone = [_value(subject, state, row) for row in rows]
+    start.restore()
     if whole is None or any(value is None or value.numel() != 1 for value in alone):
         raise NotTried("the loss does not take a batch of several examples; training gives it one at a time.")
     each = torch.cat([value.reshape(1) for value in alone if value is not None])
@@ -151,17 +176,9 @@ def _value(subject: Subject, state: dict[str, torch.Tensor], batch: Any) -> torc
         return None
 
 
-_CHECKS: tuple[tuple[str, str, Callable[[Trial], None]], ...] = (
-    (
-        "unregistered tensors",
-        "all trained tensors that the model reaches are registered as its parameters.",
-        Trial.registered,
-    ),
-    (
-        "mixing",
-        "no module's output for one example moves when another example is replaced, by NaN either.",
-        Trial.mixing,
-    ),
-    ("state", "model and loss keep nothing from one call to the next.", Trial.state),
-    ("gradients", "there is a way to find each example's gradient.", Trial.ways),
+_CHECKS: tuple[tuple[str, str, Callable[[Subject], None]], ...] = (
+    ("unregistered tensors", "all trained tensors that the model reaches are registered as its parameters.", _registered),
+    ("mixing", "no operation combines examples of a batch, or each example is run by itself.", _mixing),
+    ("state", "model and loss keep nothing from one call to the next.", _state),
+    ("gradients", "there is a way to find each example's gradient.", _ways),
 )

@@ -33,7 +33,7 @@ from dpcore.torch.gradients.axis import has_rule
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
 from dpcore.torch.gradients.recurrent import REPLACED
-from dpcore.torch.model.functional import places, refuse_foreign, slots, within
+from dpcore.torch.model.functional import places, refuse_changed, refuse_foreign, slots, within
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 """Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example."""
@@ -145,7 +145,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
     if any(node.kwargs.get("generator") is not None for node in module.graph.nodes):
         raise NotCaptured("random numbers are drawn from a generator of the model's own")
     _clean(module)
-    _refuse_written(module, [*names, *held])
+    _refuse_written(module, model, [*names, *held])
     return Captured(module, count, tuple(held), len(values), len(given), _digest(module, [*values, *others, *given]))
 
 
@@ -328,7 +328,7 @@ def _copies(node: Node) -> bool:
     return kinds[0] == kinds[1]
 
 
-def _refuse_written(module: GraphModule, names: Sequence[str]) -> None:
+def _refuse_written(module: GraphModule, model: nn.Module, names: Sequence[str]) -> None:
     """Refuse what the model keeps in its own tensors; what it writes to its copy of the batch is dropped."""
     held = [node for node in module.graph.nodes if node.op == "placeholder"]
     number = {node: place for place, node in enumerate(held)}
@@ -339,13 +339,9 @@ def _refuse_written(module: GraphModule, names: Sequence[str]) -> None:
         if number.get(target, -1) >= len(names) and not node.users:
             module.graph.erase_node(node)
         elif target in number:
-            raise Written(names[number[target]])
+            refuse_changed(model, [names[number[target]]])
         else:
             raise NotCaptured(f"{node.target} writes to a tensor that is kept between calls")
-
-
-class Written(Exception):
-    """The model writes to one of its parameters or buffers, of this name."""
 
 
 def _not_captured(cause: Exception, where: str) -> NotCaptured:

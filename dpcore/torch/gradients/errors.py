@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from torch import nn
 from torch.fx import Node
 
 
@@ -15,9 +16,21 @@ class NotProved(Exception):
         where = node.meta.get("stack_trace") or ""
         return type(self)(f"{self}{f' ({where})' if where else ''}")
 
+    def sentence(self, model: nn.Module) -> str:
+        """Return the sentence for the user."""
+        return f"model={type(model).__name__}: {self}"
+
 
 class Mixes(NotProved):
     """An operation combines several examples."""
+
+    def sentence(self, model: nn.Module) -> str:
+        """Return the sentence for the user."""
+        return (
+            f"{super().sentence(model)}, so that examples of a batch are mixed: use operations that treat each example "
+            "alone (GroupNorm or LayerNorm for normalization, batch_first=True for sequences); with gradients='vmap' "
+            "the model sees each example as a batch of one"
+        )
 
 
 class NotCaptured(NotProved):

@@ -1,17 +1,15 @@
-"""A proved graph as it runs: operands of the examples' gradients, for any number of examples, and what memory it takes."""
+"""A proved graph as it runs: operands of the examples' gradients, for any number of examples."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.gradients.axis import SUM, Axis, follow, name_of, shape_of
@@ -26,6 +24,9 @@ _MASKED = {
 """Operations that give a parameter's gradient beside that of their input, unless told not to."""
 
 
+Gathers = Callable[[Graph, list[Node]], None]
+
+
 class Program:
     """Blocks of the examples' gradients, of a graph that was proved to keep the examples apart.
 
@@ -33,6 +34,8 @@ class Program:
     ----------
     captured : Captured
         Of which nothing is changed.
+    gathers : callable, optional
+        Given the graph that runs and its placeholders, puts what gathers a sharded model's parameters into it.
 
     Raises
     ------
@@ -40,7 +43,7 @@ class Program:
         If there is no proof.
     """
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, gathers: Gathers | None = None) -> None:
         graph, self.count, self.digest = captured.module.graph, captured.count, captured.digest
         places = captured.places
         first = len(places) - captured.batch
@@ -62,10 +65,14 @@ class Program:
         self.held_names = captured.held
         self.operations = sum(node.op == "call_function" for node in graph.nodes)
         # A tensor that lies in a closure belongs to one model.
-        self.shareable = not any(node.op == "get_attr" for node in graph.nodes)
+        self.shareable = gathers is None and not any(node.op == "get_attr" for node in graph.nodes)
+        self._device = places[0].meta["val"].device
         self._module = self._rewritten(captured, operands, marks)
+        if gathers is not None:
+            held = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+            gathers(self._module.graph, held[1:])
+            self._module.recompile()
         self.run: Callable[..., Sequence[torch.Tensor]] = self._module.forward
-        self.memory = Memory(self._module.graph, self.count)
 
     def __call__(
         self, point: Sequence[torch.Tensor], held: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]
@@ -81,58 +88,24 @@ class Program:
         batch : sequence of torch.Tensor
             The batch's tensors, of at least one example.
         """
-        return self.blocks(self.operands(point, held, batch), len(batch[0]))
+        examples = len(batch[0])
+        if examples == 0:
+            return [Rows(torch.zeros(0, math.prod(shape), device=self._device)) for shape in self.shapes]
+        with torch.no_grad(), self._as_written():
+            return self.blocks(self.run(examples, *point, *held, *batch), examples)
 
-    def operands(self, point: Any, held: Any, batch: Any) -> Sequence[torch.Tensor]:
-        """Return what blocks are made of: the graph is run."""
-        with torch.no_grad():
-            return self.run(len(batch[0]), *point, *held, *batch)
+    def _as_written(self) -> AbstractContextManager[None]:
+        """Leave out autocast, whose casts are operations of the graph."""
+        kind = self._device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     def blocks(self, operands: Sequence[torch.Tensor], examples: int) -> list[Block]:
         """Return the blocks that the graph's results make."""
         found: list[Block] = []
-        with torch.no_grad():
-            for shape, sources in zip(self.shapes, self.sources, strict=True):
-                made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
-                found.append(joined(made) if made else Rows(torch.zeros(1).expand(examples, math.prod(shape))))
+        for shape, sources in zip(self.shapes, self.sources, strict=True):
+            made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
+            found.append(joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape))))
         return found
-
-    def bytes(self, examples: int) -> int:
-        """Return the most bytes that the operands, and then the blocks made of them, take for this many examples.
-
-        What the clip takes beside them is counted as two copies in float64 of the largest block: its norms and its sum
-        take some examples or columns at a time, and less.
-        """
-        # Whether rows or pairs are taken does not depend on the number of examples.
-        few, more = (self._block_bytes(count) for count in (1, 2))
-        return max(self.memory(examples), few + (examples - 1) * (more - few))
-
-    def _block_bytes(self, examples: int) -> int:
-        def sized(size: Any) -> int:
-            return examples * int(size) // self.count if size and size % self.count == 0 else int(size)
-
-        with FakeTensorMode():
-            operands = [
-                torch.empty(
-                    [sized(n) for n in v.meta["val"].shape], dtype=v.meta["val"].dtype, device=v.meta["val"].device
-                )
-                for v in self._number
-            ]
-            blocks = self.blocks(operands, examples)
-        seen: dict[int, int] = {}
-        largest = 0
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            seen[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        for operand in operands:
-            note(operand)
-        for block in blocks:
-            before = sum(seen.values())
-            block.map(note)
-            largest = max(largest, sum(seen.values()) - before, block.examples * 8)
-        return sum(seen.values()) + 2 * largest
 
     def _rewritten(self, captured: Captured, operands: list[Node], marks: dict[Node, Any]) -> GraphModule:
         """Return the graph that gives the operands, for the number of examples that is its first argument.
@@ -206,59 +179,3 @@ def _without_sums(node: Node, args: tuple[Any, ...], marks: Any) -> tuple[Any, .
     place = names.index("output_mask")
     mask = [asked and mark is not SUM for asked, mark in zip(args[place], marks, strict=True)]
     return (*args[:place], mask, *args[place + 1 :])
-
-
-class Memory:
-    """The bytes that a graph's values take at one time, by when each is made and last used.
-
-    What a kernel uses inside is not counted.
-    """
-
-    def __init__(self, graph: Graph, count: int) -> None:
-        self._count = count
-        base: dict[Node, Node] = {}
-        last: dict[Node, int] = {}
-        made: list[tuple[int, Node]] = []
-        for step, node in enumerate(graph.nodes):
-            if node.op == "call_function" and isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
-                base[node] = _base(node, base)
-                if base[node] is node:
-                    made.append((step, node))
-            for taken in node.all_input_nodes:
-                last[base.get(taken, taken)] = step
-        steps = [0] * (len(graph.nodes) + 2)
-        fixed, each = list(steps), list(steps)
-        for step, node in made:
-            constant, growing = self._bytes(node)
-            end = last.get(node, step) + 1
-            fixed[step] += constant
-            fixed[end] -= constant
-            each[step] += growing
-            each[end] -= growing
-        totals = zip(accumulate(fixed), accumulate(each), strict=True)
-        self._totals = sorted(set(totals))
-
-    def __call__(self, examples: int) -> int:
-        """Return the most bytes at one time, for this number of examples."""
-        return max(constant + examples * growing for constant, growing in self._totals)
-
-    def _bytes(self, node: Node) -> tuple[int, int]:
-        constant = growing = 0
-        for tensor in tree_leaves(node.meta["val"]):
-            if isinstance(tensor, torch.Tensor):
-                size = tensor.numel() * tensor.element_size()
-                if any(n and n % self._count == 0 for n in tensor.shape):
-                    growing += size // self._count
-                else:
-                    constant += size
-        return constant, growing
-
-
-def _base(node: Node, base: dict[Node, Node]) -> Node:
-    """Return the operation whose memory a node's value lies in."""
-    if not hasattr(node.target, "_schema"):  # an item of several results
-        return base.get(node.args[0], node)  # type: ignore[arg-type]
-    returned = node.target._schema.returns
-    is_view = bool(returned) and returned[0].alias_info is not None and not returned[0].alias_info.is_write
-    first = node.args[0] if node.args else None
-    return base.get(first, first) if is_view and isinstance(first, Node) else node

@@ -7,31 +7,33 @@ plain attributes and hooks of modules are looked at in every step, and another c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpcore.errors import ArgumentError
-from dpcore.stages.clipping.blocks import Block, Rows
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
-from dpcore.torch.gradients.capture import Written, capture
-from dpcore.torch.gradients.errors import NotCaptured, NotProved
+from dpcore.torch.gradients.capture import capture
+from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss
 from dpcore.torch.gradients.program import Program
+from dpcore.torch.model.functional import Values, local
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
+
+Inputs = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""Values of the trained parameters, what the model holds else, and the batch's tensors."""
 
 _FORMS = 8
 """Graphs of this many forms of batch and modes are kept at one time."""
 
 
 class ProvedGradient:
-    """Blocks of the gradients of a model's loss for its trained parameters, which have these `names`.
+    """The graphs of a model's loss, by the forms of batches and the modes of the model.
 
     Parameters
     ----------
@@ -40,14 +42,15 @@ class ProvedGradient:
         The user's own, which tells equal models from others.
     loss_of : callable
         The loss of one example's output and its targets, each as a batch of one; a scalar.
-    names : sequence of str
+    values : Values
+        How the model's parameters are put in place; they name the trained ones.
     held : callable
         Returns a snapshot of what model and loss hold.
 
     Raises
     ------
     NotProved
-        By `prove` and by calls with a batch of another form: there is no proof, with the operation and the line.
+        By `prove` and by `current` for a batch of another form: there is no proof, with the operation and the line.
     """
 
     def __init__(
@@ -55,16 +58,14 @@ class ProvedGradient:
         model: nn.Module,
         loss: Callable[..., Any],
         loss_of: ExampleLoss,
-        names: Sequence[str],
+        values: Values,
         held: Callable[[], Snapshot],
     ) -> None:
-        self.model, self.loss, self.names = model, loss, tuple(names)
+        self.model, self.loss, self.values = model, loss, values
         self._loss_of, self._snapshot = loss_of, held
-        self.example: Tree = None
         self.programs: dict[Hashable, Program] = {}
         self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
-        self._autocast = _autocast(self._device)
         self._calls = 0
         self.changes_state = False  # whether the code changed anything that lasts while it was captured
 
@@ -73,27 +74,24 @@ class ProvedGradient:
         """Whether a graph draws random numbers."""
         return any(program.draws for program in self.programs.values())
 
+    @property
+    def trains(self) -> bool:
+        """Whether a graph gives any parameter a gradient."""
+        return any(any(program.sources) for program in self.programs.values())
+
     def prove(self, example: Tree) -> Program:
         """Return the graph of the model in its present modes, for batches in the form of `example`."""
-        self.example = example.batch if isinstance(example, batches.Public) else example
-        return self._program(self._form(self.example))
+        batch = example.batch if isinstance(example, batches.Public) else example
+        return self._program(self._form(batch), batch)
 
-    def __call__(self, point: Sequence[torch.Tensor], batch: Tree, real: bool = True) -> list[Block]:
-        """Return one block for each parameter; `real`: the batch is of the data, and no made-up one."""
-        if _autocast(self._device) != self._autocast:
-            raise ArgumentError(
-                f"autocast {_words(_autocast(self._device))} around private.step, {_words(self._autocast)} around "
-                "make_private: call both inside the same torch.autocast, or neither"
-            )
-        if batches.size(batch) == 0:
-            return [Rows(value.new_zeros(0, value.numel())) for value in point]
+    def current(self, point: Sequence[torch.Tensor], batch: Tree, real: bool) -> tuple[Program, Inputs]:
+        """Return the graph for a batch, and what it takes; `real`: the batch is of the data, and no made-up one."""
         form = self._form(batch)
         self._calls += real
         if real and form in self.programs and _is_power_of_four(self._calls):
-            self._check_current(form)
-        program = self._program(form)
-        with _without_autocast(self._device, self._autocast):
-            return program(point, self._held(program), list(batches.leaves(batch)))
+            self._check_current(form, batch)
+        program = self._program(form, batch)
+        return program, (point, self._held(program), list(batches.leaves(batch)))
 
     def operations(self, place: int) -> tuple[str, ...]:
         """Return the operations in which the examples' gradients of this parameter are added up."""
@@ -108,37 +106,36 @@ class ProvedGradient:
         """Return all that a graph depends on but values: the batch's form, and what the modules' Python code reads."""
         return cache.structure(batch), cache.python_state([self.model, self.loss])
 
-    def _program(self, form: Hashable) -> Program:
+    def _program(self, form: Hashable, batch: Tree) -> Program:
         known = self.programs.get(form)
         if known is None:
-            known = cache.get((*cache.equal_models(self.model, self.loss, self.names), form), self._proved)
+            key = *cache.equal_models(self.model, self.loss, self.values.names), form
+            known = cache.get(key, lambda: self._proved(batch))
             if len(self.programs) >= _FORMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[form] = known
         return known
 
-    def _proved(self) -> Program:
+    def _proved(self, batch: Tree) -> Program:
         before = self._snapshot()
         try:
-            with seeded(self._device, TRIAL) as drew:
-                found = capture(self.model, self.names, self._loss_of, self.example)
+            with seeded(self._device, TRIAL) as drew, self.values.captured():
+                found = capture(self.model, self.values.names, self._loss_of, batch)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
                     )
             self.changes_state = self.changes_state or _changed(before, self._snapshot)
-        except Written as written:
-            raise NotCaptured(f"the model writes to {written} in forward") from None
         finally:
             before.restore()
-        return Program(found)
+        return Program(found, self.values.gathered(found))
 
-    def _check_current(self, form: Hashable) -> None:
+    def _check_current(self, form: Hashable, batch: Tree) -> None:
         """Capture the model again, and refuse one that computes something else by then.
 
         It would be no leak: what runs is the graph that was proved. But it would be another model than the user's.
         """
-        if self._proved().digest != self.programs[form].digest:
+        if self._proved(batch).digest != self.programs[form].digest:
             raise ArgumentError(
                 f"model={type(self.model).__name__}: computes something else than when it was last looked at, by a value "
                 "that its Python code reads; keep such a value as an attribute of a module, where every step sees it"
@@ -154,7 +151,7 @@ class ProvedGradient:
                 module = self.model.get_submodule(owner)
                 readers.append((module._parameters if key in module._parameters else module._buffers, key))
             self._readers[program] = readers
-        return [held[key].detach() for held, key in readers]
+        return [local(held[key]) for held, key in readers]
 
 
 def _is_power_of_four(number: int) -> bool:
@@ -167,24 +164,3 @@ def _changed(before: Snapshot, snapshot: Callable[[], Snapshot]) -> bool:
         return before.changed(snapshot()) is not None
     except Exception:  # noqa: BLE001 - such tensors raise of many kinds
         return True
-
-
-def _autocast(device: torch.device) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-
-
-def _words(dtype: torch.dtype | None) -> str:
-    return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"
-
-
-@contextmanager
-def _without_autocast(device: torch.device, autocast: torch.dtype | None) -> Iterator[None]:
-    """Run a graph, whose casts are operations of its own, as it is."""
-    if autocast is None:
-        yield
-        return
-    with torch.autocast(device.type, enabled=False):
-        yield
-
-
-__all__ = ["NotProved", "ProvedGradient"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -70,7 +70,7 @@ State = dict[str, torch.Tensor]
 class Values:
     """How a model runs with the values of a point in the places of its trained parameters, which have these `names`.
 
-    Here they are handed over at the call. `dpcore.torch.model.sharded_values` has the one for models of fully_shard.
+    Here they are handed over at the call. `dpcore.torch.gradients.sharded` has the one for models of fully_shard.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -88,10 +88,12 @@ class Values:
         trained, rest = places(self.model, self.names)
         yield leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
 
-    @contextmanager
-    def copies(self) -> Iterator[State]:
-        """Give copies of all that the model has, to call it with: whatever it writes there is gone after it."""
-        yield {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in slots(self.model)}
+    def captured(self) -> AbstractContextManager[None]:
+        """Make the model ready to be captured, as a graph of whole parameters."""
+        return nullcontext()
+
+    def gathered(self, captured: Any) -> Any:
+        """Return what puts the gathering of a sharded model's parameters into its captured graph; None: nothing."""
 
     def settle(self) -> None:
         """Put the model into the state in which its parameters are those that the run knows."""
@@ -108,7 +110,7 @@ def within(model: nn.Module, state: dict[str, torch.Tensor], function: Callable[
     given = {f"model.{name}": value for name, value in state.items()}
     kept = dict(given)
     result: T = functional_call(whole, given, (function,), tie_weights=False)
-    _refuse_first(model, (name for name in state if given[f"model.{name}"] is not kept[f"model.{name}"]))
+    refuse_changed(model, (name for name in state if given[f"model.{name}"] is not kept[f"model.{name}"]))
     return result
 
 
@@ -125,10 +127,11 @@ class _Around(nn.Module):
 
 def check_versions(model: nn.Module, state: dict[str, torch.Tensor], versions: dict[str, int]) -> None:
     """Refuse a model that wrote to one of its parameters or buffers since they had these versions."""
-    _refuse_first(model, (name for name, value in state.items() if value._version != versions[name]))
+    refuse_changed(model, (name for name, value in state.items() if value._version != versions[name]))
 
 
-def _refuse_first(model: nn.Module, names: Iterator[str]) -> None:
+def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse a model that changes parameters or buffers of these names."""
     for name in names:
         owner, _, key = name.rpartition(".")
         module = model.get_submodule(owner)

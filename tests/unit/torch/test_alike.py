@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpcore.stages.clipping.blocks import Embedding, Linear, Rows
-from dpcore.torch.model.repeated import ROUNDING, alike
+from dpcore.torch.gradients.repeated import ROUNDING, alike
 
 
 def made(change: Callable[[int, torch.Tensor], torch.Tensor] = lambda _, t: t) -> list[Any]:

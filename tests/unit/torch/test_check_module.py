@@ -12,8 +12,8 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.check_module import check_module, check_still_frozen
 from dpcore.torch.model.models import build
-from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.trial import try_out
 from tests.unit.torch_runs import Tied
 
 IMAGES = torch.zeros(1, 1, 8, 8)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore.errors import ArgumentError, SpeedWarning
-from dpcore.torch.model.per_example import WAYS
+from dpcore.torch.gradients.per_example import WAYS
 from dpcore.torch.model.state_probe import Snapshot
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 

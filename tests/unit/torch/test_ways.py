@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore.sampling import FixedOrderSampler, UserSampler
-from dpcore.torch.model.per_example import WAYS
+from dpcore.torch.gradients.per_example import WAYS
 from tests.unit.torch_runs import METHODS, finish, start, values
 
 TOKENS = torch.arange(240).reshape(30, 8) * 7 % 13, torch.arange(30) % 13

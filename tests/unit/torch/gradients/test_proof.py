@@ -20,8 +20,8 @@ from dpcore.torch.gradients.capture import capture
 from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.program import Program
 from dpcore.torch.gradients.recurrent import REPLACED
-from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.trial import try_out
 
 CLASSES = 5
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore.errors import ArgumentError, SpeedWarning
-from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.trial import try_out
 from tests.unit.torch_runs import DATA, start
 
 EXAMPLE = (torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64))

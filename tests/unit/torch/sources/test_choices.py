@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.trial import try_out
 from dpcore.torch.sources.places import UnknownLayout
 from tests.unit.torch.sources.traced_models import Layers, alone, cross_entropy, rows, traced
 

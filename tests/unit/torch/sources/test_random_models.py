@@ -16,7 +16,7 @@ from dpcore.stages.clipping.blocks import joined
 from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.model.compare import learn_and_check
-from dpcore.torch.model.per_example import PerExampleGradient
+from dpcore.torch.gradients.per_example import PerExampleGradient
 
 WIDTH = 4
 

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import ArgumentError
-from dpcore.torch.model.per_example import PerExampleGradient
-from dpcore.torch.model.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.trial import try_out
 from dpcore.torch.sources.places import UnknownLayout
 from tests.unit.torch.sources.traced_models import Layers, alone, assert_same, cross_entropy, rows, traced
 

@@ -1,4 +1,4 @@
-"""Per-example gradients formed one by one or by vmap: for what the tracer cannot follow, and to check it."""
+"""Per-example gradients formed one by one or by vmap: for models without a proof."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpcore.stages.clipping.blocks import Block, Rows
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.model.functional import FOREIGN, Values, call_with, check_versions, places, refuse_foreign, within
-from dpcore.torch.sources.traced import ExampleLoss
+from dpcore.torch.gradients.losses import ExampleLoss
 
 
 class ExplicitGradient:

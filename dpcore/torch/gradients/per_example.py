@@ -1,36 +1,33 @@
 """Per-example gradients of a model, at any number of parameter points, by one of three ways.
 
-"pairs": the model runs once on a whole micro-batch, and gives what each operation on a parameter saw
-(`dpcore.torch.sources`). "vmap" and "one-by-one": the model sees batches of one, and rows of every gradient are formed.
-For one example i and a point x all three give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``. Points
-are values handed over at the call; the model's own parameters are never changed and nothing is stored on them (adding a
-displacement in place and subtracting it again drifts). Model and loss get copies of the buffers and of the batch: what
-they write there is gone after the call.
+"pairs": the graph of the model's operations runs on a whole micro-batch; it was proved to keep the examples apart
+(`dpcore.torch.gradients.proved`). "vmap" and "one-by-one": the model sees batches of one, and rows of every gradient are
+formed. For one example i and a point x all three give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``.
+Points are values handed over at the call; the model's own parameters are never changed and nothing is stored on them
+(adding a displacement in place and subtracting it again drifts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.spec.validate import choice
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.gradients.errors import Mixes, NotProved
+from dpcore.torch.gradients.check_loss import check_scalar, check_targets, loss_failed
+from dpcore.torch.gradients.errors import NotProved
+from dpcore.torch.gradients.explicit import ExplicitGradient
 from dpcore.torch.gradients.proved import ProvedGradient
+from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.model.functional import FAILURES, Values, first_line
 from dpcore.torch.model.memory import is_out_of_memory
-from dpcore.torch.model.repeated import RepeatedPasses
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
-from dpcore.torch.sources.explicit import ExplicitGradient
-from dpcore.torch.sources.places import UnknownLayout
-from dpcore.torch.sources.traced import TracedGradient
 
 T = TypeVar("T")
 
@@ -48,14 +45,14 @@ class PerExampleGradient:
     """Gradients of one model's loss, example by example, for its parameters that require gradients.
 
     ``loss(output, *targets)`` is called with batches of one example, so a mean and a sum over the batch are the same.
-    `way` is one of `WAYS`; `dpcore.torch.model.trial` chooses it.
+    `way` is one of `WAYS`; `dpcore.torch.gradients.trial` chooses it, and proves what "pairs" needs.
 
     `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
     random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
     `passed_over` are large objects that are not, such as the data. `example` may be the caller's public examples.
     """
 
-    free = True  # to run the model once more when it likes: with a sharded one all processes must
+    free = True  # to run the model's code when it likes: of a sharded model no process has all parameters
 
     def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
         if not isinstance(model, torch.nn.Module):
@@ -75,14 +72,14 @@ class PerExampleGradient:
         self.repeated: RepeatedPasses | None = None
         self._calls = 0
         self._synthetic = False
+        self._autocast = autocast_of(model)
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         if not self.names:
             raise ArgumentError(
                 "model without a parameter that requires gradients: set requires_grad_(True) on the ones to train"
             )
         self.values = self._values()
-        self.proved: ProvedGradient | None = None
-        self.traced = TracedGradient(model, self._loss_of, self.values)
+        self.proved = ProvedGradient(model, loss, self._loss_of, self.values, self.held)
         self.explicit = {
             way: ExplicitGradient(model, self._loss_of, self.values, way == "vmap") for way in WAYS if way != "pairs"
         }
@@ -111,17 +108,17 @@ class PerExampleGradient:
         """
         self._calls += not synthetic
         # Where a proved graph runs, no Python code does that could keep anything.
-        if synthetic or self._calls & (self._calls - 1) or (self.proved is not None and self.way == "pairs"):
+        if synthetic or self._calls & (self._calls - 1) or self.way == "pairs":
             return self._gradients(point, batch, seed, synthetic, regular)
         # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
         before = self.held()
         result = self._gradients(point, batch, seed, synthetic)
         after = self.held()
-        if (path := before.changed(after)) is not None:
+        if before.changed(after) is not None:
             before.restore()
-            if self.free:  # what follows from parameters and shapes alone is left by made-up examples as well
-                self._gradients(point, self._made_up(batch), seed, synthetic=True)
-                path = after.changed(self.held())
+            # What follows from parameters and shapes alone is left by made-up examples as well.
+            self._gradients(point, self._made_up(batch), seed, synthetic=True)
+            path = after.changed(self.held())
             if path is not None:
                 before.restore()
                 raise ArgumentError(keeps(path))
@@ -133,25 +130,9 @@ class PerExampleGradient:
             return batches.synthetic(self.example, batches.size(batch))
         return batches.tree_map(torch.zeros_like, batch)
 
-    def learn(self, made: Callable[[int], Tree], keep: bool = False) -> None:
-        """Let the way "pairs" find the examples in the model, on batches of so many made-up ones."""
-        for self.traced.one_by_one in (False, True):
-            try:
-                self.guarded(lambda: self.traced.learn(made, self.parameters(), keep), TRIAL, synthetic=True)
-                return
-            except Unfit as refusal:  # perhaps of the loss, which vmap cannot take
-                if self.traced.one_by_one or isinstance(refusal.__cause__, UnknownLayout):
-                    raise
-
     def operations(self, place: int) -> tuple[str, ...]:
-        """Return the operations that the parameter of this place meets the examples in, as far as they were seen."""
-        if self.way != "pairs":
-            return ()
-        if self.proved is not None:
-            return self.proved.operations(place)
-        met = [key for key, site in self.traced.sites.learned() if any(site.gave)]
-        functions = (key[0] for key in met if any(place in roots for roots in key[1]))
-        return tuple(dict.fromkeys(getattr(function, "__name__", str(function)) for function in functions))
+        """Return the operations in which the examples' gradients of this parameter are added up, under "pairs"."""
+        return self.proved.operations(place) if self.way == "pairs" else ()
 
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
@@ -160,65 +141,26 @@ class PerExampleGradient:
     def _gradients(
         self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
     ) -> list[Block]:
-        try:
-            return self._by(self.way, point, batch, seed, synthetic, regular)
-        except Unfit:
-            if synthetic or self.way != "pairs" or not self.free:
-                raise
-            # This batch led the model where no made-up one did: to an expert of a mixture, say.
-            return self._by("one-by-one", point, batch, seed, synthetic)
-
-    def _by(
-        self, way: str, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
-    ) -> list[Block]:
+        if autocast_of(self.model) != self._autocast:
+            raise ArgumentError(
+                f"autocast {_words(autocast_of(self.model))} around private.step, {_words(self._autocast)} around "
+                "make_private: call both inside the same torch.autocast, or neither"
+            )
         values = [value.detach() for value in point]
-        if way == "pairs" and self.proved is not None:
-            return self._by_proof(self.proved, values, batch, seed, synthetic)
-        function = self.traced if way == "pairs" else self.explicit[way]
 
         def guarded(work: Callable[[], T]) -> T:
             return self.guarded(work, seed, synthetic)
 
-        if self.repeated is not None and regular is not None and way != "one-by-one":
-            return self.repeated(function, (way, regular), values, batch, guarded)
-        # Whatever model or loss write to the batch, another point and the caller see it as it was.
-        given = batches.tree_map(torch.clone, batch)
-        return guarded(lambda: function(values, given))
-
-    def _by_proof(
-        self, proved: ProvedGradient, values: list[torch.Tensor], batch: Tree, seed: bytes, synthetic: bool
-    ) -> list[Block]:
+        if self.way != "pairs":
+            given = batches.tree_map(torch.clone, batch)  # whatever model or loss write to it
+            return guarded(lambda: self.explicit[self.way](values, given))
         try:
-            # A graph writes to nothing that it is given.
-            return self.guarded(lambda: proved(values, batch, not synthetic), seed, synthetic)
+            program, inputs = guarded(lambda: self.proved.current(values, batch, not synthetic))
         except NotProved as reason:  # of a batch of another form, or of a model that changed
-            raise ArgumentError(self.unproved(reason)) from None
-
-    def prove(self, example: Tree, modes: Callable[[], Iterator[None]]) -> bool:
-        """Let the way "pairs" run the model's graph, if that is proved to keep the examples apart; say whether.
-
-        `modes` puts the model into each mode that counts, the one that the run begins in last.
-        """
-        proved = ProvedGradient(self.model, self.loss, self._loss_of, self.names, self.held)
-        self._synthetic = True
-        try:
-            for _ in modes():
-                proved.prove(example)
-        except NotProved as reason:
-            self.reasons["pairs"] = self.unproved(reason)
-            return False
-        self.proved, self.way, self.draws = proved, "pairs", self.draws or proved.draws
-        return True
-
-    def unproved(self, reason: NotProved) -> str:
-        """Return the sentence that says why there is no proof."""
-        where = f"model={type(self.model).__name__}: {reason}"
-        if not isinstance(reason, Mixes):
-            return where
-        return (
-            f"{where}, so that examples of a batch are mixed: use operations that treat each example alone (GroupNorm "
-            "or LayerNorm for normalization, batch_first=True for sequences)"
-        )
+            raise ArgumentError(reason.sentence(self.model)) from None
+        if self.repeated is not None and regular is not None:
+            return self.repeated(program, regular, inputs, guarded)
+        return guarded(lambda: program(*inputs))
 
     def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
         """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""
@@ -232,8 +174,6 @@ class PerExampleGradient:
                     self._note(drew())
         except DpcoreError:
             raise
-        except UnknownLayout as cause:
-            raise Unfit(f"model={type(self.model).__name__}: {cause}") from cause
         except FAILURES as cause:
             if is_out_of_memory(cause):
                 raise
@@ -243,24 +183,14 @@ class PerExampleGradient:
         return result
 
     def _loss_of(self, output: Any, targets: tuple[Tree, ...]) -> torch.Tensor:
+        check_targets(self.loss, targets)
         try:
             value: Any = self.loss(output, *targets)
         except FAILURES as cause:
             if not self._synthetic or isinstance(cause, DpcoreError) or is_out_of_memory(cause):
                 raise
-            name = getattr(self.loss, "__name__", type(self.loss).__name__)
-            raise Unfit(
-                f"loss={name}{' (the default)' if self.loss is F.cross_entropy else ''}: failed on the model's output "
-                f"and {len(targets)} targets ({first_line(cause)}); give loss= a function of (output, *targets) that "
-                "fits the data"
-            ) from cause
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ArgumentError(
-                f"loss returned {shape} for a batch of one example: it must return one number (reduction='mean' or "
-                "'sum'); give the loss as loss= to make_private if it is another than the default cross_entropy"
-            )
-        return value.reshape(())
+            raise Unfit(loss_failed(self.loss, len(targets), first_line(cause))) from cause
+        return check_scalar(value)
 
     def _note(self, drawn: list[Any]) -> None:
         self.draws = self.draws or bool(drawn)
@@ -278,9 +208,18 @@ class PerExampleGradient:
                 "out of range (torch's own words are not shown, since they may hold private values)"
             )
         how = {"pairs": "on a batch", "vmap": "example by example with torch.func", "one-by-one": "on a batch of one"}
-        more = self.free and self.way != WAYS[-1]
-        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one" if more else ""
+        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one" if self.way == "vmap" else ""
         return (
             f"{where}: cannot be differentiated {how[self.way]} ({first_line(cause)}); rewrite the operation without "
             f".item(), data-dependent Python control flow or in-place changes{remedy}"
         )
+
+
+def autocast_of(model: torch.nn.Module) -> torch.dtype | None:
+    """Return the dtype of the autocast that a model would run under now, None where it is off."""
+    kind = next(model.parameters()).device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _words(dtype: torch.dtype | None) -> str:
+    return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"
