@@ -25,6 +25,7 @@ from dpcore.methods import dp_adam, dp_sgd
 from dpcore.spec.layout import Layout
 from dpcore.stages.updates.galore import GaLore
 from dpcore.torch import processes
+from dpcore.torch.gradients.sharded import Layer
 from tests.end_to_end.test_processes import in_processes
 from tests.unit import torch_runs
 from tests.unit.torch_runs import keep_keys
@@ -220,25 +221,22 @@ def compared(rank: int, folder: Path) -> None:
 
 
 def found_messages(patch: pytest.MonkeyPatch) -> None:
-    """Layers are gathered as fully_shard does it by itself, and each tensor's sum is sent once per micro-batch."""
-    world, gathered, sums = dist.get_world_size(), list[str](), list[int]()
-    groups = _fully_shard._fsdp_param_group
-    gather, scatter = groups.foreach_all_gather, processes.reduce_scatter
+    """Layers are gathered once in each pass, the root's own once, and each tensor's sum is sent once per micro-batch."""
+    world, gathered, sums = dist.get_world_size(), list[int](), list[int]()
+    gather, scatter = Layer.__call__, processes.reduce_scatter
 
-    def gathering(params: Any, *arguments: Any) -> Any:
-        gathered.append(params[0]._param_fqn)
-        return gather(params, *arguments)
+    def gathering(layer: Layer, *rows: torch.Tensor) -> list[torch.Tensor]:
+        gathered.append(layer.number)
+        return gather(layer, *rows)
 
     def scattering(own: torch.Tensor, all_of_it: torch.Tensor, group: Any) -> None:
         sums.append(len(all_of_it))
         scatter(own, all_of_it, group)
 
-    patch.setattr(groups, "foreach_all_gather", gathering)
+    patch.setattr(Layer, "__call__", gathering)
     patch.setattr(processes, "reduce_scatter", scattering)
-    net = sharded()
-    F.cross_entropy(net(DATA[0][:2]), DATA[1][:2]).backward()
-    as_ever = list(gathered)
-    assert len(as_ever) == 5  # two layers in both passes, and the root's own once
+    groups = _fully_shard._fsdp_param_group
+    patch.setattr(groups, "foreach_all_gather", lambda *_, **__: pytest.fail("fully_shard gathered a layer"))
     patch.setattr(groups, "foreach_reduce", lambda *_, **__: pytest.fail("a gradient was added up"))
     run = start(sharded(), "disk")
     sizes = [-(-p.shape[0] // world) * world * (p.numel() // p.shape[0]) for p in run.model.parameters()]
@@ -249,7 +247,7 @@ def found_messages(patch: pytest.MonkeyPatch) -> None:
         rounds = torch.tensor(-(-len(batch[1]) // 3))
         dist.all_reduce(rounds, op=dist.ReduceOp.MAX)
         run.step(batch)
-        assert gathered == as_ever * int(rounds) * (2 if number else 1)  # DiSK's two points
+        assert gathered == [1, 2, 0, 2] * int(rounds) * (2 if number else 1)  # DiSK's two points; the first needs no weight back
         assert sums == sizes * int(rounds)
     total = torch.tensor(normals.count)
     own = sum(p.to_local().numel() for p in run.model.parameters())
@@ -302,6 +300,16 @@ def test_shards_are_one_run(world: int, tmp_path: Path):
             torch.testing.assert_close(rank[f"{name}, went on"], alone[name].model.state_dict(), **close)
 
 
+class Deciding(nn.Linear):
+    """Branches on a value."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs if inputs.sum() > 0 else -inputs)
+
+
 def refused(rank: int, folder: Path) -> None:
     """Every refusal, in both processes; then let one fail in a step."""
     line, low = dist.init_device_mesh("cpu", (2,)), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -316,9 +324,9 @@ def refused(rank: int, folder: Path) -> None:
     def by_columns(parameter: nn.Parameter) -> Shard:
         return Shard(int(parameter.shape == (3, 4)))
 
-    def normalized() -> nn.Module:
+    def deciding() -> nn.Module:
         net = Net()
-        net.head = weight_norm(net.head)
+        net.head = Deciding().double()
         return net
 
     cases: list[tuple[str, Callable[[], Any], Any]] = [
@@ -331,7 +339,7 @@ def refused(rank: int, folder: Path) -> None:
         ("offload_policy", lambda: sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)), {}),
         ("'head.weight' is not sharded", without_head, {}),
         ("float32 or float64", lambda: sharded(Net().bfloat16()), {}),
-        ("weight normalization.*'pairs' alone", lambda: sharded(normalized()), {}),
+        ("a value decides", lambda: sharded(deciding()), {}),
         ("galore", sharded, {"method": dp_sgd(lr=1, batch_size=4, noise_multiplier=1, galore=GaLore(2, every=3))}),
         ("preconditioning", sharded, {"method": torch_runs.METHODS["adam scaled"](4)}),
         ("second_moment='public'", sharded, {"method": torch_runs.METHODS["adam public"](4)}),

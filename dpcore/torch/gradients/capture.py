@@ -107,7 +107,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
     values = [_faked(fake, named[name]) for name in names]
     others = [_faked(fake, tensor) for _, tensor in kept]
     held = [name for name, _ in kept]
-    noted = _Noted()
+    noted = _Noted(model)
 
     def joint(*flat: torch.Tensor) -> list[torch.Tensor | None]:
         points, own = list(flat[: len(values)]), iter(flat[len(values) + len(others) :])
@@ -200,20 +200,21 @@ _MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  
 
 
 class _Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the user's line of every operation, and from which state of the generator each draw is made.
+    """Notes the module and the user's line of every operation, and from which state of the generator each draw is made.
 
     A gradient checkpoint runs a part of the model again from the state that the generator had. Its draws then have the
     states that the first ones had, and are the same masks (`_same_masks`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {module: name for name, module in model.named_modules()}
         self.lines: list[tuple[Any, str]] = []
         self.random: list[str] = []
         self.last = ""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.last = _line()
+        self.last = _where(self._names)
         self.lines.append((function, self.last))
         if RANDOM in function.tags:
             self.random.append(_advance())
@@ -252,16 +253,20 @@ def _real_states() -> Iterator[None]:
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])
 
 
-def _line() -> str:
-    """Return the innermost line that is neither torch's nor dpcore's, as "model.py, line 12, in forward"."""
-    frame = sys._getframe(2)
+def _where(names: dict[nn.Module, str]) -> str:
+    """Return the innermost module, and line that is neither torch's nor dpcore's: "module 'lstm' (LSTM), net.py, line 9"."""
+    frame: Any = sys._getframe(2)
+    module = ""
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_OURS) and not file.startswith("<"):
-            name = file.rpartition("/")[2]
-            return f"{name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""  # type: ignore[unreachable]
+        code = frame.f_code
+        if not module and code.co_name == "forward":
+            owner = frame.f_locals.get(next(iter(code.co_varnames), ""))
+            name = names.get(owner, "") if isinstance(owner, nn.Module) else ""
+            module = f"module {name!r} ({type(owner).__name__}), " if name else ""
+        if not code.co_filename.startswith(_OURS) and not code.co_filename.startswith("<"):
+            return f"{module}{code.co_filename.rpartition('/')[2]}, line {frame.f_lineno}, in {code.co_name}"
+        frame = frame.f_back
+    return module.removesuffix(", ")
 
 
 def _describe(module: GraphModule, noted: _Noted) -> None:

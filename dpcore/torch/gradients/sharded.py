@@ -82,13 +82,14 @@ class ShardedValues(Values):
         for module in sharded_modules(model):
             module.reshard()
         self._states, self._groups = groups_of(model)
+        named = dict(model.named_parameters())
+        self._shards = [named[name] for name in self.names]
         known = [each for group in self._groups for each in group.fsdp_params]
         self.held = [*self._states, *self._groups, *known, *model.parameters()]
 
     def parameters(self) -> list[torch.Tensor]:
         """Return what this process has of the parameters: some rows of each."""
-        named = dict(self.model.named_parameters())
-        return [local(named[name]) for name in self.names]
+        return [local(shard) for shard in self._shards]
 
     def settle(self) -> None:
         """Free what a call of the model itself has gathered, as an evaluation does."""
@@ -123,7 +124,7 @@ class ShardedValues(Values):
                 members = [p for p, n in zip(places, taken, strict=False) if n == number and p.users]
                 rows = [p.meta["val"].shape for p in members]
                 lasting = group.post_forward_mesh_info is None
-                layers[number] = Layer(members, rows, lasting, f"layer {number}", group.mesh_info.mesh.get_group(), self._note)
+                layers[number] = Layer(number, members, rows, lasting, group.mesh_info.mesh.get_group(), self._note)
             put_gathers(graph, layers)
 
         return put
@@ -133,17 +134,18 @@ class Layer:
     """Parameters that are gathered together: placeholders of the graph, with the whole ones' shapes."""
 
     def __init__(
-        self, members: list[Node], shapes: list[torch.Size], lasting: bool, name: str, group: Any, note: Note
+        self, number: int, members: list[Node], shapes: list[torch.Size], lasting: bool, group: Any, note: Note
     ) -> None:
-        self.members, self.lasting, self.__name__ = members, lasting, f"gather_{name.replace(' ', '_')}"
-        self._shapes, self._name, self._group, self._note = shapes, name, group, note
+        self.number, self.members, self.lasting = number, members, lasting
+        self.__name__ = f"gather_layer_{number}"
+        self._shapes, self._group, self._note = shapes, group, note
 
     def __call__(self, *rows: torch.Tensor) -> list[torch.Tensor]:
         """Return the whole parameters. Of each a process sends ceil(n / world size) rows, the last ones padded."""
         world = dist.get_world_size(self._group)
         kinds = list(dict.fromkeys(row.dtype for row in rows))
         found: list[torch.Tensor | None] = [None] * len(rows)
-        self._note(self._name)
+        self._note(self.__name__)
         for kind in kinds:
             places = [place for place, row in enumerate(rows) if row.dtype == kind]
             sizes = [-(-self._shapes[place][0] // world) * self._shapes[place][1:].numel() for place in places]

@@ -242,7 +242,7 @@ def _of_sum(op: Op, _: int) -> Source:
     def block(values: Sequence[Tensor], examples: int) -> Block:
         rows = stacked(values[0], mark, examples)
         # At one position a bias's vector is the gradient itself.
-        return Rows((rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)).flatten(1))
+        return Rows((rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)).reshape(examples, -1))
 
     return Source((op["self"],), block, "sum")
 
