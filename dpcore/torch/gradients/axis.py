@@ -247,7 +247,7 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
     for mark, value in zip(found, values, strict=True):
         if isinstance(value, torch.Tensor):
             _check_sizes(op, mark.axis if isinstance(mark, Places) else mark, value)
-    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and _counted_in(op, op.arguments):
+    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(op, op.arguments):
         raise Mixes(f"{op.name} uses the number of examples")
     return result
 
@@ -298,21 +298,22 @@ def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
 
 def _check_numbers(op: Op) -> None:
     """Refuse the number of examples as a number that enters a computation: removing an example would change it."""
-    others = {name: value for name, value in op.arguments.items() if not _is_size(op.name, name)}
-    if _counted_in(op, others):
+    others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
+    if counted_in(op, others):
         raise Mixes(f"{op.name} uses the number of examples")
 
 
-def _is_size(operation: str, argument: str) -> bool:
+def is_size(operation: str, argument: str) -> bool:
+    """Whether an argument of an operation may be the number of examples."""
     return argument in SIZES or (argument == "stride" and operation.endswith("empty_strided"))
 
 
-def _counted_in(op: Op, tree: Any) -> bool:
+def counted_in(op: Op, tree: Any) -> bool:
     """Whether a number in a tree of arguments is made of the number of examples."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, (tuple, list)):
-        return any(_counted_in(op, each) for each in tree)
+        return any(counted_in(op, each) for each in tree)
     if type(tree) is int:
         return tree != 0 and abs(tree) < 2**40 and tree % op.count == 0
     return type(tree) is float and abs(tree) in (op.count, 1 / op.count)
@@ -547,7 +548,7 @@ def _is_all(op: Op, name: str) -> bool:
     """Whether a slice takes all examples, for any number of them."""
     mark, end, dim = op.mark(name), op["end"], op["dim"] % len(op.out)
     if not isinstance(mark, Axis) or mark.dim != dim:
-        if _counted_in(op, end):
+        if counted_in(op, end):
             raise Mixes(f"{op.name} uses the number of examples")
         return False
     every = end is None or end >= 2**40 or end == shape_of(op[name])[dim]
@@ -610,7 +611,7 @@ def _split(op: Op) -> Marks:
     if isinstance(mark, Axis) and mark.dim == op["dim"] % op.rank("self"):
         if sizes in (shape_of(op["self"])[mark.dim], [shape_of(op["self"])[mark.dim]]):
             return [mark]
-    elif _counted_in(op, sizes):
+    elif counted_in(op, sizes):
         raise Mixes(f"{op.name} uses the number of examples")
     mark = _along(op, op["dim"])
     if op.name == "unbind":
@@ -1152,7 +1153,7 @@ def _size_at(node: Node, dim: int, rank: int) -> int:
 @rule("arange", creates=True)
 def _counted(op: Op) -> Marks:
     start, end, step = op.arguments.get("start") or 0, op["end"], op.arguments.get("step", 1)
-    if not _counted_in(op, op.arguments):
+    if not counted_in(op, op.arguments):
         return None
     if start != 0 or step != 1 or end != op.count or op.node.meta["val"].dtype not in (torch.int32, torch.int64):
         raise Mixes("arange uses the number of examples")

@@ -18,10 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
-from dpcore.torch.gradients.axis import SUM, Axis, Op, holds_sum, name_of, shape_of
+from dpcore.torch.gradients.axis import SUM, Axis, Op, counted_in, holds_sum, name_of, shape_of
 from dpcore.torch.gradients.convolution import weight_block
+from dpcore.torch.gradients.errors import NotProved
 
 Tensor = torch.Tensor
 
@@ -346,7 +348,9 @@ def _general(op: Op, which: int) -> Source:
     """Return the source of any end: the operation itself on each example's rows, by vmap."""
     nodes = op.node.all_input_nodes
     marks = [op.of(node) for node in nodes]
-    node, count = op.node, op.count
+    node = op.node
+    if counted_in(op, op.arguments):
+        raise NotProved(f"{op.name} adds up the examples and takes their number as a size")
 
     def block(values: Sequence[Tensor], examples: int) -> Block:
         given = [
@@ -356,23 +360,10 @@ def _general(op: Op, which: int) -> Source:
 
         def one(*own: Tensor) -> Tensor:
             known = dict(zip(nodes, own, strict=True))
-            result = node.target(*_alone(node.args, known, count), **_alone(node.kwargs, known, count))  # type: ignore[operator]
+            result = node.target(*map_arg(node.args, known.get), **map_arg(node.kwargs, known.get))  # type: ignore[operator]
             return result[which] if isinstance(result, (tuple, list)) else result  # type: ignore[no-any-return]
 
         rows = vmap(one, in_dims=tuple(0 if mark is not None else None for mark in marks), randomness="error")(*given)
         return Rows(rows.reshape(examples, -1))
 
     return Source(tuple(nodes), block, op.name)
-
-
-def _alone(tree: Any, known: dict[Node, Tensor], count: int) -> Any:
-    """Return an operation's arguments for one example."""
-    if isinstance(tree, Node):
-        return known[tree]
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_alone(each, known, count) for each in tree)
-    if isinstance(tree, dict):
-        return {name: _alone(each, known, count) for name, each in tree.items()}
-    if type(tree) is int and 0 < tree < 2**40 and tree % count == 0:
-        return tree // count
-    return tree
