@@ -354,7 +354,7 @@ rule(
     "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward", "softshrink_backward",
     "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar", 
     "_conj", "_neg_view", "masked_fill", "_prelu_kernel", "rrelu_with_noise_backward",
-    "nan_to_num", "erfinv", "_assert_tensor_metadata",
+    "nan_to_num", "erfinv",
 )(_pointwise)  # fmt: skip
 
 
