@@ -393,7 +393,7 @@ def _like(op: Op) -> Marks:
 
 
 @rule("zeros", "ones", "full", "empty", "rand", "randn", "randint", "new_zeros", "new_ones", "new_full", "new_empty",
-      "empty_strided", "new_empty_strided", "scalar_tensor", creates=True)  # fmt: skip
+      "empty_strided", "new_empty_strided", creates=True)  # fmt: skip
 def _created(op: Op) -> Marks:
     """One number everywhere, or one drawn for each entry: a row for each example where a size counts them."""
     found = [d for d, size in enumerate(op.out) if op.is_known(size)]
@@ -901,17 +901,17 @@ def _group_norm_backward(op: Op) -> Marks:
       "_batch_norm_with_update_functional")  # fmt: skip
 def _batch_norm(op: Op) -> Marks:
     """With given statistics channel by channel; with its own where the examples are channels (instance norm)."""
-    mark, results = op.mark("input"), len(op.node.meta["val"])
+    mark, results = op.mark("input"), op.node.meta["val"]
     trains = op.arguments.get("training", op.name.startswith("_batch_norm_with_update"))
     if isinstance(mark, Axis) and mark.dim == 1:
         for name in ("weight", "bias", "running_mean", "running_var"):
             if op.arguments.get(name) is not None and op.mark(name) != mark._replace(dim=0):
                 raise Mixes(f"{op.name} combines different examples")
-        return [mark, *[mark._replace(dim=0)] * (results - 1)]
+        return [mark, *(mark._replace(dim=0) if value.numel() else None for value in results[1:])]
     if trains:
         raise Mixes(f"{op.name} takes statistics over the examples of a batch")
     op.no_examples("weight", "bias", "running_mean", "running_var")
-    return [_first(op, "input"), *[None] * (results - 1)]
+    return [_first(op, "input"), *[None] * (len(results) - 1)]
 
 
 @rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")

@@ -48,8 +48,10 @@ class Finder:
 
     def sources(self, gradient: Node | None, shape: Sequence[int]) -> list[Source]:
         """Return the sources of the gradient of a parameter of this shape; none where it is 0."""
-        if gradient is None or self.marks[gradient] is None:
+        if gradient is None or is_zero(gradient):
             return []
+        if self.marks[gradient] is None:
+            raise NotProved("a gradient depends on no example and is not 0")
         found: list[Source] = []
         for end, chain in self._parts(gradient):
             source = self._linear(end, chain, shape) or self._plain(end, chain)
@@ -64,7 +66,8 @@ class Finder:
             return [(node, [])]
         taken = [i for i in node.all_input_nodes if self.marks[i] is SUM]
         name = name_of(node.target)
-        if name == "add" and len(taken) == 2 and node.kwargs.get("alpha", 1) == 1:
+        alike = all(shape_of(each) == shape_of(node) for each in taken)
+        if name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
             return [part for each in taken for part in self._parts(each)]
         if len(taken) != 1 or len(node.all_input_nodes) != 1:
             return [(node, [node])]  # no end: carried back as a whole
@@ -112,7 +115,9 @@ class Finder:
             elif viewed:
                 return None
             elif name in ("t", "transpose", "permute") and len(shape_of(node)) == 2:
-                turned = turned != (list(node.args[1:]) not in ([0, 0], [1, 1], [[0, 1]]))
+                order: Any = node.args[1] if name == "permute" else node.args[1:]
+                first_two = [d % 2 for d in order] or [0, 1]
+                turned = turned != (first_two == [1, 0] if name == "permute" else first_two[0] != first_two[1])
                 now = list(shape_of(node))
             elif (
                 name == "slice_backward"
@@ -120,11 +125,10 @@ class Finder:
                 and (node.args[5] if len(node.args) > 5 else 1) == 1
             ):
                 given: Any = node.args
-                size, dim, start = given[1], given[2] % 2, given[3]
-                side = dim != turned
-                pads[side] = (start, size[dim] - start - now[dim])
-                if any(pads[side]) and size[dim] <= 0:
-                    return None
+                size, dim, start = given[1], given[2] % 2, given[3] or 0
+                start = max(start + size[dim], 0) if start < 0 else start
+                side, after = dim != turned, size[dim] - start - now[dim]
+                pads[side] = (pads[side][0] + start, pads[side][1] + after)
                 now = list(shape_of(node))
             else:
                 return None
@@ -244,7 +248,8 @@ def _of_sum(op: Op, _: int) -> Source:
     def block(values: Sequence[Tensor], examples: int) -> Block:
         rows = stacked(values[0], mark, examples)
         # At one position a bias's vector is the gradient itself.
-        return Rows((rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)).flatten(1))
+        each = rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)
+        return Rows(each.reshape(examples, -1))
 
     return Source((op["self"],), block, "sum")
 
@@ -259,7 +264,9 @@ def _of_convolution(op: Op, which: int) -> Source:
         gradient = values[0]
         if which == 2:
             return Rows(stacked(gradient, mark, examples).flatten(3).sum((1, 3)))
-        return weight_block(shape, values[1].to(gradient.dtype), gradient, examples, *form)
+        # Each example's rows side by side, where they lay apart.
+        x, gradient = (stacked(value, mark, examples).flatten(0, 1) for value in (values[1], gradient))
+        return weight_block(shape, x.to(gradient.dtype), gradient, examples, *form)
 
     return Source((op["grad_output"], op["input"])[: 3 - which], block, "convolution")
 
@@ -324,7 +331,7 @@ def _of_index(op: Op, _: int) -> Source | None:
     if (
         not isinstance(mark, Axis)
         or values_mark != mark
-        or name_of(op["self"].target) not in ("zeros", "new_zeros", "zeros_like", "full")
+        or not is_zero(op["self"])
     ):
         return None
     if len(op.out) < 1 or op.rank("values") != rank + len(op.out) - 1:
@@ -337,6 +344,14 @@ def _of_index(op: Op, _: int) -> Source | None:
         return _table(torch.where(rows < 0, rows + size, rows), gradients, size)
 
     return Source((op["values"], indices[0]), block, "index")
+
+
+def is_zero(node: Node) -> bool:
+    """Whether a value is made as 0 everywhere."""
+    if node.op != "call_function":
+        return False
+    name = name_of(node.target)
+    return name in ("zeros", "new_zeros", "zeros_like") or (name in ("full", "full_like") and node.args[1] == 0)
 
 
 def _table(indices: Tensor, gradients: Tensor, size: int) -> Block:
