@@ -14,8 +14,9 @@ function of that example alone. The rules are the only part of dpcore that this 
 property test (`tests/unit/torch/gradients/test_rules.py`): replacing one example leaves the bits of all other rows.
 
 The graph is captured at a number of examples that is a prime and divides no other size (`capture.COUNTS`). So a size
-that the prime divides counts examples. The same graph serves every number of examples: an example's gradient does not
-depend on how many others there are, not even where the model's Python code asks for that number.
+that the prime divides counts examples: the one of the marked dimension does, and no other one. The same graph serves
+every number of examples. That number enters as a size (`SIZES`) and nowhere else, so an example's gradient does not
+depend on how many others there are.
 """
 
 from __future__ import annotations
@@ -47,7 +48,17 @@ class Sum:
 
 SUM = Sum()
 
-Mark = Axis | Sum | None
+
+class Places(NamedTuple):
+    """The mark of ``arange(B)``: entry ``(o B + i) inner + j`` along the dimension of this axis is the number i.
+
+    As an index it takes each example's own row. All else would tell the examples, or their number, apart.
+    """
+
+    axis: Axis
+
+
+Mark = Axis | Sum | Places | None
 Marks = Any
 """A mark, or a list of marks for an operation with several results."""
 
@@ -57,6 +68,10 @@ RULES: dict[str, Rule] = {}
 
 CREATES: set[str] = set()
 """Operations that may make rows for the examples out of values without examples."""
+
+
+SIZES = {"size", "repeats", "split_size", "split_sizes", "end", "input_sizes", "input_size", "N"}
+"""Arguments that may be the number of examples, or a multiple of it."""
 
 
 def rule(*names: str, creates: bool = False) -> Callable[[Rule], Rule]:
@@ -200,11 +215,16 @@ def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             marks[node] = given.get(node)
+            held = node.meta.get("val")
+            if marks[node] is None and held is not None and any(n and n % count == 0 for n in held.shape):
+                raise NotProved(f"a tensor that the model holds has a size that is a multiple of {count}")
         elif node.op == "call_function":
             try:
                 marks[node] = _followed(node, marks, count)
             except NotProved as reason:
                 raise reason.at(node) from None
+            except Exception as cause:  # a rule that meets what it was not written for proves nothing
+                raise NotProved(f"{name_of(node.target)} is used in a way that its rule does not cover").at(node) from cause
             if holds_sum(marks[node]) and not any(holds_sum(marks[i]) for i in node.all_input_nodes):
                 ends.append(node)
     return marks, ends
@@ -220,29 +240,41 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
         several = marks[node.args[0]]  # type: ignore[index]
         return several[node.args[1]] if isinstance(several, list) else several  # type: ignore[index]
     op = Op(node, marks, count)
+    _check_numbers(op)
     inputs = [marks[i] for i in node.all_input_nodes]
+    result = _result(op, inputs)
+    found, values = _pairs(result, node.meta["val"])
+    for mark, value in zip(found, values, strict=True):
+        if isinstance(value, torch.Tensor):
+            _check_sizes(op, mark.axis if isinstance(mark, Places) else mark, value)
+    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(op, op.arguments):
+        raise Mixes(f"{op.name} uses the number of examples")
+    return result
+
+
+def _listed(mark: Marks) -> list[Mark]:
+    return mark if isinstance(mark, list) else [mark]
+
+
+def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
+    if any(isinstance(mark, Places) for mark in inputs):
+        return _placed(op)
     if all(mark is None for mark in inputs) and op.name not in CREATES:
         return None
-    _check_numbers(op)
     if all(mark is None or mark is SUM for mark in inputs) and any(mark is SUM for mark in inputs):
         # What leads from sums to a parameter's gradient is applied to each example's part by `sources`.
-        several = isinstance(node.meta["val"], (tuple, list))
-        return [SUM] * len(node.meta["val"]) if several else SUM
+        several = isinstance(op.node.meta["val"], (tuple, list))
+        return [SUM] * len(op.node.meta["val"]) if several else SUM
+    return _rule_of(op)(op)
+
+
+def _rule_of(op: Op) -> Rule:
     known = RULES.get(op.name)
-    if known is None and torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+    if known is None and torch.Tag.pointwise in op.node.target.tags:  # type: ignore[union-attr]
         known = _pointwise
     if known is None:
         raise NotProved(f"{op.name} has no rule")
-    result = known(op)
-    for mark, value in zip(*_pairs(result, node.meta["val"]), strict=False):
-        if isinstance(mark, Axis) and isinstance(value, torch.Tensor):
-            if value.shape[mark.dim] != mark.outer * count * mark.inner:
-                raise NotProved(f"{op.name} gives examples where the proof does not expect them")
-            if any(op.is_known(size) for d, size in enumerate(value.shape) if d != mark.dim):
-                raise NotProved(
-                    f"{op.name} gives one row for each pair of examples, or a size is a multiple of {count}"
-                )
-    return result
+    return known
 
 
 def _pairs(result: Marks, value: Any) -> tuple[list[Any], list[Any]]:
@@ -251,12 +283,59 @@ def _pairs(result: Marks, value: Any) -> tuple[list[Any], list[Any]]:
     return (result if isinstance(result, list) else [result] * len(value)), list(value)
 
 
+def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
+    """Refuse a result of which any size but that of the examples' dimension counts examples."""
+    known = [d for d, size in enumerate(value.shape) if op.is_known(size)]
+    if not isinstance(mark, Axis):
+        if known:
+            raise NotProved(f"{op.name} gives a size that counts examples, or is a multiple of {op.count}, where none lie")
+        return
+    if value.shape[mark.dim] != mark.outer * op.count * mark.inner:
+        raise NotProved(f"{op.name} gives examples where the proof does not expect them")
+    if known != [mark.dim] or op.is_known(mark.outer) or op.is_known(mark.inner):
+        raise NotProved(f"{op.name} gives one row for each pair of examples, or a size is a multiple of {op.count}")
+
+
 def _check_numbers(op: Op) -> None:
     """Refuse the number of examples as a number that enters a computation: removing an example would change it."""
-    for name, value in op.arguments.items():
-        number = name in ("self", "other", "value", "alpha", "beta", "min", "max") and isinstance(value, (int, float))
-        if number and value in (op.count, 1 / op.count, -op.count, -1 / op.count):
-            raise Mixes(f"{op.name} uses the number of examples")
+    others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
+    if counted_in(op, others):
+        raise Mixes(f"{op.name} uses the number of examples")
+
+
+def is_size(operation: str, argument: str) -> bool:
+    """Whether an argument of an operation may be the number of examples."""
+    return argument in SIZES or (argument == "stride" and operation.endswith("empty_strided"))
+
+
+def counted_in(op: Op, tree: Any) -> bool:
+    """Whether a number in a tree of arguments is made of the number of examples."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (tuple, list)):
+        return any(counted_in(op, each) for each in tree)
+    if type(tree) is int:
+        return tree != 0 and abs(tree) < 2**40 and tree % op.count == 0
+    return type(tree) is float and abs(tree) in (op.count, 1 / op.count)
+
+
+def _placed(op: Op) -> Marks:
+    """Return the mark of what is made of the examples' places."""
+    value = op.node.meta["val"]
+    if op.name in _KEEP_PLACES and value.dtype in (torch.int32, torch.int64):
+        given = {node: m.axis if isinstance(m, Places) else m for node, m in op.marks.items()}
+        moved = Op(op.node, given, op.count)
+        return Places(_rule_of(moved)(moved))
+    if op.name.removeprefix("_unsafe_") in ("index", "index_put"):
+        if any(isinstance(op.of(op.arguments.get(name)), Places) for name in ("self", "values")):
+            raise Mixes(f"{op.name} uses the examples' places in the batch")
+        return _rule_of(op)(op)
+    raise Mixes(f"{op.name} uses the examples' places in the batch")
+
+
+_KEEP_PLACES = {
+    "view", "_unsafe_view", "unsqueeze", "expand", "_to_copy", "clone", "detach", "alias", "lift_fresh_copy",
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- entry by entry
@@ -273,19 +352,27 @@ def _pointwise(op: Op) -> Marks:
 rule(
     "_to_copy", "copy", "fill", "detach", "alias", "lift_fresh", "lift_fresh_copy", "hardswish", "hardswish_backward",
     "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward", "softshrink_backward",
-    "hardshrink_backward", "leaky_relu_backward", "mish_backward", "log_sigmoid_backward", "complex", "polar", "real",
-    "imag", "_conj", "_neg_view", "masked_fill", "bucketize", "_prelu_kernel", "rrelu_with_noise_backward",
-    "conj", "resolve_conj", "resolve_neg", "nan_to_num", "special_expit", "erfinv", "_assert_tensor_metadata",
-    "isin",
+    "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar", 
+    "_conj", "_neg_view", "masked_fill", "_prelu_kernel", "rrelu_with_noise_backward",
+    "nan_to_num", "erfinv",
 )(_pointwise)  # fmt: skip
 
 
 @rule(
-    "_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "_fused_dropout", "rrelu_with_noise_functional"
+    "_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "rrelu_with_noise_functional"
 )
 def _several(op: Op) -> Marks:
-    """Several results, entry by entry."""
-    return [_pointwise(op)] * len(op.node.meta["val"])
+    """Several results, entry by entry; one without entries holds nothing."""
+    mark = _pointwise(op)
+    return [mark if value.numel() else None for value in op.node.meta["val"]]
+
+
+@rule("bucketize", "isin")
+def _found_in(op: Op) -> Marks:
+    """Entry by entry, each looked for among values that all share."""
+    names = ("self", "boundaries") if op.name == "bucketize" else ("elements", "test_elements")
+    op.no_examples(names[1])
+    return op.mark(names[0])
 
 
 @rule("bernoulli", "normal", "poisson", "rand_like", "randn_like", "randint_like", "exponential", "uniform", "geometric",
@@ -306,7 +393,7 @@ def _like(op: Op) -> Marks:
 
 
 @rule("zeros", "ones", "full", "empty", "rand", "randn", "randint", "new_zeros", "new_ones", "new_full", "new_empty",
-      "empty_strided", "new_empty_strided", "scalar_tensor", "empty_memory_format", creates=True)  # fmt: skip
+      "empty_strided", "new_empty_strided", creates=True)  # fmt: skip
 def _created(op: Op) -> Marks:
     """One number everywhere, or one drawn for each entry: a row for each example where a size counts them."""
     found = [d for d, size in enumerate(op.out) if op.is_known(size)]
@@ -348,7 +435,7 @@ def _nll_backward(op: Op) -> Marks:
 # ---------------------------------------------------------------------------------------------- other shapes
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
+@rule("view", "_unsafe_view")
 def _view(op: Op) -> Marks:
     """The same entries in the same order.
 
@@ -371,7 +458,7 @@ def _around(shape: Sequence[int], mark: Axis) -> tuple[int, int]:
     return math.prod(shape[: mark.dim]) * mark.outer, math.prod(shape[mark.dim + 1 :]) * mark.inner
 
 
-@rule("t", "transpose", "permute", "movedim", "adjoint", "swapaxes")
+@rule("t", "transpose", "permute")
 def _permuted(op: Op) -> Marks:
     mark, rank = op.mark("self"), op.rank("self")
     assert isinstance(mark, Axis)
@@ -380,11 +467,9 @@ def _permuted(op: Op) -> Marks:
         order = [d % rank for d in op["dims"]]
     elif op.name == "t":
         order = order[::-1]
-    elif op.name == "transpose":
+    else:
         first, second = op["dim0"] % rank, op["dim1"] % rank
         order[first], order[second] = second, first
-    else:
-        raise NotProved(f"{op.name} has no rule")
     return mark._replace(dim=order.index(mark.dim))
 
 
@@ -409,7 +494,7 @@ def _squeezed(op: Op) -> Marks:
     return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
 
 
-@rule("expand", "broadcast_to", creates=True)
+@rule("expand", creates=True)
 def _expanded(op: Op) -> Marks:
     mark, shape = op.mark("self"), shape_of(op["self"])
     new = len(op.out) - len(shape)
@@ -438,11 +523,20 @@ def _repeated(op: Op) -> Marks:
     return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
 
 
+_APART = {
+    "select", "slice", "slice_copy", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind",
+    "split_copy", "split_with_sizes_copy", "select_backward", "slice_backward",
+}  # fmt: skip
+"""Operations that take some examples out of the batch: code may treat each one alone all the same."""
+
+
 def _along(op: Op, dims: Any, name: str = "self") -> Marks:
     """Return an argument's mark for an operation along some dimensions, none of which may hold examples."""
     mark, rank = op.mark(name), max(op.rank(name), 1)
     chosen = range(rank) if dims is None or dims == [] else dims if isinstance(dims, (tuple, list)) else [dims]
     if isinstance(mark, Axis) and mark.dim in [d % rank for d in chosen]:
+        if op.name in _APART:
+            raise NotProved(f"{op.name} takes the examples apart")
         raise Mixes(f"{op.name} runs over the examples")
     return mark
 
@@ -456,10 +550,18 @@ def _selected(op: Op) -> Marks:
 
 @rule("slice", "slice_copy")
 def _sliced(op: Op) -> Marks:
-    mark = op.mark("self")
-    if shape_of(op["self"]) == op.out and op["step"] == 1:
-        return mark
-    return _along(op, op["dim"])
+    return op.mark("self") if _is_all(op, "self") else _along(op, op["dim"])
+
+
+def _is_all(op: Op, name: str) -> bool:
+    """Whether a slice takes all examples, for any number of them."""
+    mark, end, dim = op.mark(name), op["end"], op["dim"] % len(op.out)
+    if not isinstance(mark, Axis) or mark.dim != dim:
+        if counted_in(op, end):
+            raise Mixes(f"{op.name} uses the number of examples")
+        return False
+    every = end is None or end >= 2**40 or end == shape_of(op[name])[dim]
+    return every and op["start"] in (None, 0) and op["step"] == 1
 
 
 @rule("select_backward")
@@ -471,15 +573,13 @@ def _selected_backward(op: Op) -> Marks:
 
 @rule("slice_backward")
 def _sliced_backward(op: Op) -> Marks:
-    if shape_of(op["grad_output"]) == op.out:
-        return op.mark("grad_output")
-    return _along(op, op["dim"], "grad_output")
+    return op.mark("grad_output") if _is_all(op, "grad_output") else _along(op, op["dim"], "grad_output")
 
 
 @rule("slice_scatter", "select_scatter")
 def _scattered_part(op: Op) -> Marks:
     whole, part, dim = op.mark("self"), op.mark("src"), op["dim"] % len(op.out)
-    if op.name == "slice_scatter" and shape_of(op["src"]) == op.out and op["step"] == 1:
+    if op.name == "slice_scatter" and _is_all(op, "src"):
         return part
     if op.name == "select_scatter" and isinstance(part, Axis):
         part = part._replace(dim=part.dim + (dim <= part.dim))
@@ -494,7 +594,7 @@ def _joined_marks(op: Op, pieces: Sequence[tuple[Node, Mark]], dim: int) -> Mark
     (mark,) = found
     assert isinstance(mark, Axis)
     if mark.dim == dim:
-        raise Mixes(f"{op.name} joins or leaves out examples")
+        raise NotProved(f"{op.name} joins or leaves out examples")
     if any(each is None for _, each in pieces):
         raise NotProved(f"{op.name} joins examples and a value that depends on their places in the batch")
     return mark
@@ -513,12 +613,15 @@ def _joined(op: Op) -> Marks:
     return _joined_marks(op, pieces, op["dim"] % rank)
 
 
-@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unbind", "unsafe_chunk",
-      "tensor_split", "split_copy", "split_with_sizes_copy")  # fmt: skip
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "split_copy", "split_with_sizes_copy")  # fmt: skip
 def _split(op: Op) -> Marks:
     mark, several = op.mark("self"), op.node.meta["val"]
-    if op.name != "unbind" and len(several) == 1:
-        return [mark]
+    sizes = op.arguments.get("split_sizes", op.arguments.get("split_size"))
+    if isinstance(mark, Axis) and mark.dim == op["dim"] % op.rank("self"):
+        if sizes in (shape_of(op["self"])[mark.dim], [shape_of(op["self"])[mark.dim]]):
+            return [mark]
+    elif counted_in(op, sizes):
+        raise Mixes(f"{op.name} uses the number of examples")
     mark = _along(op, op["dim"])
     if op.name == "unbind":
         mark = mark._replace(dim=mark.dim - (op["dim"] % op.rank("self") < mark.dim))
@@ -607,16 +710,13 @@ def _reduced(op: Op) -> Marks:
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk",
-      "argsort", "msort", "glu", "renorm", "_cummax_helper")  # fmt: skip
+      "glu")  # fmt: skip
 def _ordered(op: Op) -> Marks:
-    dim = 0 if op.name == "msort" else op["dim"]
-    mark, several = _along(op, dim), isinstance(op.node.meta["val"], (tuple, list))
-    if op.name == "renorm" and isinstance(mark, Axis):
-        raise NotProved("renorm has no rule")
+    mark, several = _along(op, op["dim"]), isinstance(op.node.meta["val"], (tuple, list))
     return [mark] * len(op.node.meta["val"]) if several else mark
 
 
-@rule("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward", "cumprod_backward")
+@rule("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward")
 def _ordered_backward(op: Op) -> Marks:
     mark, rank = op.broadcast(op.tensors(), len(op.out)), len(op.out)
     if isinstance(mark, Axis) and mark.dim == op["dim"] % rank:
@@ -634,7 +734,7 @@ def _matrices(op: Op) -> Marks:
     return [mark] * len(op.node.meta["val"]) if several else mark
 
 
-@rule("_cdist_forward", "linalg_solve_triangular", "linalg_ldl_solve")
+@rule("_cdist_forward", "linalg_solve_triangular")
 def _matrix_pairs(op: Op) -> Marks:
     mark = op.broadcast(op.tensors(), len(op.out))
     if isinstance(mark, Axis) and mark.dim >= len(op.out) - 2:
@@ -761,7 +861,7 @@ def _first(op: Op, *names: str) -> Axis:
     return mark
 
 
-@rule("convolution", "_convolution", "convolution_overrideable")
+@rule("convolution", "_convolution")
 def _convolved(op: Op) -> Marks:
     op.no_examples("weight", "bias")
     return _first(op, "input")
@@ -806,24 +906,24 @@ def _group_norm_backward(op: Op) -> Marks:
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_no_training",
-      "_native_batch_norm_legit_functional", "_batch_norm_no_update", "_batch_norm_with_update", "miopen_batch_norm",
+      "_native_batch_norm_legit_functional", "_batch_norm_no_update", "_batch_norm_with_update",
       "_batch_norm_with_update_functional")  # fmt: skip
 def _batch_norm(op: Op) -> Marks:
     """With given statistics channel by channel; with its own where the examples are channels (instance norm)."""
-    mark, results = op.mark("input"), len(op.node.meta["val"])
+    mark, results = op.mark("input"), op.node.meta["val"]
     trains = op.arguments.get("training", op.name.startswith("_batch_norm_with_update"))
     if isinstance(mark, Axis) and mark.dim == 1:
         for name in ("weight", "bias", "running_mean", "running_var"):
             if op.arguments.get(name) is not None and op.mark(name) != mark._replace(dim=0):
                 raise Mixes(f"{op.name} combines different examples")
-        return [mark, *[mark._replace(dim=0)] * (results - 1)]
+        return [mark, *(mark._replace(dim=0) if value.numel() else None for value in results[1:])]
     if trains:
         raise Mixes(f"{op.name} takes statistics over the examples of a batch")
     op.no_examples("weight", "bias", "running_mean", "running_var")
-    return [_first(op, "input"), *[None] * (results - 1)]
+    return [_first(op, "input"), *[None] * (len(results) - 1)]
 
 
-@rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward", "miopen_batch_norm_backward")
+@rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_backward(op: Op) -> Marks:
     mark = op.mark("input")
     gradient = op.mark("grad_out" if "grad_out" in op.arguments else "grad_output")
@@ -861,19 +961,18 @@ def _spatial(dims: int, *names: str) -> Rule:
 
 
 for _dims, _names in {
-    1: "avg_pool1d max_pool1d adaptive_avg_pool1d adaptive_max_pool1d upsample_linear1d upsample_nearest1d _upsample_nearest_exact1d "
+    1: "upsample_linear1d upsample_nearest1d _upsample_nearest_exact1d "
     "reflection_pad1d replication_pad1d",
-    2: "avg_pool2d max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d fractional_max_pool2d "
+    2: "avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d adaptive_max_pool2d fractional_max_pool2d "
     "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
-    "_upsample_bicubic2d_aa reflection_pad2d replication_pad2d pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle",
-    3: "avg_pool3d max_pool3d_with_indices adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d upsample_nearest3d "
+    "_upsample_bicubic2d_aa reflection_pad2d replication_pad2d",
+    3: "avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d upsample_nearest3d "
     "_upsample_nearest_exact3d upsample_trilinear3d reflection_pad3d replication_pad3d",
 }.items():  # fmt: skip
     for _name in _names.split():
         rule(_name, f"{_name}_backward")(_spatial(_dims))
-for _name in ("im2col", "col2im"):
-    rule(_name)(_spatial(2 if _name == "im2col" else 1))
-rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(_spatial(3))
+rule("col2im")(_spatial(2))
+rule("im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(_spatial(3))
 
 
 @rule("grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
@@ -884,10 +983,9 @@ def _sampled(op: Op) -> Marks:
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-      "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_fused_attention_overrideable",
+      "_scaled_dot_product_cudnn_attention",
       "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
-      "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
-      "_scaled_dot_product_fused_attention_overrideable_backward")  # fmt: skip
+      "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward")  # fmt: skip
 def _attention(op: Op) -> Marks:
     """Each entry of the first dimension alone."""
     shared = {"philox_seed", "philox_offset", "cum_seq_q", "cum_seq_k"}
@@ -904,6 +1002,9 @@ def _attention(op: Op) -> Marks:
     (mark,) = found if len(found) == 1 else (None,)
     if not isinstance(mark, Axis) or mark.dim:
         raise Mixes(f"{op.name} combines different examples")
+    bias = op.arguments.get("attn_bias")
+    if bias is not None and op.of(bias) is None and op.arguments.get("grad_input_mask", [False])[-1]:
+        raise NotProved(f"{op.name} adds up the examples' gradients of a bias")
     return [mark if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == mark.outer * op.count * mark.inner else None
             for v in op.node.meta["val"]]  # fmt: skip
 
@@ -938,7 +1039,7 @@ def _looked_up_backward(op: Op) -> Marks:
     return SUM
 
 
-@rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
+@rule("gather", "scatter", "scatter_add", "scatter_reduce")
 def _gathered(op: Op) -> Marks:
     mark = op.broadcast(op.tensors(), len(op.out))
     if isinstance(mark, Axis):
@@ -1017,15 +1118,18 @@ def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tupl
     kept = [d for d in range(rank) if indices[d] is None]
     before = sum(d < given[0] for d in kept) if together else 0
     out_rank = wide + len(kept)
-    own = [t for t in tensors if _is_own_place(t, op)]
+    own = [t for t in tensors if isinstance(op.of(t), Places)]
     others = [t for t in tensors if t not in own]
     among = op.broadcast(others, wide) if others else None
     if isinstance(whole, Axis) and indices[whole.dim] is not None:
         # Each example's own row: index i at example i.
         index = indices[whole.dim]
-        if own != [index] or (whole.outer, whole.inner) != (1, 1):
+        places = op.of(index)
+        if own != [index] or (whole.outer, whole.inner) != (1, 1) or not isinstance(places, Places):
             raise Mixes(f"{op.name} chooses among the examples")
-        dim = wide - len(shape_of(index)) + next(d for d, size in enumerate(shape_of(index)) if size == op.count)
+        if (places.axis.outer, places.axis.inner) != (1, 1):
+            raise Mixes(f"{op.name} chooses among the examples")
+        dim = wide - len(shape_of(index)) + places.axis.dim
         if among not in (None, Axis(dim)):
             raise Mixes(f"{op.name} combines different examples")
         if among is None and any(_size_at(t, dim, wide) != 1 for t in others):
@@ -1055,35 +1159,11 @@ def _size_at(node: Node, dim: int, rank: int) -> int:
     return shape[place] if place >= 0 else 1
 
 
-def _is_own_place(node: Node, op: Op) -> bool:
-    """Whether a tensor holds 0, 1, ... along one dimension that counts the examples, and is constant along others."""
-    while node.op == "call_function" and op.of(node) is None:
-        name = name_of(node.target) if hasattr(node.target, "_schema") else ""
-        if name == "arange":
-            own = Op(node, op.marks, op.count)
-            return (
-                own.arguments.get("start") in (0, None)
-                and own["end"] == op.count
-                and own.arguments.get("step") in (1, None)
-            )
-        if name not in (
-            "view",
-            "unsqueeze",
-            "_to_copy",
-            "clone",
-            "detach",
-            "alias",
-            "expand",
-            "lift_fresh_copy",
-            "_unsafe_view",
-        ):
-            return False
-        if name == "expand" and sum(size == op.count for size in shape_of(node)) != 1:
-            return False
-        node = node.args[0]  # type: ignore[assignment]
-    return False
-
-
 @rule("arange", creates=True)
 def _counted(op: Op) -> Marks:
-    return None
+    start, end, step = op.arguments.get("start") or 0, op["end"], op.arguments.get("step", 1)
+    if not counted_in(op, op.arguments):
+        return None
+    if start != 0 or step != 1 or end != op.count or op.node.meta["val"].dtype not in (torch.int32, torch.int64):
+        raise Mixes("arange uses the number of examples")
+    return Places(Axis(0))

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
-from dpcore.torch.gradients.axis import SUM, Axis, follow, name_of, shape_of
+from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
 from dpcore.torch.gradients.capture import Captured
 from dpcore.torch.gradients.errors import Mixes
 from dpcore.torch.gradients.sources import Finder, Source
@@ -149,7 +150,8 @@ class Program:
                     args = _without_sums(node, args, marks[node])
                 else:
                     args = copied(args)
-                copies[node] = graph.call_function(node.target, args, kwargs)
+                target = torch.ops.aten.squeeze.dims if name_of(node.target) == "squeeze" else node.target
+                copies[node] = graph.call_function(target, args, kwargs)
             else:
                 continue
             copies[node].meta = dict(node.meta)
@@ -157,18 +159,26 @@ class Program:
         return GraphModule(captured.module, graph)
 
 
-_NUMBERS = {"fill_value", "value", "other", "alpha", "beta", "p", "low", "high", "max_norm", "dim", "dims", "exponent"}
-
-
 def _named(node: Node, copied: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return an operation's arguments, with sizes for another number of examples; numbers that are no sizes stay."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    plain = lambda tree: tree if type(tree) is int else copied(tree)  # noqa: E731
-    args = tuple(
-        (plain if argument.name in _NUMBERS else copied)(value)  # type: ignore[no-untyped-call]
-        for argument, value in zip(schema.arguments, node.args, strict=False)
-    )
-    return args, {name: (plain if name in _NUMBERS else copied)(value) for name, value in node.kwargs.items()}  # type: ignore[no-untyped-call]
+    name, schema = name_of(node.target), node.target._schema  # type: ignore[union-attr]
+
+    def own(argument: str, tree: Any) -> Any:
+        if is_size(name, argument):
+            return copied(tree)
+        return map_arg(tree, copied)
+
+    if name == "squeeze":  # of one example the examples' dimension has size 1, and stays
+        shape = shape_of(node.args[0])
+        dims = [d % len(shape) for d in _dims(node, len(shape))]
+        return (copied(node.args[0]), [d for d in dims if shape[d] == 1]), {}
+    args = tuple(own(argument.name, value) for argument, value in zip(schema.arguments, node.args, strict=False))
+    return args, {argument: own(argument, value) for argument, value in node.kwargs.items()}
+
+
+def _dims(node: Node, rank: int) -> Sequence[int]:
+    dims: Any = node.args[1] if len(node.args) > 1 else list(range(rank))
+    return dims if isinstance(dims, (tuple, list)) else [dims]
 
 
 def _without_sums(node: Node, args: tuple[Any, ...], marks: Any) -> tuple[Any, ...]:

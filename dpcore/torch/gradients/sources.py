@@ -18,10 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
-from dpcore.torch.gradients.axis import SUM, Axis, Op, holds_sum, name_of, shape_of
+from dpcore.torch.gradients.axis import SUM, Axis, Op, counted_in, holds_sum, name_of, shape_of
 from dpcore.torch.gradients.convolution import weight_block
+from dpcore.torch.gradients.errors import NotProved
 
 Tensor = torch.Tensor
 
@@ -46,8 +48,10 @@ class Finder:
 
     def sources(self, gradient: Node | None, shape: Sequence[int]) -> list[Source]:
         """Return the sources of the gradient of a parameter of this shape; none where it is 0."""
-        if gradient is None or self.marks[gradient] is None:
+        if gradient is None or is_zero(gradient):
             return []
+        if self.marks[gradient] is None:
+            raise NotProved("a gradient depends on no example and is not 0")
         found: list[Source] = []
         for end, chain in self._parts(gradient):
             source = self._linear(end, chain, shape) or self._plain(end, chain)
@@ -62,7 +66,8 @@ class Finder:
             return [(node, [])]
         taken = [i for i in node.all_input_nodes if self.marks[i] is SUM]
         name = name_of(node.target)
-        if name == "add" and len(taken) == 2 and node.kwargs.get("alpha", 1) == 1:
+        alike = all(shape_of(each) == shape_of(node) for each in taken)
+        if name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
             return [part for each in taken for part in self._parts(each)]
         if len(taken) != 1 or len(node.all_input_nodes) != 1:
             return [(node, [node])]  # no end: carried back as a whole
@@ -110,7 +115,9 @@ class Finder:
             elif viewed:
                 return None
             elif name in ("t", "transpose", "permute") and len(shape_of(node)) == 2:
-                turned = turned != (list(node.args[1:]) not in ([0, 0], [1, 1], [[0, 1]]))
+                order: Any = node.args[1] if name == "permute" else node.args[1:]
+                first_two = [d % 2 for d in order] or [0, 1]
+                turned = turned != (first_two == [1, 0] if name == "permute" else first_two[0] != first_two[1])
                 now = list(shape_of(node))
             elif (
                 name == "slice_backward"
@@ -118,11 +125,10 @@ class Finder:
                 and (node.args[5] if len(node.args) > 5 else 1) == 1
             ):
                 given: Any = node.args
-                size, dim, start = given[1], given[2] % 2, given[3]
-                side = dim != turned
-                pads[side] = (start, size[dim] - start - now[dim])
-                if any(pads[side]) and size[dim] <= 0:
-                    return None
+                size, dim, start = given[1], given[2] % 2, given[3] or 0
+                start = max(start + size[dim], 0) if start < 0 else start
+                side, after = dim != turned, size[dim] - start - now[dim]
+                pads[side] = (pads[side][0] + start, pads[side][1] + after)
                 now = list(shape_of(node))
             else:
                 return None
@@ -242,7 +248,8 @@ def _of_sum(op: Op, _: int) -> Source:
     def block(values: Sequence[Tensor], examples: int) -> Block:
         rows = stacked(values[0], mark, examples)
         # At one position a bias's vector is the gradient itself.
-        return Rows((rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)).reshape(examples, -1))
+        each = rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)
+        return Rows(each.reshape(examples, -1))
 
     return Source((op["self"],), block, "sum")
 
@@ -257,7 +264,9 @@ def _of_convolution(op: Op, which: int) -> Source:
         gradient = values[0]
         if which == 2:
             return Rows(stacked(gradient, mark, examples).flatten(3).sum((1, 3)))
-        return weight_block(shape, values[1].to(gradient.dtype), gradient, examples, *form)
+        # Each example's rows side by side, where they lay apart.
+        x, gradient = (stacked(value, mark, examples).flatten(0, 1) for value in (values[1], gradient))
+        return weight_block(shape, x.to(gradient.dtype), gradient, examples, *form)
 
     return Source((op["grad_output"], op["input"])[: 3 - which], block, "convolution")
 
@@ -322,7 +331,7 @@ def _of_index(op: Op, _: int) -> Source | None:
     if (
         not isinstance(mark, Axis)
         or values_mark != mark
-        or name_of(op["self"].target) not in ("zeros", "new_zeros", "zeros_like", "full")
+        or not is_zero(op["self"])
     ):
         return None
     if len(op.out) < 1 or op.rank("values") != rank + len(op.out) - 1:
@@ -337,6 +346,14 @@ def _of_index(op: Op, _: int) -> Source | None:
     return Source((op["values"], indices[0]), block, "index")
 
 
+def is_zero(node: Node) -> bool:
+    """Whether a value is made as 0 everywhere."""
+    if node.op != "call_function":
+        return False
+    name = name_of(node.target)
+    return name in ("zeros", "new_zeros", "zeros_like") or (name in ("full", "full_like") and node.args[1] == 0)
+
+
 def _table(indices: Tensor, gradients: Tensor, size: int) -> Block:
     examples, width = len(indices), gradients.shape[-1]
     return Embedding((indices.reshape(examples, -1),), (gradients.reshape(examples, -1, width),), (1.0,), size)
@@ -346,7 +363,9 @@ def _general(op: Op, which: int) -> Source:
     """Return the source of any end: the operation itself on each example's rows, by vmap."""
     nodes = op.node.all_input_nodes
     marks = [op.of(node) for node in nodes]
-    node, count = op.node, op.count
+    node = op.node
+    if counted_in(op, op.arguments):
+        raise NotProved(f"{op.name} adds up the examples and takes their number as a size")
 
     def block(values: Sequence[Tensor], examples: int) -> Block:
         given = [
@@ -356,23 +375,10 @@ def _general(op: Op, which: int) -> Source:
 
         def one(*own: Tensor) -> Tensor:
             known = dict(zip(nodes, own, strict=True))
-            result = node.target(*_alone(node.args, known, count), **_alone(node.kwargs, known, count))  # type: ignore[operator]
+            result = node.target(*map_arg(node.args, known.get), **map_arg(node.kwargs, known.get))  # type: ignore[operator]
             return result[which] if isinstance(result, (tuple, list)) else result  # type: ignore[no-any-return]
 
         rows = vmap(one, in_dims=tuple(0 if mark is not None else None for mark in marks), randomness="error")(*given)
         return Rows(rows.reshape(examples, -1))
 
     return Source(tuple(nodes), block, op.name)
-
-
-def _alone(tree: Any, known: dict[Node, Tensor], count: int) -> Any:
-    """Return an operation's arguments for one example."""
-    if isinstance(tree, Node):
-        return known[tree]
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_alone(each, known, count) for each in tree)
-    if isinstance(tree, dict):
-        return {name: _alone(each, known, count) for name, each in tree.items()}
-    if type(tree) is int and 0 < tree < 2**40 and tree % count == 0:
-        return tree // count
-    return tree
