@@ -47,19 +47,17 @@ def try_out(
                     raise ArgumentError(gradient.reasons["pairs"]) from None
             finally:
                 start.restore()
-        ways = WAYS[1:] if way == "auto" else (way,)
-        for candidate in ways:
-            gradient.way = candidate
-            try:
+        try:
+            # Every model that can be trained at all bears the last way, which says best what is wrong.
+            for candidate in (WAYS[-1], *(["vmap"] if way in ("auto", "vmap") else [])):
+                gradient.way = candidate
                 for _ in modes(gradient.model, frozen):
                     try_state(gradient, example)
-                return
-            except Unfit as refusal:
-                if candidate == ways[-1]:
-                    raise ArgumentError(str(refusal)) from refusal.__cause__
-                gradient.reasons[candidate] = str(refusal)
-            finally:
-                start.restore()
+                    start.restore()
+        except Unfit as refusal:
+            if way == "vmap" or gradient.way == WAYS[-1]:
+                raise ArgumentError(str(refusal)) from refusal.__cause__
+            gradient.way, gradient.reasons["vmap"] = WAYS[-1], str(refusal)
     finally:
         start.restore()
 
