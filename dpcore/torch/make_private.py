@@ -25,7 +25,7 @@ from dpcore.torch.data.remarks import remarks
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import limit_of, parse_memory
 from dpcore.torch.model.modes import Modes
-from dpcore.torch.gradients.per_example import WAYS, Loss
+from dpcore.torch.gradients.per_example import WAYS, Loss, is_compiled
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
@@ -62,6 +62,7 @@ def make_private(
     prefetch: int = 0,
     augmentations: int = 1,
     cuda_graphs: bool | str = False,
+    compile: bool | None = None,  # noqa: A002 - torch's own word
     example_batch: Any = None,
     key: bytes | None = None,
     exact_key: bool = False,
@@ -129,6 +130,9 @@ def make_private(
         Repeat the launches of norms, sums and the step as CUDA graphs, where they are those of an earlier step: under
         backend "triton" alone, in one process. It changes no bit. With "model" the model's passes, too: what its Python
         code decides must then be the same in every step, and captured passes keep their memory.
+    compile : bool, optional
+        Let torch.compile make kernels of the proved graph; by default where the model was given to torch.compile. It
+        takes minutes once, for all sizes of batches, and a C++ compiler on a CPU.
     example_batch : batch, optional
         Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
         range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
@@ -200,6 +204,7 @@ def make_private(
     device = check_place(backend, model)
     gradient = gradient_of(model, loss, peers)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
+    gradient.proved.compiled = is_compiled(model) if compile is None else compile
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)

@@ -133,7 +133,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
         return [point.grad for point in points]
 
     try:
-        with fake, _eager(), _real_states(), noted:
+        with fake, as_written(), _real_states(), noted:
             module = make_fx(joint, decomposition_table=_decompositions(), pre_dispatch=False)(*values, *others, *given)
     except (DpcoreError, NotCaptured):
         raise
@@ -163,12 +163,13 @@ def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
 
 
 @contextmanager
-def _eager() -> Iterator[None]:
-    """Compiled modules are captured as they were written."""
+def as_written() -> Iterator[None]:
+    """Let compiled modules run as they were written."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    # torch would refuse to capture a compiled function by make_fx, whatever the stance.
+    with torch.compiler.set_stance("force_eager"), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
         yield
 
 

@@ -19,6 +19,7 @@ from dpcore.spec.validate import choice
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.gradients.capture import as_written
 from dpcore.torch.gradients.check_loss import check_scalar, check_targets, loss_failed
 from dpcore.torch.gradients.errors import NotProved
 from dpcore.torch.gradients.explicit import ExplicitGradient
@@ -153,7 +154,8 @@ class PerExampleGradient:
 
         if self.way != "pairs":
             given = batches.tree_map(torch.clone, batch)  # whatever model or loss write to it
-            return guarded(lambda: self.explicit[self.way](values, given))
+            with as_written():
+                return guarded(lambda: self.explicit[self.way](values, given))
         try:
             program, inputs = guarded(lambda: self.proved.current(values, batch, not synthetic))
         except NotProved as reason:  # of a batch of another form, or of a model that changed
@@ -217,6 +219,14 @@ class PerExampleGradient:
             "operation without .item(), data-dependent Python control flow or in-place changes; or set "
             "gradients='one-by-one'"
         )
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model, or a part of it, was given to torch.compile."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
 
 
 def autocast_of(model: torch.nn.Module) -> torch.dtype | None:

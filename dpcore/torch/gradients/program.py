@@ -95,6 +95,13 @@ class Program:
         with torch.no_grad(), self._as_written():
             return self.blocks(self.run(examples, *point, *held, *batch), examples)
 
+    def compile(self) -> None:
+        """Let torch.compile make kernels of the graph, one set for all numbers of examples above 1.
+
+        Random numbers are drawn as without, so that a seed gives the same masks.
+        """
+        self.run = torch.compile(self._module, dynamic=True, options={"fallback_random": True})
+
     def _as_written(self) -> AbstractContextManager[None]:
         """Leave out autocast, whose casts are operations of the graph."""
         kind = self._device.type

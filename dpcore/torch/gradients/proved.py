@@ -67,6 +67,7 @@ class ProvedGradient:
         self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
         self._calls = 0
+        self.compiled = False  # whether torch.compile makes kernels of the graphs
         self.changes_state = False  # whether the code changed anything that lasts while it was captured
 
     @property
@@ -109,7 +110,7 @@ class ProvedGradient:
     def _program(self, form: Hashable, batch: Tree) -> Program:
         known = self.programs.get(form)
         if known is None:
-            key = *cache.equal_models(self.model, self.loss, self.values.names), form
+            key = *cache.equal_models(self.model, self.loss, self.values.names), form, self.compiled
             known = cache.get(key, lambda: self._proved(batch))
             if len(self.programs) >= _FORMS:
                 del self.programs[next(iter(self.programs))]
@@ -128,7 +129,14 @@ class ProvedGradient:
             self.changes_state = self.changes_state or _changed(before, self._snapshot)
         finally:
             before.restore()
-        return Program(found, self.values.gathered(found))
+        program = Program(found, self.values.gathered(found))
+        if self.compiled:
+            program.compile()
+        return program
+
+    def forget(self) -> None:
+        """Forget all graphs."""
+        self.programs, self._readers = {}, {}
 
     def _check_current(self, form: Hashable, batch: Tree) -> None:
         """Capture the model again, and refuse one that computes something else by then.

@@ -7,6 +7,7 @@ so that the examples stay apart by construction, unless Python code keeps someth
 from __future__ import annotations
 
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import Mixes, NotProved
@@ -79,7 +80,16 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
     gradient.draws = gradient.draws or proved.draws
     if not gradient.free:
         return
-    blocks = gradient(gradient.parameters(), trial_batch(example, 2), synthetic=True)
+    made = trial_batch(example, 2)
+    try:
+        blocks = gradient(gradient.parameters(), made, synthetic=True)
+    except Unfit as refusal:
+        if not proved.compiled:
+            raise
+        proved.compiled = False
+        proved.forget()
+        blocks = gradient(gradient.parameters(), made, synthetic=True)
+        warnings.warn(f"compile: not done, and the run goes on without ({refusal.__cause__})", SpeedWarning, stacklevel=2)
     if proved.changes_state or not any(block.rows().any() for block in blocks):
         # Caches are filled once, which is no fault: the model's own code says what is one.
         gradient.way = WAYS[-1]
