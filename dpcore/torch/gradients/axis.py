@@ -58,6 +58,9 @@ RULES: dict[str, Rule] = {}
 CREATES: set[str] = set()
 """Operations that may make rows for the examples out of values without examples."""
 
+ONE_NUMBER = ("zeros_like", "ones_like", "full_like", "empty_like")
+"""Operations that read the shape of a tensor and not its values."""
+
 
 def rule(*names: str, creates: bool = False) -> Callable[[Rule], Rule]:
     """Register the rule of some operations."""
@@ -224,6 +227,8 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
     if all(mark is None for mark in inputs) and op.name not in CREATES:
         return None
     _check_numbers(op)
+    if op.name in ONE_NUMBER and all(mark is None or mark is SUM for mark in inputs):
+        return None  # a sum has no dimension of examples, and its values do not enter
     if all(mark is None or mark is SUM for mark in inputs) and any(mark is SUM for mark in inputs):
         # What leads from sums to a parameter's gradient is applied to each example's part by `sources`.
         several = isinstance(node.meta["val"], (tuple, list))
@@ -298,11 +303,10 @@ def _random(op: Op) -> Marks:
     return mark
 
 
-@rule("zeros_like", "ones_like", "full_like", "empty_like")
+@rule(*ONE_NUMBER)
 def _like(op: Op) -> Marks:
     """One number everywhere."""
-    mark = op.mark("self")
-    return None if mark is SUM else mark
+    return op.mark("self")
 
 
 @rule("zeros", "ones", "full", "empty", "rand", "randn", "randint", "new_zeros", "new_ones", "new_full", "new_empty",

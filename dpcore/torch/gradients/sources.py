@@ -120,7 +120,8 @@ class Finder:
                 given: Any = node.args
                 size, dim, start = given[1], given[2] % 2, given[3]
                 side = dim != turned
-                pads[side] = (start, size[dim] - start - now[dim])
+                before, after = pads[side]
+                pads[side] = (before + start, after + size[dim] - start - now[dim])
                 if any(pads[side]) and size[dim] <= 0:
                     return None
                 now = list(shape_of(node))
@@ -242,7 +243,8 @@ def _of_sum(op: Op, _: int) -> Source:
     def block(values: Sequence[Tensor], examples: int) -> Block:
         rows = stacked(values[0], mark, examples)
         # At one position a bias's vector is the gradient itself.
-        return Rows((rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)).flatten(1))
+        summed = rows[:, 0] if gone == (1,) and rows.shape[1] == 1 else rows.sum(gone)
+        return Rows(summed.reshape(examples, -1))
 
     return Source((op["self"],), block, "sum")
 
