@@ -981,6 +981,8 @@ def _indexed(op: Op) -> Marks:
 @rule("index_put", "_unsafe_index_put")
 def _put(op: Op) -> Marks:
     whole, values = op.mark("self"), op.mark("values")
+    if _is_filled(op):
+        return _filled(op)
     place, is_sum = _index_mark(op, whole, op.rank("self"), of_values=True)
     if is_sum:
         if not op["accumulate"]:
@@ -996,6 +998,22 @@ def _put(op: Op) -> Marks:
         at = place.mark.dim - (place.rank - len(shape))
         if at >= 0 and shape[at] != 1:
             raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
+    return whole
+
+
+def _is_filled(op: Op) -> bool:
+    """Whether ``self[mask] = number``."""
+    given = [index for index in op["indices"] if index is not None]
+    masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
+    return masks and op.mark("values") is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]
+
+
+def _filled(op: Op) -> Marks:
+    """Entry by entry: the mask's dimensions are the first ones of what it fills."""
+    whole, (mask,) = op.mark("self"), op["indices"]
+    rank = len(shape_of(mask))
+    if not isinstance(whole, Axis) or op.of(mask) != (whole if whole.dim < rank else None):
+        raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
     return whole
 
 
