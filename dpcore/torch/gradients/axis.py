@@ -69,6 +69,9 @@ RULES: dict[str, Rule] = {}
 CREATES: set[str] = set()
 """Operations that may make rows for the examples out of values without examples."""
 
+ONE_NUMBER = ("zeros_like", "ones_like", "full_like", "empty_like")
+"""Operations that read the shape of a tensor and not its values."""
+
 
 SIZES = {"size", "repeats", "split_size", "split_sizes", "end", "input_sizes", "input_size", "N"}
 """Arguments that may be the number of examples, or a multiple of it."""
@@ -261,6 +264,8 @@ def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
         return _placed(op)
     if all(mark is None for mark in inputs) and op.name not in CREATES:
         return None
+    if op.name in ONE_NUMBER and all(mark is None or mark is SUM for mark in inputs):
+        return None  # a sum has no dimension of examples, and its values do not enter
     if all(mark is None or mark is SUM for mark in inputs) and any(mark is SUM for mark in inputs):
         # What leads from sums to a parameter's gradient is applied to each example's part by `sources`.
         several = isinstance(op.node.meta["val"], (tuple, list))
@@ -385,11 +390,10 @@ def _random(op: Op) -> Marks:
     return mark
 
 
-@rule("zeros_like", "ones_like", "full_like", "empty_like")
+@rule(*ONE_NUMBER)
 def _like(op: Op) -> Marks:
     """One number everywhere."""
-    mark = op.mark("self")
-    return None if mark is SUM else mark
+    return op.mark("self")
 
 
 @rule("zeros", "ones", "full", "empty", "rand", "randn", "randint", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -1078,6 +1082,8 @@ def _indexed(op: Op) -> Marks:
 @rule("index_put", "_unsafe_index_put")
 def _put(op: Op) -> Marks:
     whole, values = op.mark("self"), op.mark("values")
+    if _is_filled(op):
+        return _filled(op)
     place, is_sum = _index_mark(op, whole, op.rank("self"), of_values=True)
     if is_sum:
         if not op["accumulate"]:
@@ -1093,6 +1099,22 @@ def _put(op: Op) -> Marks:
         at = place.mark.dim - (place.rank - len(shape))
         if at >= 0 and shape[at] != 1:
             raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
+    return whole
+
+
+def _is_filled(op: Op) -> bool:
+    """Whether ``self[mask] = number``."""
+    given = [index for index in op["indices"] if index is not None]
+    masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
+    return masks and op.mark("values") is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]
+
+
+def _filled(op: Op) -> Marks:
+    """Entry by entry: the mask's dimensions are the first ones of what it fills."""
+    whole, (mask,) = op.mark("self"), op["indices"]
+    rank = len(shape_of(mask))
+    if not isinstance(whole, Axis) or op.of(mask) != (whole if whole.dim < rank else None):
+        raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
     return whole
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -22,6 +23,7 @@ from torch.func import functionalize
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
@@ -32,7 +34,8 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.axis import has_rule
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
-from dpcore.torch.gradients.recurrent import REPLACED
+from dpcore.torch.gradients.bags import embedding_bag
+from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
 from dpcore.torch.model.functional import places, refuse_changed, refuse_foreign, slots, within
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
@@ -133,7 +136,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
         return [point.grad for point in points]
 
     try:
-        with fake, as_written(), _real_states(), noted:
+        with fake, as_written(), _real_states(), _masks_as_given(), noted:
             module = make_fx(joint, decomposition_table=_decompositions(), pre_dispatch=False)(*values, *others, *given)
     except (DpcoreError, NotCaptured):
         raise
@@ -165,12 +168,16 @@ def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
 @contextmanager
 def as_written() -> Iterator[None]:
     """Let compiled modules run as they were written."""
-    if "torch._dynamo" not in sys.modules:
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
         yield
         return
     # torch would refuse to capture a compiled function by make_fx, whatever the stance.
-    with torch.compiler.set_stance("force_eager"), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+    with torch.compiler.set_stance("force_eager"), dynamo.config.patch(error_on_nested_fx_trace=False):
         yield
+
+
+_REPLACED = {**RECURRENT, F.embedding_bag: embedding_bag}
 
 
 class _Replaced(TorchFunctionMode):
@@ -184,9 +191,9 @@ class _Replaced(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in REPLACED:
+        if function in _REPLACED:
             with self:
-                return REPLACED[function](*args, **kwargs)
+                return _REPLACED[function](*args, **kwargs)
         if not self.loss:
             found = losses_inside(function, args, kwargs, self.count)
             if found is not None:
@@ -249,6 +256,17 @@ def _real_states() -> Iterator[None]:
         yield
     finally:
         torch.get_rng_state, torch.set_rng_state = kept
+
+
+@contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """Let torch's transformers take a mask as it is: they read its values only to save computing where it is causal."""
+    kept = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = kept
 
 
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])

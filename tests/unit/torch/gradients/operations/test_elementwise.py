@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpcore.stages.clipping.blocks import Linear
-from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
+from tests.unit.torch.gradients.one_by_one import Readout, compare, randomized
 
 
 class Applied(nn.Module):
@@ -80,6 +80,7 @@ PARTS = {
     "columns": lambda p: p[:, 1:3].repeat(1, 2),
     "steps": lambda p: p[::2],
     "one row": lambda p: p[2][None],
+    "parts of parts": lambda p: p[1:5][1:3],
 }
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.gradients.trial import try_out
-from dpcore.torch.sources.places import UnknownLayout
-from tests.unit.torch.sources.traced_models import Layers, alone, cross_entropy, rows, traced
+from dpcore.torch.gradients.errors import Mixes, NotProved
+from tests.unit.torch.gradients.one_by_one import Layers, assert_same, proved
 
 EXAMPLE = torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64)
 FAR = 50  # no made-up entry is beyond
@@ -81,23 +81,28 @@ def test_never_the_way_pairs(forward: Any) -> None:
     assert "a value decides" in gradient.reasons["pairs"]
 
 
+def filled(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor[mask] = 0.5
+    return tensor
+
+
 HARMLESS = [
     lambda s, x: s.b(torch.tanh(s.a(x.sort(dim=-1)[0]))),
     lambda s, x: s.b(torch.tanh(s.a(x)).topk(6, dim=1)[0]),
     lambda s, x: s.b(torch.tanh(s.a(x)).cumsum(1)),
-    lambda s, x: s.b(torch.tanh(s.a(x)).repeat_interleave(2, 0)[::2]),
+    lambda s, x: s.b(torch.tanh(s.a(x)).repeat_interleave(2, 0).view(len(x), 2, 6)[:, 0]),
     lambda s, x: s.b(torch.where(x[:, :1] > 0, s.a(x), 0)),
-    lambda s, x: s.b(torch.tanh(s.a(x))[:, torch.ones(6).nonzero()[:, 0]]),
-    lambda s, x: s.b(s.a(x.clone().index_put_((x > 1,), torch.tensor(0.0)))),
+    lambda s, x: s.b(s.a(filled(x, x > 1))),
+    lambda s, x: s.b(filled(s.a(x), x[:, 0] > 0)),
+    lambda s, x: s.b(filled(s.a(x).T, (s.a(x) > 0).T).T),
+    lambda s, x: s.b(filled(s.a(x).T, torch.arange(6) % 2 == 0).T),
 ]
 
 
 @pytest.mark.parametrize("forward", HARMLESS)
 def test_within_an_example_they_are_followed(forward: Any) -> None:
-    model, batch = Layers(forward), (torch.randn(4, 5), torch.arange(4) % 3)
-    gradient, point = traced(model, cross_entropy, batch)
-    for found, right in zip(rows(gradient, point, batch), alone(model, cross_entropy, batch), strict=True):
-        torch.testing.assert_close(found.double(), right.double(), rtol=1e-4, atol=1e-6)
+    assert_same(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
 def branch(s: Any, x: torch.Tensor) -> torch.Tensor:
@@ -111,11 +116,18 @@ def labeled(s: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("forward", [branch, packed, written, labeled])
-def test_refused_when_values_come_that_made_up_examples_did_not_have(forward: Any) -> None:
-    model, batch = Layers(forward), (torch.randn(4, 5), torch.arange(4) % 3)
-    gradient, point = traced(model, cross_entropy, batch)
-    for found, right in zip(rows(gradient, point, batch), alone(model, cross_entropy, batch), strict=True):
-        torch.testing.assert_close(found.double(), right.double(), rtol=1e-4, atol=1e-6)
-    batch[0][1:3, 0] = 2 * FAR
-    with pytest.raises(UnknownLayout, match="by their values"):
-        rows(gradient, point, batch)
+def test_rows_that_values_choose_are_refused_though_made_up_values_choose_all(forward: Any) -> None:
+    with pytest.raises(NotProved):
+        proved(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda s, x: s.b(filled(s.a(x), torch.arange(len(x)) == 0)),
+        lambda s, x: s.b(filled(s.a(x).T, (x > 0).sum(0)[[0, 1, 2, 3, 4, 4]] > 1).T),
+    ],
+)
+def test_masks_that_are_not_the_examples_own_are_refused(forward: Any) -> None:
+    with pytest.raises(Mixes, match="by a mask that is not their own"):
+        proved(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dpcore.torch.sources.places import UnknownLayout
-from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
+from dpcore.errors import ArgumentError
+from dpcore.torch.gradients.errors import Mixes
+from tests.unit.torch.gradients.one_by_one import Readout, compare, randomized
 
 KINDS = {
     "layer": nn.LayerNorm,
@@ -18,7 +19,6 @@ KINDS = {
     "root mean square": nn.RMSNorm,
     "group": lambda _: nn.GroupNorm(3, 6),
     "instance": lambda _: nn.InstanceNorm1d(6, affine=True),
-    "instance, statistics kept": lambda _: nn.InstanceNorm1d(6, affine=True, track_running_stats=True).eval(),
     "batch, evaluated": lambda _: nn.BatchNorm1d(6).eval(),
 }
 
@@ -41,6 +41,8 @@ def test_images():
     compare(randomized(nn.InstanceNorm2d(4, affine=True)), (4, 3, 3))
 
 
-def test_statistics_of_a_batch_are_refused():
-    with pytest.raises(UnknownLayout, match="mixes examples"):
-        compare(nn.BatchNorm1d(3).double(), (3,))
+@pytest.mark.parametrize("kept", [False, True])
+def test_statistics_of_a_batch_are_refused(kept):
+    words = "changes its buffer" if kept else "takes statistics over the examples of a batch"
+    with pytest.raises(ArgumentError if kept else Mixes, match=words):
+        compare(nn.BatchNorm1d(3, track_running_stats=kept).double(), (3,))

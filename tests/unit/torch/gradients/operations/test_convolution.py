@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpcore.stages.clipping.blocks import Linear, Rows
-from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
+from tests.unit.torch.gradients.one_by_one import Readout, compare, randomized
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
-PAIRS = "dpcore.torch.sources.rules.convolution._PAIRS"
+PAIRS = "dpcore.torch.gradients.convolution._PAIRS"
 KINDS = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
 TRANSPOSED = [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]
 
@@ -104,7 +104,7 @@ def test_weights_that_are_made_of_others():
 
 
 def test_rows_in_chunks(monkeypatch):
-    monkeypatch.setattr("dpcore.torch.sources.rules.convolution._CHUNK", 2 * 3 * 4 * 2 * 8)
+    monkeypatch.setattr("dpcore.torch.gradients.convolution._CHUNK", 2 * 3 * 4 * 2 * 8)
     for folded in (False, True):
         check(nn.Conv1d(4, 3, 2), 1, torch.float64, folded, 1e9)
         check(nn.ConvTranspose1d(4, 3, 2), 1, torch.float64, folded, 1e9)

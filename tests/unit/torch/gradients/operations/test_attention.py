@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpcore.stages.clipping.blocks import Linear
-from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
+from tests.unit.torch.gradients.one_by_one import Readout, compare, randomized
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 

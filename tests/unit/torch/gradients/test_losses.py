@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpcore.torch.sources.places import UnknownLayout
-from tests.unit.torch.sources.traced_models import Layers, assert_same, cross_entropy, rows, traced
+from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
+from tests.unit.torch.gradients.one_by_one import Layers, assert_same, proved
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ FORMS = [
     (lambda z: (z, [z * 2]), lambda out: out[0] + out[1][0]),
     (Output, lambda out: out.logits * len(out.kind)),
     (lambda z: z.mT.unsqueeze(0), lambda out: out.squeeze(0).mT),  # the examples last
-    (lambda z: (z, z.mean(), z.detach().mean()), lambda out: out[0] * out[2].clamp(1, 1)),  # a number nobody uses
+    (lambda z: (z, z.mean(), z.detach().mean()), lambda out: out[0]),  # numbers that nobody uses
 ]
 
 
@@ -41,7 +41,7 @@ FORMS = [
 def test_forms_of_output(form: Any, logits: Any) -> None:
     model = Layers(lambda s, x: form(plain(s, x)))
     batch = torch.randn(4, 5), torch.arange(4) % 3
-    assert_same(model, lambda out, targets: F.cross_entropy(logits(out), targets[0]), batch)
+    assert_same(model, lambda out, y: F.cross_entropy(logits(out), y), batch)
 
 
 def test_rows_of_an_example_in_the_output() -> None:
@@ -49,7 +49,7 @@ def test_rows_of_an_example_in_the_output() -> None:
     model = Layers(lambda s, x: plain(s, x).view(-1, 3))
     for times in (1, 2, 3, 4):
         batch = torch.randn(4, times, 5), torch.randint(0, 3, (4, times))
-        assert_same(model, lambda out, targets: F.cross_entropy(out, targets[0].flatten()), batch, sizes=(4, 2, 1))
+        assert_same(model, lambda out, y: F.cross_entropy(out, y.flatten()), batch, sizes=(4, 2, 1))
 
 
 def test_losses_see_an_example_alone() -> None:
@@ -58,8 +58,8 @@ def test_losses_see_an_example_alone() -> None:
     for count in (2, 3, 4):
         batch = torch.randn(4, count, 5), torch.randint(0, 3, (4, count))
 
-        def loss(out: torch.Tensor, targets: Any) -> torch.Tensor:
-            return F.cross_entropy(out.view(-1, 3), targets[0].view(-1)) + F.mse_loss(out.mT, torch.ones_like(out.mT))
+        def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(out.view(-1, 3), y.view(-1)) + F.mse_loss(out.mT, torch.ones_like(out.mT))
 
         assert_same(model, loss, batch, sizes=(4, 2, 1))
 
@@ -85,42 +85,37 @@ def test_losses_that_a_model_computes(inside: Any, times: int) -> None:
         return inside(plain(s, x), y), y
 
     batch = {"x": torch.randn(3, times, 5), "y": torch.randint(0, 2, (3, times))}
-    assert_same(Layers(forward), lambda out, targets: out[0].sum(), batch, sizes=(3, 2))
+    assert_same(Layers(forward), lambda out: out[0].sum(), batch, sizes=(3, 2))
 
 
 REFUSED = [
-    (
-        lambda s, x: (plain(s, x), plain(s, x).mean()),
-        lambda out, t: F.cross_entropy(out[0], t[0]) + out[1],
-        "no dimension",
-    ),
-    (lambda s, x: plain(s, x).mean(), lambda out, t: out, "no dimension of examples"),
-    (lambda s, x: (z := plain(s, x)) @ z.T, lambda out, t: out.sum(), "shapes"),
-    (lambda s, x: F.mse_loss(plain(s, x).T, x.T[:3]), lambda out, t: out, "first dimension"),
+    (lambda s, x: (plain(s, x), plain(s, x).mean()), lambda out, y: F.cross_entropy(out[0], y) + out[1], Mixes, "mean"),
+    (lambda s, x: plain(s, x).mean(), lambda out, y: out, NotCaptured, "no dimension of examples"),
+    (lambda s, x: (z := plain(s, x)) @ z.T, lambda out, y: out.sum(), NotCaptured, "each pair of examples"),
+    (lambda s, x: F.mse_loss(plain(s, x).T, x.T[:3]), lambda out, y: out, NotProved, "no dimension of examples"),
 ]
 
 
-@pytest.mark.parametrize(("forward", "loss", "reason"), REFUSED)
-def test_losses_of_all_examples_at_once_are_refused(forward: Any, loss: Any, reason: str) -> None:
-    with pytest.raises(UnknownLayout, match=reason):
-        traced(Layers(forward), loss, (torch.randn(4, 5), torch.arange(4) % 3))
+@pytest.mark.parametrize(("forward", "loss", "kind", "reason"), REFUSED)
+def test_losses_of_all_examples_at_once_are_refused(forward: Any, loss: Any, kind: Any, reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        proved(Layers(forward), loss, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
-def test_losses_that_take_parameters_are_refused() -> None:
+def test_losses_that_take_parameters() -> None:
     model = Layers(plain)
     batch = torch.randn(4, 5), torch.arange(4) % 3
     for loss in (
-        lambda out, t: F.cross_entropy(out, t[0]) + sum(p.square().sum() for p in model.parameters()),
-        lambda out, t: F.cross_entropy(F.linear(out, model.b.weight[:, :3]), t[0]),
+        lambda out, y: F.cross_entropy(out, y) + sum(p.square().sum() for p in model.parameters()),
+        lambda out, y: F.cross_entropy(F.linear(out, model.b.weight[:, :3]), y),
     ):
-        with pytest.raises(UnknownLayout, match="took a parameter"):
-            traced(model, loss, batch)
+        assert_same(model, loss, batch)
 
 
-def test_outputs_of_another_structure_are_refused() -> None:
+def test_outputs_of_another_structure_are_another_graph() -> None:
     model = Layers(lambda s, x: (plain(s, x), *[x] * s.more), more=0)
     batch = torch.randn(4, 5), torch.arange(4) % 3
-    gradient, point = traced(model, lambda out, t: cross_entropy(out[0], t), batch)
+    gradient = proved(model, lambda out, y: F.cross_entropy(out[0], y) + sum(part.sum() for part in out[1:]), batch)
     model.more = 1
-    with pytest.raises(UnknownLayout, match="another structure"):
-        rows(gradient, point, batch)
+    gradient.current(gradient.values.parameters(), batch, real=False)
+    assert len(gradient.programs) == 2

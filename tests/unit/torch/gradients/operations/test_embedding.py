@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from dpcore.errors import ArgumentError
 from dpcore.stages.clipping.blocks import Embedding
-from dpcore.torch.sources.places import UnknownLayout
-from tests.unit.torch.sources.one_by_one import compare, randomized
+from dpcore.torch.gradients.errors import Mixes, NotProved
+from tests.unit.torch.gradients.one_by_one import compare, randomized
 
 TOKENS = 5
 
@@ -71,13 +72,19 @@ def test_bags(weighted, folded, padding, mode, dtype):
 
 @pytest.mark.parametrize("options", [{"mode": "max"}, {"max_norm": 1.0}, {"mode": "sum", "scale_grad_by_freq": True}])
 def test_bags_that_are_refused(options):
-    with pytest.raises(UnknownLayout, match="maximum"):
+    with pytest.raises(NotProved, match="embedding_bag has a rule for bags of one length alone"):
         compare(randomized(Bag(False, False, **options)), (4,))
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
-def test_lookups_that_are_refused(options):
+def test_tables_that_a_lookup_changes_are_refused():
     model = Lookup(None, 1)
-    model.table = nn.Embedding(TOKENS, 3, **options)
-    with pytest.raises(UnknownLayout, match="changes the table"):
+    model.table.max_norm = 1.0
+    with pytest.raises(ArgumentError, match="'table' .* changes its parameter 'weight'"):
+        compare(randomized(model), (4,))
+
+
+def test_gradients_divided_by_how_often_all_examples_hold_a_token_are_refused():
+    model = Lookup(None, 1)
+    model.table.scale_grad_by_freq = True
+    with pytest.raises(Mixes, match="how often all examples hold a token"):
         compare(randomized(model), (4,))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpcore.stages.clipping.blocks import Linear, Rows
-from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
+from tests.unit.torch.gradients.one_by_one import Readout, compare, randomized
 
 SIZES = {"t": 3, "d": 4, "h": 5, "n": 2, "k": 2}
 EQUATIONS = {

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: unrolled by their rule, and by torch one example at a time."""
+"""Recurrent layers and cells: as operations of dpcore, and by torch one example at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpcore.stages.clipping.blocks import Linear
-from dpcore.torch.sources.places import UnknownLayout
-from tests.unit.torch.sources.one_by_one import Readout, compare, randomized
+from dpcore.torch.gradients.errors import NotProved
+from tests.unit.torch.gradients.one_by_one import Readout, compare, randomized
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections", "ignore:dropout option adds")
 
@@ -68,7 +68,7 @@ class Loop(nn.Module):
     frozen=st.booleans(),
 )  # fmt: skip
 def test_layers(kind, options, times, dtype, special, frozen):
-    more = {nn.LSTM: {"proj_size": 2}, nn.RNN: {"nonlinearity": "relu"}}.get(kind, {}) if special else {}
+    more = {"nonlinearity": "relu"} if special and kind is nn.RNN else {}
     layer = Layer(kind, **options, **more)
     if frozen:
         layer.layer.weight_ih_l0.requires_grad_(False)
@@ -111,6 +111,9 @@ class Packed(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
 
 
-def test_packed_sequences_are_refused():
-    with pytest.raises(UnknownLayout, match="packed"):
+def test_packed_sequences_and_projections_are_refused():
+    """Lengths are values, of which a graph knows nothing."""
+    with pytest.raises(NotProved, match="a value decides"):
         compare(Packed().double(), (4, 3))
+    with pytest.raises(NotProved, match="projections"):
+        compare(Layer(nn.LSTM, proj_size=2).double(), (4, 3))

@@ -1,4 +1,4 @@
-"""What mixes examples, or what the tracer takes wrongly, is noticed before the first step, by name."""
+"""What mixes examples is noticed before the first step, by its line; what has no proof otherwise is taken alone."""
 
 from __future__ import annotations
 
@@ -36,9 +36,29 @@ class Mixing(nn.Linear):
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_a_model_that_mixes_is_refused_by_name(always: bool) -> None:
-    with pytest.raises(ArgumentError, match=r"module '0' \(Mixing\) mixes the examples"):
-        way_of(nn.Sequential(Mixing(always)))
+@pytest.mark.parametrize("way", ["auto", "pairs"])
+def test_a_model_that_mixes_is_refused_by_its_line(always: bool, way: str) -> None:
+    words = r"model=Sequential: mean runs over the examples \(test_checks\.py, line \d+, in forward\).*gradients='vmap'"
+    with pytest.raises(ArgumentError, match=words):
+        way_of(nn.Sequential(Mixing(always)), way=way)
+
+
+@pytest.mark.parametrize("way", ["vmap", "one-by-one"])
+def test_a_model_that_mixes_sees_batches_of_one_where_that_is_asked_for(way: str) -> None:
+    gradient = way_of(nn.Sequential(nn.Linear(5, 5), Center(), nn.Linear(5, 3)), way=way)
+    assert gradient.way == way
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    whole = [block.rows() for block in gradient(gradient.parameters(), batch)]
+    first = [block.rows() for block in gradient(gradient.parameters(), tuple(t[:1] for t in batch))]
+    for rows, row in zip(whole, first, strict=True):
+        torch.testing.assert_close(rows[:1], row)
+
+
+class Center(nn.Module):
+    """Leaves nothing of an example that is alone but its half."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0) / 2
 
 
 class MixesGradients(torch.autograd.Function):
@@ -59,9 +79,8 @@ class Backward(nn.Sequential):
 
 
 def test_a_model_that_mixes_in_its_backward_pass_alone_is_never_taken_in_batches() -> None:
-    gradient = way_of(Backward(nn.Linear(5, 3)))
-    assert gradient.way != "pairs"
-    assert "mean runs over the examples" in gradient.reasons["pairs"]
+    with pytest.raises(ArgumentError, match=r"mean runs over the examples \(test_checks\.py, line \d+, in backward\)"):
+        way_of(Backward(nn.Linear(5, 3)))
 
 
 class Hidden(torch.autograd.Function):
@@ -107,9 +126,8 @@ class Leaking(nn.Sequential):
 
 
 def test_a_trace_of_other_examples_in_a_backward_pass_is_found() -> None:
-    gradient = way_of(Leaking(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
-    assert gradient.way != "pairs"
-    assert "combines a sum over the examples with the examples" in gradient.reasons["pairs"]
+    with pytest.raises(ArgumentError, match="combines a sum over the examples with the examples"):
+        way_of(Leaking(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
 
 
 class Tokens(nn.Module):
@@ -124,11 +142,9 @@ class Tokens(nn.Module):
         return self.last((found + self.trace * found.mean(0) if self.trace else found).mean(1))
 
 
-@pytest.mark.parametrize(("trace", "way"), [(1e-5, "vmap"), (0.0, "pairs")])
-def test_a_trace_of_another_example_is_found_in_integers(trace: float, way: str) -> None:
-    gradient = PerExampleGradient(Tokens(trace), F.cross_entropy)
-    try_out(gradient, (torch.zeros(1, 7, dtype=torch.int64), EXAMPLE[1]))
-    assert gradient.way == way
+def test_a_trace_of_another_example_is_found_in_integers() -> None:
+    with pytest.raises(ArgumentError, match="mean runs over the examples"):
+        try_out(PerExampleGradient(Tokens(1e-5), F.cross_entropy), (torch.zeros(1, 7, dtype=torch.int64), EXAMPLE[1]))
 
 
 def test_a_gradient_that_a_global_of_the_model_names_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +153,30 @@ def test_a_gradient_that_a_global_of_the_model_names_is_not_put_back(monkeypatch
     try_out(gradient, (torch.zeros(1, 7, dtype=torch.int64), EXAMPLE[1]))
     assert gradient.way == "pairs"
     assert not gradient.reasons
+
+
+class Unproved(nn.Linear):
+    """A value of an example decides, or an operation without a rule."""
+
+    def __init__(self, by_python: bool) -> None:
+        super().__init__(5, 3)
+        self.by_python = by_python
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        if self.by_python:
+            return -out if x[0, 0] > 0 else out
+        return torch.linalg.cross(out, x[:, :3])
+
+
+@pytest.mark.parametrize("by_python", [False, True])
+def test_what_has_no_proof_is_taken_alone_by_vmap_or_else_one_by_one(by_python: bool) -> None:
+    gradient = way_of(Unproved(by_python))
+    assert gradient.way == ("one-by-one" if by_python else "vmap")
+    assert list(gradient.reasons) == ["pairs", "vmap"][: 1 + by_python]
+    assert ("a value decides" if by_python else "linalg_cross has no rule") in gradient.reasons["pairs"]
+    with pytest.raises(ArgumentError, match="a value decides|linalg_cross has no rule"):
+        way_of(Unproved(by_python), way="pairs")
 
 
 @pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")

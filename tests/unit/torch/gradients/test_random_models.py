@@ -15,7 +15,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.stages.clipping.blocks import joined
 from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.torch.data import batches
-from dpcore.torch.model.compare import learn_and_check
+from dpcore.torch.gradients.trial import prove
 from dpcore.torch.gradients.per_example import PerExampleGradient
 
 WIDTH = 4
@@ -137,7 +137,7 @@ def alone(model: nn.Module, batch: Any, point: list[torch.Tensor], names: tuple[
 def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[float], apart: float) -> None:
     model, batch, examples = drawn
     gradient, backend = PerExampleGradient(model, F.cross_entropy), load_backend("numpy")
-    learn_and_check(gradient, batches.tree_map(lambda t: t[:1], batch))
+    prove(gradient, batches.tree_map(lambda t: t[:1], batch))
     here = gradient.parameters()
     points = [[value + j * apart * torch.randn_like(value) for value in here] for j in range(len(weights))]
     taken = [gradient(point, batch, synthetic=True) for point in points]
