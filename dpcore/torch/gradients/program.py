@@ -156,9 +156,11 @@ class Program:
                     args, kwargs = _named(node, copied)
                     args = _without_sums(node, args, marks[node])
                 else:
-                    args = copied(args)
+                    args = map_arg(args, copied)
                 target = torch.ops.aten.squeeze.dims if name_of(node.target) == "squeeze" else node.target
                 copies[node] = graph.call_function(target, args, kwargs)
+                if "empty" in name_of(node.target):  # what lay in that memory may be of other examples
+                    copies[node] = graph.call_function(torch.ops.aten.zero.default, (copies[node],))
             else:
                 continue
             copies[node].meta = dict(node.meta)
