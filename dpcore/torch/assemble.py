@@ -14,8 +14,8 @@ from dpcore.spec.ops import Backend
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.engine import Engine
-from dpcore.torch.model.memory import free_memory
 from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.model.memory import free_memory
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.parameter_views import Working
 

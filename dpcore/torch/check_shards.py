@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
-from dpcore.torch.model.functional import local
 from dpcore.torch.gradients.sharded import groups_of, sharded_modules
+from dpcore.torch.model.functional import local
 
 
 def check_shards(model: nn.Module, group: Any) -> None:

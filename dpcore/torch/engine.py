@@ -17,9 +17,9 @@ from dpcore.stages.clipping.together import add_sums
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.model.functional import local
 from dpcore.torch.model.memory import Limit, is_out_of_memory
-from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import step_seed
 

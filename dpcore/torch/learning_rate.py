@@ -17,9 +17,9 @@ from dpcore.spec import validate
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
+from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.held_out import evaluating
 from dpcore.torch.make_private import make_private
-from dpcore.torch.gradients.per_example import Loss
 
 _RATES = tuple(10.0 ** (power / 2) for power in range(-8, 3))  # 1e-4 to 10, two a decade
 

@@ -22,12 +22,12 @@ from dpcore.torch.check_processes import check_alike, check_alone, check_plain
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
-from dpcore.torch.model.check_module import check_module
-from dpcore.torch.model.memory import limit_of, parse_memory
-from dpcore.torch.model.modes import Modes
 from dpcore.torch.gradients.per_example import WAYS, Loss, is_compiled
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.model.check_module import check_module
+from dpcore.torch.model.memory import limit_of, parse_memory
+from dpcore.torch.model.modes import Modes
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise

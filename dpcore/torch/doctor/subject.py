@@ -21,11 +21,11 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.doctor.finding import NotTried
+from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.make_private import make_private
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.functional import State, within
 from dpcore.torch.model.made_up import trial_batch
-from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.peers import gradient_of
 from dpcore.torch.randomness import TRIAL, seeded

@@ -13,8 +13,8 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.gradients.per_example import WAYS, Unfit
 from dpcore.torch.gradients.errors import Mixes, NotProved
+from dpcore.torch.gradients.per_example import WAYS, Unfit
 from dpcore.torch.gradients.trial import check_registered, prove, try_out, try_state
 from dpcore.torch.model.functional import slots
 from dpcore.torch.model.state_probe import Snapshot
@@ -94,7 +94,9 @@ def _mixing(subject: Subject) -> None:
     except Mixes as reason:
         raise ArgumentError(reason.sentence(subject.model)) from None
     except NotProved:
-        raise NotTried("the examples of a batch are not run together: there is no proof that they stay apart.") from None
+        raise NotTried(
+            "the examples of a batch are not run together: there is no proof that they stay apart."
+        ) from None
     except Unfit as refused:  # another way may take what this one does not
         raise NotTried("the model is not run on a batch.") from refused
 
@@ -177,7 +179,11 @@ def _value(subject: Subject, state: dict[str, torch.Tensor], batch: Any) -> torc
 
 
 _CHECKS: tuple[tuple[str, str, Callable[[Subject], None]], ...] = (
-    ("unregistered tensors", "all trained tensors that the model reaches are registered as its parameters.", _registered),
+    (
+        "unregistered tensors",
+        "all trained tensors that the model reaches are registered as its parameters.",
+        _registered,
+    ),
     ("mixing", "no operation combines examples of a batch, or each example is run by itself.", _mixing),
     ("state", "model and loss keep nothing from one call to the next.", _state),
     ("gradients", "there is a way to find each example's gradient.", _ways),

@@ -227,7 +227,9 @@ def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[
             except NotProved as reason:
                 raise reason.at(node) from None
             except Exception as cause:  # a rule that meets what it was not written for proves nothing
-                raise NotProved(f"{name_of(node.target)} is used in a way that its rule does not cover").at(node) from cause
+                raise NotProved(f"{name_of(node.target)} is used in a way that its rule does not cover").at(
+                    node
+                ) from cause
             if holds_sum(marks[node]) and not any(holds_sum(marks[i]) for i in node.all_input_nodes):
                 ends.append(node)
     return marks, ends
@@ -250,7 +252,9 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
     for mark, value in zip(found, values, strict=True):
         if isinstance(value, torch.Tensor):
             _check_sizes(op, mark.axis if isinstance(mark, Places) else mark, value)
-    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(op, op.arguments):
+    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(
+        op, op.arguments
+    ):
         raise Mixes(f"{op.name} uses the number of examples")
     return result
 
@@ -293,7 +297,9 @@ def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
     known = [d for d, size in enumerate(value.shape) if op.is_known(size)]
     if not isinstance(mark, Axis):
         if known:
-            raise NotProved(f"{op.name} gives a size that counts examples, or is a multiple of {op.count}, where none lie")
+            raise NotProved(
+                f"{op.name} gives a size that counts examples, or is a multiple of {op.count}, where none lie"
+            )
         return
     if value.shape[mark.dim] != mark.outer * op.count * mark.inner:
         raise NotProved(f"{op.name} gives examples where the proof does not expect them")
@@ -357,15 +363,13 @@ def _pointwise(op: Op) -> Marks:
 rule(
     "_to_copy", "copy", "fill", "detach", "alias", "lift_fresh", "lift_fresh_copy", "hardswish", "hardswish_backward",
     "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward", "softshrink_backward",
-    "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar", 
+    "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar",
     "_conj", "_neg_view", "masked_fill", "_prelu_kernel", "rrelu_with_noise_backward",
     "nan_to_num", "erfinv",
 )(_pointwise)  # fmt: skip
 
 
-@rule(
-    "_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "rrelu_with_noise_functional"
-)
+@rule("_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "rrelu_with_noise_functional")
 def _several(op: Op) -> Marks:
     """Several results, entry by entry; one without entries holds nothing."""
     mark = _pointwise(op)

@@ -13,8 +13,8 @@ from dpcore.errors import ArgumentError
 from dpcore.stages.clipping.blocks import Block, Rows
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.model.functional import FOREIGN, Values, call_with, check_versions, places, refuse_foreign, within
 from dpcore.torch.gradients.losses import ExampleLoss
+from dpcore.torch.model.functional import FOREIGN, Values, call_with, check_versions, places, refuse_foreign, within
 
 
 class ExplicitGradient:

@@ -113,7 +113,9 @@ class ShardedValues(Values):
 
     def gathered(self, captured: Captured) -> Gathers:
         """Return what puts the gathering of each layer into the graph."""
-        numbers = {id(t): n for n, group in enumerate(self._groups) for t in (p.sharded_param for p in group.fsdp_params)}
+        numbers = {
+            id(t): n for n, group in enumerate(self._groups) for t in (p.sharded_param for p in group.fsdp_params)
+        }
         named = dict(slots(self.model))
         taken = [numbers.get(id(named[name])) for name in (*self.names, *captured.held)]
 

@@ -60,7 +60,7 @@ class Finder:
             found.append(source)
         return found
 
-    def _parts(self, node: Node) -> list[tuple[Node, list[Node]]]:
+    def _parts(self, node: Node) -> list[tuple[Node, list[Node | _Piece]]]:
         """Return the ends that a gradient is the sum of, each with the operations from there on, in order."""
         if self._end(node) is not None:
             return [(node, [])]
@@ -69,6 +69,12 @@ class Finder:
         alike = all(shape_of(each) == shape_of(node) for each in taken)
         if name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
             return [part for each in taken for part in self._parts(each)]
+        if name == "cat" and len(taken) == len(node.args[0]):  # type: ignore[arg-type]
+            dim, start, parts = node.args[1] if len(node.args) > 1 else 0, 0, []
+            for each in taken:
+                parts += [(end, [*chain, _Piece(node, dim, start)]) for end, chain in self._parts(each)]
+                start += shape_of(each)[dim]
+            return parts
         if len(taken) != 1 or len(node.all_input_nodes) != 1:
             return [(node, [node])]  # no end: carried back as a whole
         return [(end, [*chain, node]) for end, chain in self._parts(taken[0])]
@@ -81,9 +87,11 @@ class Finder:
             return node.args[0], node.args[1]  # type: ignore[return-value]
         return None
 
-    def _plain(self, end: Node, chain: Sequence[Node]) -> Source | None:
+    def _plain(self, end: Node, chain: Sequence[Node | _Piece]) -> Source | None:
         """Return the source of an end that is the gradient as it is, in the same order in memory."""
-        if self._end(end) is None or not all(name_of(node.target) in _SAME_ORDER for node in chain):
+        if self._end(end) is None or any(
+            isinstance(node, _Piece) or name_of(node.target) not in _SAME_ORDER for node in chain
+        ):
             return None
         values, block, operation = self._made(end)
         return Source(values, block, operation)
@@ -98,49 +106,57 @@ class Finder:
         source = maker(op, which) if maker is not None else None
         return source or _general(op, which)
 
-    def _linear(self, end: Node, chain: Sequence[Node], shape: Sequence[int]) -> Source | None:
-        """Return the source of a matrix product, where what follows can be done to its factors."""
+    def _linear(self, end: Node, chain: Sequence[Node | _Piece], shape: Sequence[int]) -> Source | None:
+        """Return the source of a matrix product, where what follows can be done to its factors.
+
+        `sides` says of each dimension of the present value whether it is the product's rows (0), its columns (1), or of
+        size 1 (None).
+        """
         found = self._end(end)
-        if found is None or name_of(found[0].target) != "mm":
+        if found is None or name_of(found[0].target) not in ("mm", "bmm"):
             return None
         left, right = found[0].args[:2]
-        mark = self.marks[left]  # type: ignore[index]
-        rows, columns, turned, viewed, size = shape_of(left)[0], shape_of(right)[1], False, False, None
+        mark, now = self.marks[left], list(shape_of(found[0]))  # type: ignore[index]
+        if len(now) == 3 and now[0] != 1:
+            return None
+        sides = [None if size == 1 else place for place, size in zip((None, 0, 1)[-len(now) :], now, strict=True)]
         pads: list[tuple[int, int]] = [(0, 0), (0, 0)]  # of the rows and of the columns
-        now = [rows, columns]
-        for node in chain:
-            name = name_of(node.target)
+        viewed = False
+        for step in chain:
+            node = step.node if isinstance(step, _Piece) else step
+            name, after = name_of(node.target), list(shape_of(node))
             if name in _SAME_ORDER:
-                viewed = viewed or list(shape_of(node)) != now
+                known = [side for side in sides if side is not None]
+                if [n for n in after if n != 1] == [n for n in now if n != 1]:
+                    places = iter(known)
+                    sides = [None if n == 1 else next(places) for n in after]
+                else:
+                    viewed = True
             elif viewed:
                 return None
-            elif name in ("t", "transpose", "permute") and len(shape_of(node)) == 2:
-                order: Any = node.args[1] if name == "permute" else node.args[1:]
-                first_two = [d % 2 for d in order] or [0, 1]
-                turned = turned != (first_two == [1, 0] if name == "permute" else first_two[0] != first_two[1])
-                now = list(shape_of(node))
-            elif (
-                name == "slice_backward"
-                and len(shape_of(node)) == 2
-                and (node.args[5] if len(node.args) > 5 else 1) == 1
-            ):
-                given: Any = node.args
-                size, dim, start = given[1], given[2] % 2, given[3] or 0
-                start = max(start + size[dim], 0) if start < 0 else start
-                side, after = dim != turned, size[dim] - start - now[dim]
-                pads[side] = (pads[side][0] + start, pads[side][1] + after)
-                now = list(shape_of(node))
+            elif name in ("t", "transpose", "permute"):
+                sides = [sides[d] for d in _order(node)]
+            elif isinstance(step, _Piece) or name == "slice_backward":
+                place = step if isinstance(step, _Piece) else _sliced(node)
+                side = sides[place.dim] if place is not None else None
+                if place is None or side is None:
+                    return None
+                pads[side] = (
+                    pads[side][0] + place.start,
+                    pads[side][1] + after[place.dim] - place.start - now[place.dim],
+                )
             else:
                 return None
+            now = after
         if math.prod(now) != math.prod(shape):
             return None
+        turned = [side for side in sides if side is not None] == [1, 0]
         outer, inner = mark.outer, mark.inner
 
         def block(values: Sequence[Tensor], examples: int) -> Block:
-            first, second = (
-                stacked(values[0], Axis(1, outer, inner), examples),
-                stacked(values[1], Axis(0, outer, inner), examples),
-            )
+            first, second = (value.squeeze(0) if value.dim() == 3 else value for value in values)
+            first = stacked(first, Axis(1, outer, inner), examples)
+            second = stacked(second, Axis(0, outer, inner), examples)
             first, second = (F.pad(t, pad) if any(pad) else t for t, pad in ((first, pads[0]), (second, pads[1])))
             return product(second, first) if turned else product(first, second)
 
@@ -191,6 +207,34 @@ class Finder:
         return Source(values, block, "+".join(dict.fromkeys(source.operation for source in made)))
 
 
+class _Piece(NamedTuple):
+    """A value that is a part of what an operation gives: from `start` on along `dim`."""
+
+    node: Node
+    dim: int
+    start: int
+
+
+def _sliced(node: Node) -> _Piece | None:
+    """Return where the gradient of a slice lies; None where it has gaps."""
+    given: Any = (*node.args, 1)[:6]
+    size, dim, start, step = given[1], given[2] % len(shape_of(node)), given[3] or 0, given[5]
+    start = max(start + size[dim], 0) if start < 0 else start
+    return _Piece(node, dim, start) if step == 1 else None
+
+
+def _order(node: Node) -> list[int]:
+    """Return which dimension of what it takes each dimension of a transposed value is."""
+    given: Any = node.args[1:]
+    rank = len(shape_of(node))
+    order = list(range(rank))
+    if name_of(node.target) == "permute":
+        return [d % rank for d in given[0]]
+    first, second = (d % rank for d in (given or (0, min(rank, 2) - 1)))
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
 _SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
 
 
@@ -206,10 +250,10 @@ def stacked(tensor: Tensor, mark: Axis, examples: int) -> Tensor:
 def product(rows: Tensor, columns: Tensor) -> Block:
     """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, q) and (B, T, p).
 
-    Its rows where they are small, its pairs where not.
+    Its rows where they are small, as those of a vector always are, its pairs where not.
     """
     times, q, p = rows.shape[1], rows.shape[2], columns.shape[2]
-    if times >= _MANY and q * p <= _ROWS * times * (q + p):
+    if min(q, p) == 1 or (times >= _MANY and q * p <= _ROWS * times * (q + p)):
         return Rows((rows.mT @ columns).flatten(1))
     return Linear((columns,), (rows,), (1.0,), gram=times * (p + q) < p * q)
 
@@ -328,11 +372,7 @@ def _of_index(op: Op, _: int) -> Source | None:
     mark = op.of(indices[0]) if len(indices) == 1 else None
     rank = len(shape_of(indices[0])) if isinstance(indices[0], Node) else 0
     values_mark = op.mark("values")
-    if (
-        not isinstance(mark, Axis)
-        or values_mark != mark
-        or not is_zero(op["self"])
-    ):
+    if not isinstance(mark, Axis) or values_mark != mark or not is_zero(op["self"]):
         return None
     if len(op.out) < 1 or op.rank("values") != rank + len(op.out) - 1:
         return None

@@ -6,10 +6,8 @@ so that the examples stay apart by construction, unless Python code keeps someth
 
 from __future__ import annotations
 
-
 import warnings
 from collections.abc import Iterator, Sequence
-
 from typing import Any
 
 import torch
@@ -25,9 +23,7 @@ from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
 
-def try_out(
-    gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto"
-) -> None:
+def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Take the fastest way that this model bears, or the one that is asked for; refuse the model where there is none.
 
     Of the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`. The model is looked at
@@ -89,7 +85,9 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
         proved.compiled = False
         proved.forget()
         blocks = gradient(gradient.parameters(), made, synthetic=True)
-        warnings.warn(f"compile: not done, and the run goes on without ({refusal.__cause__})", SpeedWarning, stacklevel=2)
+        warnings.warn(
+            f"compile: not done, and the run goes on without ({refusal.__cause__})", SpeedWarning, stacklevel=2
+        )
     if proved.changes_state or not any(block.rows().any() for block in blocks):
         # Caches are filled once, which is no fault: the model's own code says what is one.
         gradient.way = WAYS[-1]

@@ -53,7 +53,10 @@ def randomized(model: nn.Module, dtype: torch.dtype = torch.float64, size: float
 def loss_of_all(output: Any) -> torch.Tensor:
     """No two numbers of the output have the same gradient, and no sum that cancels multiplies them all."""
     tensors = output if isinstance(output, tuple) else (output,)
-    total = sum((t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).mean().exp() for t in tensors)
+    total = sum(
+        (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).mean().exp()
+        for t in tensors
+    )
     assert isinstance(total, torch.Tensor)
     return total
 

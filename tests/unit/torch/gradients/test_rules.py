@@ -523,7 +523,17 @@ def accepted(key: str, build: Build, only: Axis | None = None) -> Iterator[Any]:
             found, ends = follow(graph, {places[p]: m for p, m in marks.items()}, B)
         except NotProved:
             continue
-        yield target, leaves, form, marks, [found[node] for node in results], results, Finder(found, ends, B), graph, found
+        yield (
+            target,
+            leaves,
+            form,
+            marks,
+            [found[node] for node in results],
+            results,
+            Finder(found, ends, B),
+            graph,
+            found,
+        )
 
 
 def check(key: str, build: Build) -> int:
@@ -565,7 +575,9 @@ def check(key: str, build: Build) -> int:
     return count
 
 
-def check_sum(finder: Finder, node: Node, total: torch.Tensor, marks: Any, leaves: Any, others: Any, graph: Graph) -> None:
+def check_sum(
+    finder: Finder, node: Node, total: torch.Tensor, marks: Any, leaves: Any, others: Any, graph: Graph
+) -> None:
     """A sum is that of the parts which its source finds, each a function of one example."""
     source = finder._made(node)
     held = {n: p for n, p in zip((n for n in graph.nodes if n.op == "placeholder"), marks, strict=True)}
@@ -603,7 +615,9 @@ def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any,
     operands = [n for n, m in zip(results, found, strict=True) if m is not SUM and n.meta["val"] is not None]
     captured: Any = SimpleNamespace(module=GraphModule(torch.nn.Module(), graph))
     moved = dict(zip(graph.nodes, captured.module.graph.nodes, strict=True))
-    rewritten = Program._rewritten(SimpleNamespace(count=B), captured, [moved[n] for n in operands], {moved[n]: m for n, m in known.items()})  # type: ignore[arg-type]
+    rewritten = Program._rewritten(
+        SimpleNamespace(count=B), captured, [moved[n] for n in operands], {moved[n]: m for n, m in known.items()}
+    )  # type: ignore[arg-type]
     for n in (1, 3):
         given = [chosen(leaves[p], m, range(n)).clone() for p, m in marks.items()]
         few = rewritten.forward(n, *given)
