@@ -463,7 +463,17 @@ def _sliced(op: Op) -> Marks:
     mark = op.mark("self")
     if shape_of(op["self"]) == op.out and op["step"] == 1:
         return mark
+    if op["start"] in (0, None) and op["end"] == 1 and _is_repeated(op["self"], op):
+        return None  # the first of rows that are all the same
     return _along(op, op["dim"])
+
+
+def _is_repeated(node: Node, op: Op) -> bool:
+    """Whether the examples' rows are one value without examples, as often as there are examples."""
+    if node.op != "call_function" or name_of(node.target) != "expand":
+        return False
+    mark = op.of(node)
+    return isinstance(mark, Axis) and mark.dim == op["dim"] % op.rank("self") and op.of(node.args[0]) is None
 
 
 @rule("select_backward")
