@@ -207,11 +207,15 @@ class PerExampleGradient:
                 f"{where}: failed on a drawn batch, though not on synthetic inputs; check labels and inputs for values "
                 "out of range (torch's own words are not shown, since they may hold private values)"
             )
-        how = {"pairs": "on a batch", "vmap": "example by example with torch.func", "one-by-one": "on a batch of one"}
-        remedy = "; set gradients='auto' or 'one-by-one' to take the examples one by one" if self.way == "vmap" else ""
+        if self.way != "vmap":
+            return (
+                f"{where}: failed on synthetic inputs of the data's shape and dtype ({first_line(cause)}); check the model "
+                "and the data against each other, or give example_batch= where made-up values are out of range"
+            )
         return (
-            f"{where}: cannot be differentiated {how[self.way]} ({first_line(cause)}); rewrite the operation without "
-            f".item(), data-dependent Python control flow or in-place changes{remedy}"
+            f"{where}: cannot be differentiated example by example with torch.func ({first_line(cause)}); rewrite the "
+            "operation without .item(), data-dependent Python control flow or in-place changes; set gradients='auto' or "
+            "'one-by-one' to take the examples one by one"
         )
 
 
