@@ -211,13 +211,13 @@ class PerExampleGradient:
             )
         if self.way != "vmap":
             return (
-                f"{where}: failed on synthetic inputs of the data's shape and dtype ({first_line(cause)}); check the "
-                "model and the data against each other, and give example_batch= where made-up values are out of range"
+                f"{where}: failed on synthetic inputs of the data's shape and dtype ({first_line(cause)}); check the model "
+                "and the data against each other, or give example_batch= where made-up values are out of range"
             )
         return (
             f"{where}: cannot be differentiated example by example with torch.func ({first_line(cause)}); rewrite the "
-            "operation without .item(), data-dependent Python control flow or in-place changes; or set "
-            "gradients='one-by-one'"
+            "operation without .item(), data-dependent Python control flow or in-place changes; set gradients='auto' or "
+            "'one-by-one' to take the examples one by one"
         )
 
 

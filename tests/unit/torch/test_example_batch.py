@@ -10,7 +10,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.torch.data import batches
-from dpcore.torch.gradients.trial import trial_batch
+from dpcore.torch.model.made_up import trial_batch
 from tests.unit.torch_runs import finish, sgd, start
 
 TOKENS = torch.arange(90).reshape(30, 3) % 5 + 10  # of a secret language: ids 10 to 14
@@ -47,7 +47,7 @@ class Ranged(nn.Module):
 
 
 def test_ids_above_one_need_an_example_batch() -> None:
-    with pytest.raises(ArgumentError, match="failed on synthetic inputs"):
+    with pytest.raises(ArgumentError, match=r"failed on synthetic inputs.*example_batch="):
         start(Ranged(), data=DATA)
     net = Ranged()
     before = net.embed.weight.detach().clone()
@@ -58,8 +58,7 @@ def test_ids_above_one_need_an_example_batch() -> None:
 
 @pytest.mark.parametrize("field", ["ids", "time", "seen"])
 def test_a_model_that_mixes_is_noticed_on_the_examples(field: str) -> None:
-    """`time` so weakly that only NaN shows it; integers and booleans have none, and are exchanged."""
-    with pytest.raises(ArgumentError, match="mixes the examples of a batch"):
+    with pytest.raises(ArgumentError, match=r"a sum over the examples with the examples .*line \d+, in forward"):
         start(Ranged(field), data=DATA, example_batch=EXAMPLES)
 
 
@@ -78,8 +77,7 @@ def test_nothing_but_the_examples_is_tried(capsys: pytest.CaptureFixture[str]) -
     start(Telling(), data=DATA, example_batch=EXAMPLES, gradients="one-by-one", microbatch_size=1)
     ids, times, _ = EXAMPLES[0].values()
     rows = {f"{row} {at:.2f}" for row, at in zip(ids.tolist(), times.tolist(), strict=True)}
-    poisoned = {f"{row.split(']')[0]}] nan" for row in rows}
-    assert rows < set(capsys.readouterr().out.splitlines()) < rows | poisoned
+    assert set(capsys.readouterr().out.splitlines()) == rows
 
 
 def changed(**fields: Any) -> Any:

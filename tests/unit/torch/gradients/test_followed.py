@@ -320,3 +320,21 @@ def test_what_shapes_cannot_tell(forward: Any) -> None:
     blocks = gradient(gradient.parameters(), batch)
     for block, right in zip(blocks, alone(model, F.cross_entropy, batch), strict=True):
         torch.testing.assert_close(block.rows().double(), right, rtol=1e-4, atol=1e-6)
+
+
+def first_of_many(s: Any, x: torch.Tensor) -> torch.Tensor:
+    """As adapters that learn a prompt look it up."""
+    found = s.table(torch.arange(3).unsqueeze(0).expand(len(x), -1)[:1])
+    return plain(s, x + found.repeat(len(x), 1, 1).sum(1))
+
+
+def test_the_first_of_rows_that_are_all_the_same_belongs_to_no_example() -> None:
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    assert_same(Layers(first_of_many, table=nn.Embedding(3, 5)), F.cross_entropy, batch)
+    for forward in (
+        lambda s, x: plain(s, x + x[:1]),
+        lambda s, x: plain(s, x + x.unsqueeze(1).expand(-1, 2, -1)[:1].sum(1)),
+        lambda s, x: plain(s, x + torch.rand_like(x)[:1]),
+    ):
+        with pytest.raises(Mixes, match="slice runs over the examples"):
+            proved(Layers(forward), F.cross_entropy, batch)
