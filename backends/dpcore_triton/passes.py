@@ -1,13 +1,14 @@
 """A function of tensors, captured: the same kernels on other values of its inputs.
 
 A graph repeats kernels and no Python. What makes a replay right is that nothing but tensors changes from one call to
-the next, and that all of them are where the kernels read them. The work is a graph of torch's own operations on what it is
-given (`dpcore.torch.gradients.program`), so that only three things are left to do here:
+the next, and that all of them are where the kernels read them. The work is a graph of torch's own operations on what
+it is given (`dpcore.torch.gradients.program`), all on one device, so that two things are left to do here:
 
-- **inputs are written to the captured graph's own memory before each replay**; parameters and buffers are read where they
-  lie. The key holds the forms of the former and the addresses of the latter;
-- **random numbers are drawn anew**: a replay takes them from torch's generator as it is at that time;
-- what cannot be captured, such as a copy between devices, is refused, and the work goes on as without.
+- **inputs are written to the captured graph's own memory before each replay**; parameters and buffers are read where
+  they lie. The key holds the forms of the former and the addresses of the latter;
+- **random numbers are drawn anew**: a replay takes them from torch's generator as it is at that time.
+
+What cannot be captured is refused, and the work goes on as without.
 """
 
 from __future__ import annotations
@@ -42,23 +43,24 @@ class Pass:
         return self._repeat is not None
 
     def capture(self, work: Work, inputs: Sequence[Tensor]) -> None:
-        """Capture the work for later calls; where it cannot be, `refused` says why."""
+        """Capture the work for later calls; where it cannot be, `refused` says why. What it raises itself goes up."""
         own = [tensor.clone() for tensor in inputs]
         device = own[0].device
-
-        try:
-            if launch.INTERPRETED:
-                with Recording({}) as record:
-                    self._result = work(own)
-                self.refused, self._kept = record.refused, record.kept
-                repeat = repeated(record.calls, device)
-            else:
-                beside(lambda: work(own), device)  # so that nothing is captured in vain: torch does not recover from it
-                repeat, self._result = captured(lambda: work(own), device)
-        except Exception as cause:  # noqa: BLE001 - the model runs as without, and raises again what is its own
-            self.refused = first_line(cause)
+        if launch.INTERPRETED:
+            # Nothing is refused: its shapes depend on no value, though an index could, and its draws are made anew.
+            with Recording({}) as record:
+                result = work(own)
+            self.refused, self._kept = record.refused, record.kept
+            repeat = repeated(record.calls, device)
+        else:
+            # Beside, so that libraries have their memory on that stream: torch does not recover from a failed capture.
+            beside(lambda: work(own), device)
+            try:
+                repeat, result = captured(lambda: work(own), device)
+            except Exception as cause:  # noqa: BLE001 - of any kind: it computes nothing, and runs as without
+                self.refused = (str(cause) or type(cause).__name__).splitlines()[0]
         if self.refused is None:
-            self._repeat, self._inputs = repeat, own
+            self._repeat, self._inputs, self._result = repeat, own, result
 
     def replay(self, inputs: Sequence[Tensor]) -> Any:
         """Return the work's result for these inputs, in the same tensors at every replay."""
@@ -86,8 +88,3 @@ class Passes:
         forms = tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs])
         whole = key, forms, places(read), launch.current_stream(inputs[0].device)
         return self.kept.get(whole) or self.kept.put(whole, Pass())
-
-
-def first_line(cause: BaseException) -> str:
-    """Return the first line of an exception's text."""
-    return (str(cause) or type(cause).__name__).splitlines()[0]

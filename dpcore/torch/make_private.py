@@ -128,8 +128,8 @@ def make_private(
         more views cost no privacy.
     cuda_graphs : bool or "model"
         Repeat the launches of norms, sums and the step as CUDA graphs, where they are those of an earlier step: under
-        backend "triton" alone, in one process. It changes no bit. With "model" the model's passes, too: what its Python
-        code decides must then be the same in every step, and captured passes keep their memory.
+        backend "triton" alone, in one process. It changes no bit. With "model" the model's passes, too, where its graph
+        is proved; captured passes keep their memory.
     compile : bool, optional
         Let torch.compile make kernels of the proved graph; by default where the model was given to torch.compile. It
         takes minutes once, for all sizes of batches, and a C++ compiler on a CPU.
@@ -231,13 +231,15 @@ def make_private(
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen, gradients)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
-    if gradient.way != WAYS[0]:
-        told = gradient.reasons.get(WAYS[0], "")
-        gradient.repeated = None
     if gradient.way != WAYS[0] and gradients == "auto":
+        told = gradient.reasons[WAYS[0]]
         warnings.warn(
             f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=3
         )
+    if gradient.way != WAYS[0] and gradient.repeated is not None:
+        gradient.repeated = None
+        told = f"not repeated, since only proved graphs are, and {gradient.way!r} runs the model itself"
+        warnings.warn(f"cuda_graphs='model': the model's passes are {told}", SpeedWarning, stacklevel=3)
     for told in remarks(source, loss) if peers.rank == 0 else ():
         warnings.warn(told, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)

@@ -55,8 +55,8 @@ class Rehearsal:
         """Plan micro-batches that fit a limit."""
         # A first call imports and compiles: it is measured and not counted.
         _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
-        # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and the
-        # model itself runs beside them now and then.
+        # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
+        # micro-batches of other sizes run beside them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
         self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, one, two, self.likely_examples))
         self.engine.limit = limit

@@ -24,16 +24,17 @@ EXAMPLES = 4
 
 
 class Shifted(nn.Module):
-    """Dropout, a buffer, a frozen and a trained parameter."""
+    """Dropout, a buffer, a frozen and a trained parameter; a sparse buffer that it does not use."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
         self.layers[0].bias.requires_grad_(False)
         self.register_buffer("shift", torch.tensor([0.5]))
+        self.register_buffer("edges", torch.eye(5).to_sparse(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x * self.shift)
+        return self.layers(x * self.shift.to(x.dtype))
 
 
 def vectors(draw: torch.Generator) -> torch.Tensor:
@@ -43,33 +44,30 @@ def vectors(draw: torch.Generator) -> torch.Tensor:
 class Side:
     """Gradients of one model, with passes that are repeated or without."""
 
-    def __init__(
-        self, model: nn.Module, example: Any, way: str = "pairs", graphs: bool = True, loss: Any = F.cross_entropy
-    ) -> None:
+    def __init__(self, model: nn.Module, example: Any, graphs: bool) -> None:
         self.model = model.to(DEVICE)
-        self.gradient = PerExampleGradient(self.model, loss)
-        self.gradient.example = example
-        try_out(self.gradient, example, way=way)
+        self.gradient = PerExampleGradient(self.model, F.cross_entropy)
+        try_out(self.gradient, example, way="pairs")
         if graphs:
-            self.gradient.repeated = RepeatedPasses([self.model, loss], Graphs(dpcore_triton))
+            self.gradient.repeated = RepeatedPasses(self.gradient.values, Graphs(dpcore_triton))
 
     def __call__(self, batch: Any, number: int) -> list[torch.Tensor]:
         return rows_of(self.gradient(self.gradient.parameters(), batch, bytes([number]) * 32, regular="here"))
 
     @property
-    def replays(self) -> int:
+    def repeated(self) -> RepeatedPasses:
         assert self.gradient.repeated is not None
-        return sum(one.replays for one in self.gradient.repeated.passes.kept.values())
+        return self.gradient.repeated
 
     @property
-    def refused(self) -> str | None:
-        assert self.gradient.repeated is not None
-        return self.gradient.repeated.refused
+    def replays(self) -> int:
+        return sum(one.replays for one in self.repeated.passes.kept.values())
 
 
-def sides(make: Callable[[], nn.Module], example: Any, way: str = "pairs", **more: Any) -> tuple[Side, Side]:
+def sides(make: Callable[[], nn.Module], example: Any) -> tuple[Side, Side]:
+    """Return a model's gradients without graphs and with them."""
     model = make()
-    return Side(model, example, way, graphs=False, **more), Side(model, example, way, **more)
+    return Side(model, example, False), Side(model, example, True)
 
 
 def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
@@ -88,14 +86,13 @@ def rows_of(blocks: Sequence[Any]) -> list[torch.Tensor]:
     return [block.rows().clone() for block in blocks]
 
 
-def told(repeating: Side, plain: Side, batches: int, change: Callable[[int], None]) -> list[str]:
-    """Compare some batches, the last with the model's own gradients; return what was warned of."""
+def told(plain: Side, repeating: Side, batches: int, change: Callable[[int], None] = lambda _: None) -> list[str]:
+    """Compare some batches; return what was warned of."""
     draw = torch.Generator().manual_seed(4)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for number in range(batches):
             change(number)
             batch = batch_of(vectors, draw)
-            results = plain(batch, number), repeating(batch, number)
-        same(*results)
+            same(plain(batch, number), repeating(batch, number))
     return [str(warning.message) for warning in found if warning.category is SpeedWarning]

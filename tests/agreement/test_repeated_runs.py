@@ -26,10 +26,11 @@ USERS = [0, 0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5]
 
 
 def run(
-    graphs: Any, sampling: Any, method: Any, size: int | None = 4, dtype: torch.dtype = torch.float32, **options: Any
-) -> Any:
+    graphs: Any, sampling: Any, method: Any, size: int | None = 4, dtype: torch.dtype = torch.float32,
+    make: Any = Shifted, **options: Any,
+) -> Any:  # fmt: skip
     torch.manual_seed(0)
-    model = Shifted().to(DEVICE, dtype)
+    model = make().to(DEVICE, dtype)
     data = torch.randn(24, 5).to(dtype), torch.arange(24) % 3
     with dpcore.use_backend("triton"):
         given: dict[str, Any] = {"microbatch_size": size, "steps": 6} | options
@@ -92,6 +93,26 @@ def test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is
     with pytest.warns(SpeedWarning, match="out of memory"):
         engine._halve()
     assert engine.gradient.repeated.passes.kept.values() == []
+
+
+class Chosen(Shifted):
+    """Without a proof: a value decides."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y if x.abs().sum() < 1e9 else -y
+
+
+def test_a_model_without_proof_runs_without_repeated_passes_and_that_is_told() -> None:
+    sampling, method, size, _ = RUNS["two points"]
+    with pytest.warns(SpeedWarning) as found:
+        (plain, _), (other, repeating) = (
+            trained(graphs, sampling, method, size, make=Chosen) for graphs in (False, "model")
+        )
+    assert repeating is None
+    same(plain, other)
+    (sentence,) = {text for warning in found if "cuda_graphs" in (text := str(warning.message))}
+    assert "are not repeated, since only proved graphs are, and 'one-by-one' runs the model itself" in sentence
 
 
 def test_another_word_than_model_is_refused() -> None:

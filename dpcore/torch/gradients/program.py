@@ -6,11 +6,14 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
@@ -69,9 +72,12 @@ class Program:
         self.shareable = gathers is None and not any(node.op == "get_attr" for node in graph.nodes)
         self._device = places[0].meta["val"].device
         self._module = self._rewritten(captured, operands, marks)
+        given = [node for node in self._module.graph.nodes if node.op == "placeholder"][1:]
+        self.read = [bool(node.users) for node in given[captured.parameters : first]]  # of what the model holds
+        constants = [node.target for node in self._module.graph.nodes if node.op == "get_attr"]
+        self.constants = [operator.attrgetter(name)(self._module) for name in constants]
         if gathers is not None:
-            held = [node for node in self._module.graph.nodes if node.op == "placeholder"]
-            gathers(self._module.graph, held[1:])
+            gathers(self._module.graph, given)
             self._module.recompile()
         self.run: Callable[..., Sequence[torch.Tensor]] = self._module.forward
 
@@ -101,6 +107,19 @@ class Program:
         Random numbers are drawn as without, so that a seed gives the same masks.
         """
         self.run = torch.compile(self._module, dynamic=True, options={"fallback_random": True})
+
+    @cached_property
+    def obstacle(self) -> str | None:
+        """Why it cannot be repeated by kernels of one device alone: the host would read or draw a value, and once."""
+        for node in self._module.graph.nodes:
+            for value in tree_leaves(node.meta.get("val")) if node.users else ():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if value.device != self._device:
+                    return f"a tensor is on {value.device}, not on {self._device}"
+                if type(value) is not FakeTensor or value.layout is not torch.strided:
+                    return "a tensor is sparse, or of a class of its own"
+        return None
 
     def _as_written(self) -> AbstractContextManager[None]:
         """Leave out autocast, whose casts are operations of the graph."""

@@ -1,14 +1,15 @@
 """A model's proved graphs, repeated as CUDA graphs.
 
-A proved graph is a list of operations on tensors that are given: no Python decides anything in between, nothing else is
-read, and random numbers are drawn by torch's generator. So a replay on other values is the graph itself. What the backend
-captures, and where its inputs lie, is in `dpcore_triton.passes`.
+A proved graph is a list of operations on tensors that are given: no Python decides anything in between, nothing else
+is read, and random numbers are drawn by torch's generator. So a replay on other values is the graph itself, where all of
+it is on one device. What the backend captures, and where its inputs lie, is in `dpcore_triton.passes`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from itertools import compress
 from typing import Any
 
 from dpcore.errors import SpeedWarning
@@ -31,40 +32,52 @@ class RepeatedPasses:
         self._captured = self._replayed = 0
 
     def __call__(
-        self, program: Program, name: Hashable, inputs: Inputs, guarded: Callable[[Callable[[], Any]], Any]
+        self,
+        program: Program,
+        name: Hashable,
+        inputs: Inputs,
+        guarded: Callable[[Callable[[], Any]], Any],
     ) -> list[Block]:
         """Return ``program(*inputs)`` as it is inside of `guarded`, which sets the generators.
 
         The result lies where that of the next call of the same name and form will be.
         """
+        if self.refused is None and program.obstacle is not None:
+            self._refuse(program.obstacle)
+        found: list[Block]
+        if self.refused is not None:
+            found = guarded(lambda: program(*inputs))
+            return found
         point, held, batch = inputs
         # Values that were made for this call lie elsewhere at the next one: they are handed over with the batch.
         lasting = {parameter.data_ptr() for parameter in self._values.parameters()}
         made = [place for place, value in enumerate(point) if value.data_ptr() not in lasting]
         given = [*batch, *(point[place] for place in made)]
-        read = [*(value for place, value in enumerate(point) if place not in made), *held]
+        kept = [value for place, value in enumerate(point) if place not in made]
+        read = [*kept, *compress(held, program.read), *program.constants]
 
         def work(own: list[Any]) -> list[Block]:
             moved = dict(zip(made, own[len(batch) :], strict=True))
             return program([moved.get(place, value) for place, value in enumerate(point)], held, own[: len(batch)])
 
-        found: list[Block]
         one = self.passes.of((program, name), given, read)
-        if one.seen and not one.captured and self.refused is None:
-            self._captured += 1
-            if self._captured > CAPTURES + self._replayed // CAPTURES:
-                self._refuse("parameters or buffers lie elsewhere in nearly every step")
-            else:
-                guarded(lambda: one.capture(work, given))
-                if one.refused is not None:
-                    self._refuse(one.refused)
-        if one.captured and self.refused is None:
+        if one.seen and not one.captured and self._may_capture():
+            guarded(lambda: one.capture(work, given))
+            if one.refused is not None:
+                self._refuse(one.refused)
+        if one.captured:
             self._replayed += 1
             found = guarded(lambda: one.replay(given))
         else:
             one.seen = True  # once as ever, so that libraries have what they allocate at a first call
             found = guarded(lambda: program(*inputs))
         return found
+
+    def _may_capture(self) -> bool:
+        self._captured += 1
+        if self._captured > CAPTURES + self._replayed // CAPTURES:
+            self._refuse("parameters or buffers lie elsewhere in nearly every step")
+        return self.refused is None
 
     def _refuse(self, why: str) -> None:
         self.refused = why
