@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from dpcore.errors import DpcoreError
 from dpcore.torch.data import batches
@@ -61,6 +63,9 @@ class Captured:
         How many placeholders are parameters, and the batch's.
     digest : str
         Equal for graphs that compute the same.
+    check_numbers : callable
+        Runs the code again at another number of examples, and raises NotCaptured where it makes other use of that
+        number than as a size.
     """
 
     module: GraphModule
@@ -69,6 +74,7 @@ class Captured:
     parameters: int
     batch: int
     digest: str
+    check_numbers: Callable[[], None]
 
     @property
     def places(self) -> list[Node]:
@@ -104,15 +110,18 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
     kept = [(name, tensor) for name, tensor in slots(model) if name not in trained]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     leaves = list(batches.leaves(example))
-    count = _count([*named.values(), *(t for _, t in kept)], leaves)
-    with fake:
-        given = [torch.empty((count, *t.shape[1:]), dtype=t.dtype, device=t.device) for t in leaves]
+    count, another = _counts([*named.values(), *(t for _, t in kept)], leaves)
     values = [_faked(fake, named[name]) for name in names]
     others = [_faked(fake, tensor) for _, tensor in kept]
     held = [name for name, _ in kept]
     noted = _Noted(model)
 
-    def joint(*flat: torch.Tensor) -> list[torch.Tensor | None]:
+    def given(count: int) -> list[torch.Tensor]:
+        with fake:
+            batch = [torch.empty((count, *t.shape[1:]), dtype=t.dtype, device=t.device) for t in leaves]
+        return [*values, *others, *batch]
+
+    def joint(numbers: _Numbers, *flat: torch.Tensor) -> list[torch.Tensor | None]:
         points, own = list(flat[: len(values)]), iter(flat[len(values) + len(others) :])
         batch = batches.tree_map(lambda _: next(own), example)
         with torch.enable_grad():
@@ -122,40 +131,101 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
             inputs, targets = batches.normalize(batch)
 
             def both() -> None:
-                replaced.loss = False
-                output = batches.call(model, inputs)
-                replaced.loss = True
-                losses = example_losses(loss, output, targets, count)
-                if losses.requires_grad:
-                    refuse_foreign(losses, [*points, *replaced.leaves])
-                    torch.autograd.backward(losses, torch.ones_like(losses))
+                with numbers:
+                    replaced.loss = False
+                    output = batches.call(model, inputs)
+                    replaced.loss = True
+                    losses = example_losses(loss, output, targets, numbers.count)
+                    if losses.requires_grad:
+                        refuse_foreign(losses, [*points, *replaced.leaves])
+                        torch.autograd.backward(losses, torch.ones_like(losses))
 
-            replaced = _Replaced(count)
+            replaced = _Replaced(numbers.count)
             with replaced:
                 within(model, state, both)
         return [point.grad for point in points]
 
-    try:
-        with fake, as_written(), _real_states(), _masks_as_given(), noted:
-            module = make_fx(joint, decomposition_table=_decompositions(), pre_dispatch=False)(*values, *others, *given)
-    except (DpcoreError, NotCaptured):
-        raise
-    except Exception as cause:
-        raise _not_captured(cause, noted.last) from cause
+    numbers, flat = _Numbers(count), given(count)
+
+    def captured(mode: _Noted | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
+        try:
+            with fake, as_written(), _real_states(), _masks_as_given(), mode:
+                return run()
+        except (DpcoreError, NotCaptured):
+            raise
+        except Exception as cause:
+            raise _not_captured(cause, noted.last) from cause
+
+    def check_numbers() -> None:
+        captured(nullcontext(), lambda: joint(_Numbers(another, numbers, noted.where), *given(another)))
+
+    traced = make_fx(partial(joint, numbers), decomposition_table=_decompositions(), pre_dispatch=False)
+    module = captured(noted, lambda: traced(*flat))
     _describe(module, noted)
-    module = _functional(module, [*values, *others, *given], fake)
+    module = _functional(module, flat, fake)
     _same_masks(module, noted.random)
     if any(node.kwargs.get("generator") is not None for node in module.graph.nodes):
         raise NotCaptured("random numbers are drawn from a generator of the model's own")
     _clean(module)
     _refuse_written(module, model, [*names, *held])
-    return Captured(module, count, tuple(held), len(values), len(given), _digest(module, [*values, *others, *given]))
+    digest = _digest(module, flat)
+    return Captured(module, count, tuple(held), len(values), len(leaves), digest, check_numbers)
 
 
-def _count(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> int:
+def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[int, int]:
     sizes = {size for tensor in held for size in tensor.shape} | {size for t in leaves for size in t.shape[1:]}
-    fitting = (count for count in COUNTS if not any(size and size % count == 0 for size in sizes))
-    return next(fitting, 8191)
+    fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]
+    return fitting[0], fitting[1]
+
+
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the numbers that the code gives to operations, and refuses those that follow the number of examples.
+
+    Given what was noted at another number, each number must be the same, or a multiple of the number of examples both
+    times, which the proof takes for a size. So a number made of it otherwise, as its root, is found.
+    """
+
+    def __init__(self, count: int, earlier: _Numbers | None = None, where: Callable[[], str] = str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count, self.earlier, self.where = count, earlier, where
+        self.calls: list[tuple[Any, list[Any]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = [_number(leaf) for leaf in tree_leaves((args, kwargs))]
+        self.calls.append((function, found))
+        result = function(*args, **kwargs)
+        if self.earlier is not None and not self._agrees(len(self.calls) - 1):
+            where = self.where()
+            raise NotCaptured(f"{function} uses the number of examples{f' ({where})' if where else ''}")
+        return result
+
+    def _agrees(self, place: int) -> bool:
+        assert self.earlier is not None
+        if place >= len(self.earlier.calls):
+            return False
+        function, found = self.calls[place]
+        former, before = self.earlier.calls[place]
+        if function is not former or len(found) != len(before):
+            return False
+        return all(one == two or self._counts(one, two) for one, two in zip(before, found, strict=True))
+
+    def _counts(self, before: Any, found: Any) -> bool:
+        assert self.earlier is not None
+        if not type(before) is type(found) is int:
+            return False
+        (times, rest), (own, own_rest) = divmod(before, self.earlier.count), divmod(found, self.count)
+        return times == own and rest == own_rest == 0
+
+
+def _number(leaf: Any) -> Any:
+    """Return what tells a number, or a tensor that has values, from others; None for what is neither."""
+    if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, FakeTensor) or type(leaf) is not torch.Tensor or leaf.numel() > 1:
+            return None
+        with _disable_current_modes():
+            return repr(leaf.item())
+    return repr(leaf) if type(leaf) is float else leaf if type(leaf) is int else None
 
 
 def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
@@ -220,13 +290,18 @@ class _Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lines: list[tuple[Any, str]] = []
         self.random: list[str] = []
         self.last = ""
+        self._states = {_state_name()}  # the first one, and those that draws led to
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.last = _where(self._names)
+        self.last = self.where()
         self.lines.append((function, self.last))
         if RANDOM in function.tags:
-            self.random.append(_advance())
+            self.random.append(_advance(self._states))
         return function(*args, **(kwargs or {}))
+
+    def where(self) -> str:
+        """Return the place in the code that runs."""
+        return _where(self._names)
 
 
 def _state() -> torch.Tensor:
@@ -239,11 +314,19 @@ def _set_state(state: torch.Tensor) -> None:
         torch.default_generator.set_state(state)
 
 
-def _advance() -> str:
-    """Return the name of torch's present state, and put another one in its place that follows from it."""
+def _state_name() -> str:
     with _disable_current_modes():
-        name = hashlib.sha256(torch.default_generator.get_state().numpy().tobytes()).hexdigest()
+        return hashlib.sha256(torch.default_generator.get_state().numpy().tobytes()).hexdigest()
+
+
+def _advance(states: set[str]) -> str:
+    """Return the name of torch's present state, and put another one in its place that follows from it."""
+    name = _state_name()
+    if name not in states:
+        raise NotCaptured("the code seeds torch's generator")
+    with _disable_current_modes():
         torch.default_generator.manual_seed(int(name[:16], 16))
+    states.add(_state_name())
     return name
 
 
@@ -316,18 +399,34 @@ def _same_masks(module: GraphModule, random: Sequence[str]) -> None:
     draws = [n for n in module.graph.nodes if RANDOM in getattr(n.target, "tags", ())]
     if len(draws) != len(random):
         raise NotCaptured("random numbers are drawn in a way that a graph does not show")
+    states = dict(zip(draws, random, strict=True))
+    values = _values(module, states)
     first: dict[tuple[str, Any], Node] = {}
-    for state, node in zip(random, draws, strict=True):
+    for node, state in states.items():
         known = first.setdefault((state, node.target), node)
         if known is not node:
-            if known.meta["val"] is not None and _shapes(known) != _shapes(node):
+            if values[known] != values[node]:
                 raise NotCaptured("a gradient checkpoint draws other random numbers when it runs again")
             node.replace_all_uses_with(known)
             module.graph.erase_node(node)
 
 
-def _shapes(node: Node) -> Any:
-    return tree_map_only(torch.Tensor, lambda t: t.shape, node.meta["val"])
+def _values(module: GraphModule, states: dict[Node, str]) -> dict[Node, int]:
+    """Return a number for each value of a graph, equal for those that the same operations make of the same values."""
+    numbers: dict[Node, int] = {}
+    known: dict[Any, int] = {}
+    for node in module.graph.nodes:
+        if node.target in _SAME:
+            numbers[node] = numbers[node.args[0]]
+            continue
+        key: Any = node
+        if node.op == "call_function":
+            given = map_arg((node.args, node.kwargs), lambda n: f"value {numbers[n]}")
+            key = node.target, states.get(node), repr(given)
+        elif node.op == "get_attr":
+            key = str(getattr(module, node.target))
+        numbers[node] = known.setdefault(key, len(known))
+    return numbers
 
 
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}

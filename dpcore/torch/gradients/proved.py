@@ -130,6 +130,11 @@ class ProvedGradient:
         finally:
             before.restore()
         program = Program(found, self.values.gathered(found))
+        try:
+            with seeded(self._device, TRIAL), self.values.captured():
+                found.check_numbers()
+        finally:
+            before.restore()
         if self.compiled:
             program.compile()
         return program

@@ -404,6 +404,7 @@ TABLE = (
     each("index_put _unsafe_index_put",
            lambda b: (z(b, 4), [None, torch.arange(3)], z(b, 3)), lambda b: (z(b, 4), [None, i(4, 3)], z(b, 3), True),
            lambda b: (torch.zeros(7, 3, dtype=torch.float64), [i(7, b)], z(b, 3), True), lambda b: (z(7, 3), [i(7, b)], z(b, 3)),
+           lambda b: (z(b, 4), [t(b, 4)], z()), lambda b: (z(b, 4, 3), [t(b)], z(1)), lambda b: (z(4, b), [t(4)], z()),
            lambda b: (z(b, 4), [Own(b), i(4, b)], z(b)), lambda b: (z(b, 4), [Own(b), i(4, b)], z(1), True),
            lambda b: (torch.zeros(4, 7, dtype=torch.float64), [None, i(7, 2 * b)], z(4, 2 * b), True)),
     each("arange", lambda b: (b,)),
@@ -634,6 +635,33 @@ def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any,
 def test_a_rule_says_what_is_true(name: str) -> None:
     keys = [key for key in CASES if key.partition(".")[0] == name]
     assert sum(check(key, build) for key in keys for build in CASES[key]), "the rule refuses all cases"
+
+
+def _turned(op: axis.Op) -> axis.Marks:
+    mark = RULES["view"](op)
+    return mark._replace(outer=mark.inner, inner=mark.outer)
+
+
+def _first_of(op: axis.Op) -> axis.Marks:
+    return next(mark for mark in map(op.of, op.node.all_input_nodes) if mark is not None)
+
+
+WRONG: dict[str, axis.Rule] = {
+    **dict.fromkeys(("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"), axis._pointwise),
+    **dict.fromkeys(("index", "gather", "bmm"), _first_of),
+    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward"), lambda op: None),
+    **dict.fromkeys(("mean.dim", "mv", "prod"), lambda op: SUM),
+    "_unsafe_view": _turned,
+    "slice": lambda op: op.mark("self"),
+}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_rule_is_noticed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = key.partition(".")[0]
+    monkeypatch.setitem(RULES, name, WRONG[key])
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        test_a_rule_says_what_is_true(name)
 
 
 CUDA = {
