@@ -17,7 +17,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, _fully_shard, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.nn.utils.parametrizations import weight_norm
 
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
@@ -247,7 +246,9 @@ def found_messages(patch: pytest.MonkeyPatch) -> None:
         rounds = torch.tensor(-(-len(batch[1]) // 3))
         dist.all_reduce(rounds, op=dist.ReduceOp.MAX)
         run.step(batch)
-        assert gathered == [1, 2, 0, 2] * int(rounds) * (2 if number else 1)  # DiSK's two points; the first needs no weight back
+        assert gathered == [1, 2, 0, 2] * int(rounds) * (
+            2 if number else 1
+        )  # DiSK's two points; the first needs no weight back
         assert sums == sizes * int(rounds)
     total = torch.tensor(normals.count)
     own = sum(p.to_local().numel() for p in run.model.parameters())

@@ -10,8 +10,8 @@ from torch import nn
 
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
-from dpcore.torch.gradients.proved import ProvedGradient
 from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.proved import ProvedGradient
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Of the largest number in the example's gradients of all tensors: some gradients are zero but for rounding."""

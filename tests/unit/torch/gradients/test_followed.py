@@ -12,9 +12,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import ArgumentError
+from dpcore.torch.gradients.errors import Mixes, NotProved
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.gradients.trial import try_out
-from dpcore.torch.gradients.errors import Mixes, NotProved
 from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, proved, rows
 
 

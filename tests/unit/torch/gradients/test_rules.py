@@ -647,7 +647,9 @@ def _first_of(op: axis.Op) -> axis.Marks:
 
 
 WRONG: dict[str, axis.Rule] = {
-    **dict.fromkeys(("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"), axis._pointwise),
+    **dict.fromkeys(
+        ("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"), axis._pointwise
+    ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
     **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward"), lambda op: None),
     **dict.fromkeys(("mean.dim", "mv", "prod"), lambda op: SUM),
