@@ -220,7 +220,7 @@ def compared(rank: int, folder: Path) -> None:
 
 
 def found_messages(patch: pytest.MonkeyPatch) -> None:
-    """Layers are gathered once in each pass, the root's own once, and each tensor's sum is sent once per micro-batch."""
+    """A layer is gathered once in each pass, the root's own once; each tensor's sum is sent once per micro-batch."""
     world, gathered, sums = dist.get_world_size(), list[int](), list[int]()
     gather, scatter = Layer.__call__, processes.reduce_scatter
 

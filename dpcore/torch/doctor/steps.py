@@ -15,11 +15,12 @@ from dpcore.errors import ArgumentError
 from dpcore.sampling.sharding import Shard
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.doctor.finding import Finding, fault, not_tried, ok, remark
+from dpcore.torch.doctor.finding import Finding, NotTried, fault, not_tried, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import whole_state
 from dpcore.torch.model.made_up import poisoned, replaced
+from dpcore.torch.randomness import TRIAL
 from dpcore.torch.run import PrivateRun
 
 _TOLERANCE = 1e-3
@@ -134,13 +135,14 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
     drawn = subject.source.batch(places, TRIAL)
     # Of the data's own views the first one is taken.
     whole = batches.tree_map(lambda t: t[:: engine.views], drawn)
-    batch, spare = (batches.tree_map(lambda t: t[part], whole) for part in (slice(None, -1), slice(-1, None)))
+    batch = batches.tree_map(lambda t: t[:-1], whole)
+    spare = [t[-1] for t in batches.leaves(whole)]
     claim = plan.sensitivity_at(run.steps_taken, engine.mechanism.clip_norm).contribution
     base, moved = _summed(run, batch), 0.0
     for place in range(len(places) - 1):
         other = batches.tree_map(torch.clone, batch)
-        for row, new in zip(batches.leaves(other), batches.leaves(spare), strict=True):
-            row[place] = new[0]
+        for row, new in zip(batches.leaves(other), spare, strict=True):
+            row[place] = new
         moved = max(moved, float(np.linalg.norm(_summed(run, other) - base)))
     told = f"an example of {len(places) - 1} real ones that is replaced moves the sum by at most {moved / claim:.3g} C"
     if moved > 2 * claim * (1 + _TOLERANCE):

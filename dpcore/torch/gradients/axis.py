@@ -58,9 +58,9 @@ class Places(NamedTuple):
     axis: Axis
 
 
-Mark = Axis | Sum | Places | None
+Mark = Axis | Sum | None
 Marks = Any
-"""A mark, or a list of marks for an operation with several results."""
+"""A mark, or a list of marks for an operation with several results; `Places` for arange."""
 
 Rule = Callable[["Op"], Marks]
 RULES: dict[str, Rule] = {}

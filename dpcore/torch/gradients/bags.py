@@ -11,7 +11,8 @@ from dpcore.torch.gradients.errors import NotCaptured
 
 
 def embedding_bag(
-    input: torch.Tensor, weight: torch.Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    weight: torch.Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> torch.Tensor:  # fmt: skip

@@ -345,7 +345,7 @@ def _real_states() -> Iterator[None]:
 def _masks_as_given() -> Iterator[None]:
     """Let torch's transformers take a mask as it is: they read its values only to save computing where it is causal."""
     kept = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: ARG005
     try:
         yield
     finally:

@@ -152,14 +152,14 @@ class Layer:
             places = [place for place, row in enumerate(rows) if row.dtype == kind]
             sizes = [-(-self._shapes[place][0] // world) * self._shapes[place][1:].numel() for place in places]
             own = rows[0].new_zeros(sum(sizes), dtype=kind)
-            for part, place in zip(own.split(sizes), places, strict=True):
+            for part, place in zip(torch.split(own, sizes), places, strict=True):
                 part[: rows[place].numel()] = rows[place].reshape(-1)
             every = own.new_empty(world * len(own))
             try:
                 processes.all_gather(every, own, self._group)
             except RuntimeError as cause:  # what torch.distributed raises where a process is gone
                 raise PrivacyError(LOST) from cause
-            for part, place in zip(every.view(world, -1).split(sizes, 1), places, strict=True):
+            for part, place in zip(torch.split(every.view(world, -1), sizes, 1), places, strict=True):
                 shape = self._shapes[place]
                 found[place] = part.reshape(-1, *shape[1:])[: shape[0]]
         return found  # type: ignore[return-value]

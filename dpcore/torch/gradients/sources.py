@@ -70,7 +70,8 @@ class Finder:
         if name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
             return [part for each in taken for part in self._parts(each)]
         if name == "cat" and len(taken) == len(node.args[0]):  # type: ignore[arg-type]
-            dim, start, parts = node.args[1] if len(node.args) > 1 else 0, 0, []
+            dim: Any = node.args[1] if len(node.args) > 1 else 0
+            start, parts = 0, []
             for each in taken:
                 parts += [(end, [*chain, _Piece(node, dim, start)]) for end, chain in self._parts(each)]
                 start += shape_of(each)[dim]
@@ -391,7 +392,9 @@ def is_zero(node: Node) -> bool:
     if node.op != "call_function":
         return False
     name = name_of(node.target)
-    return name in ("zeros", "new_zeros", "zeros_like") or (name in ("full", "full_like") and node.args[1] == 0)
+    return name in ("zeros", "new_zeros", "zeros_like") or (
+        name in ("full", "full_like") and node.args[1] in (0, False)
+    )
 
 
 def _table(indices: Tensor, gradients: Tensor, size: int) -> Block:

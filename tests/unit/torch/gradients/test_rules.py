@@ -188,7 +188,7 @@ def convolution(b: int, transposed: bool = False, groups: int = 1) -> tuple[Any,
 
 
 def convolution_backward(b: int, transposed: bool = False, groups: int = 1) -> tuple[Any, ...]:
-    x, weight, bias, *form = convolution(b, transposed, groups)
+    x, weight, _bias, *form = convolution(b, transposed, groups)
     return z(b, 6, 8), x, weight, [6], *form, [True, True, True]
 
 
@@ -581,7 +581,7 @@ def check_sum(
 ) -> None:
     """A sum is that of the parts which its source finds, each a function of one example."""
     source = finder._made(node)
-    held = {n: p for n, p in zip((n for n in graph.nodes if n.op == "placeholder"), marks, strict=True)}
+    held = dict(zip((n for n in graph.nodes if n.op == "placeholder"), marks, strict=True))
 
     def rows(example: int | None) -> torch.Tensor:
         values = [leaves[held[n]] for n in source.values]
@@ -713,8 +713,8 @@ def guessed(schema: Any, make: Callable[..., torch.Tensor], last: int, b: int) -
 MAKES: list[Callable[..., torch.Tensor]] = [
     lambda *s: f(*s) / 1.3,
     lambda *s: i(3, *s) + 1,
-    lambda *s: t(*s),
-    lambda *s: c(*s),
+    t,
+    c,
 ]
 
 

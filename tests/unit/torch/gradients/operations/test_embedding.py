@@ -79,7 +79,7 @@ def test_bags_that_are_refused(options):
 def test_tables_that_a_lookup_changes_are_refused():
     model = Lookup(None, 1)
     model.table.max_norm = 1.0
-    with pytest.raises(ArgumentError, match="'table' .* changes its parameter 'weight'"):
+    with pytest.raises(ArgumentError, match=r"'table' .* changes its parameter 'weight'"):
         compare(randomized(model), (4,))
 
 
