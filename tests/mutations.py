@@ -173,8 +173,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
     "dpcore/torch/gradients/explicit.py": [
-        ("drop out the same of all examples", 'randomness="different"', 'randomness="same"',
-         "'unit/torch/test_per_example.py::test_same_seed_same_dropout_masks_and_examples_differ[vmap]'"),
+        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_explicit.py"),
+        ("drop out the same of all examples", 'randomness="different"', 'randomness="same"', "unit/torch/gradients/test_explicit.py"),
     ],
     "dpcore/torch/gradients/per_example.py": [
         ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",
