@@ -140,11 +140,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("combine the examples with their sum", "        if summed:\n            raise", "        if False:\n            raise",
          "unit/torch/gradients/test_proof.py"),
         ("compute with the number of examples", "if number and value in (", "if False and value in (", "unit/torch/gradients/test_proof.py"),
-        ("view entries of one example as another's", " and size == (before // start) * op.count * (after // rest):", ":",
+        ("take entries before the examples for ones after them", "return Axis(dim, before // start, after // rest)",
+         "return Axis(dim, 1, (before // start) * (after // rest))",
          "unit/torch/gradients/test_proof.py"),
-        ("join examples in another order", "    if mark.dim == dim:\n        raise Mixes(f\"{op.name} joins or", "    if False:\n        raise Mixes(f\"{op.name} joins or",
-         "unit/torch/gradients/test_proof.py"),
-        ("choose rows in any order", "if own != [index] or (", "if (", "unit/torch/gradients/test_proof.py"),
+        ("gather from other examples", 'if mark.dim == op["dim"] % len(op.out):', "if False:", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/sources.py": [
         ("give an example the times of others", "apart = moved.unflatten(0, (mark.outer, examples, mark.inner)).movedim(1, 0)",
@@ -174,8 +173,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
     "dpcore/torch/gradients/explicit.py": [
-        ("drop out the same of all examples", 'randomness="different"', 'randomness="same"',
-         "unit/torch/test_per_example.py::test_same_seed_same_dropout_masks_and_examples_differ"),
+        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_explicit.py"),
+        ("drop out the same of all examples", 'randomness="different"', 'randomness="same"', "unit/torch/gradients/test_explicit.py"),
     ],
     "dpcore/torch/gradients/per_example.py": [
         ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",

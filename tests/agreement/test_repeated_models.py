@@ -116,6 +116,19 @@ def test_another_form_mode_or_buffer_is_another_pass() -> None:
     assert len(repeating.repeated.passes.kept.values()) == 8
 
 
+def test_a_parameter_that_was_moved_is_read_where_it_is() -> None:
+    draw = torch.Generator().manual_seed(6)
+    plain, repeating = sides(Shifted, batch_of(vectors, draw))
+    weight = plain.model.layers[0].weight
+    kept = weight.data
+    for number in range(6):
+        if number == 3:
+            weight.data = 2 * kept
+        batch = batch_of(vectors, draw)
+        same(plain(batch, number), repeating(batch, number))
+    assert repeating.replays == 4
+
+
 def test_values_that_lie_elsewhere_in_every_step_are_refused_at_last_and_told_once() -> None:
     plain, repeating = sides(Shifted, batch_of(vectors, torch.Generator().manual_seed(10)))
     buffers = [torch.tensor([float(k)], device=DEVICE) for k in range(40)]
