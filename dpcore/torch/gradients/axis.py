@@ -58,9 +58,9 @@ class Places(NamedTuple):
     axis: Axis
 
 
-Mark = Axis | Sum | Places | None
+Mark = Axis | Sum | None
 Marks = Any
-"""A mark, or a list of marks for an operation with several results."""
+"""A mark or `Places`, or a list of them for an operation with several results."""
 
 Rule = Callable[["Op"], Marks]
 RULES: dict[str, Rule] = {}
@@ -227,7 +227,9 @@ def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[
             except NotProved as reason:
                 raise reason.at(node) from None
             except Exception as cause:  # a rule that meets what it was not written for proves nothing
-                raise NotProved(f"{name_of(node.target)} is used in a way that its rule does not cover").at(node) from cause
+                raise NotProved(f"{name_of(node.target)} is used in a way that its rule does not cover").at(
+                    node
+                ) from cause
             if holds_sum(marks[node]) and not any(holds_sum(marks[i]) for i in node.all_input_nodes):
                 ends.append(node)
     return marks, ends
@@ -250,7 +252,9 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
     for mark, value in zip(found, values, strict=True):
         if isinstance(value, torch.Tensor):
             _check_sizes(op, mark.axis if isinstance(mark, Places) else mark, value)
-    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(op, op.arguments):
+    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(
+        op, op.arguments
+    ):
         raise Mixes(f"{op.name} uses the number of examples")
     return result
 
@@ -293,7 +297,9 @@ def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
     known = [d for d, size in enumerate(value.shape) if op.is_known(size)]
     if not isinstance(mark, Axis):
         if known:
-            raise NotProved(f"{op.name} gives a size that counts examples, or is a multiple of {op.count}, where none lie")
+            raise NotProved(
+                f"{op.name} gives a size that counts examples, or is a multiple of {op.count}, where none lie"
+            )
         return
     if value.shape[mark.dim] != mark.outer * op.count * mark.inner:
         raise NotProved(f"{op.name} gives examples where the proof does not expect them")
@@ -332,7 +338,7 @@ def _placed(op: Op) -> Marks:
         moved = Op(op.node, given, op.count)
         return Places(_rule_of(moved)(moved))
     if op.name.removeprefix("_unsafe_") in ("index", "index_put"):
-        if any(isinstance(op.of(op.arguments.get(name)), Places) for name in ("self", "values")):
+        if any(isinstance(op.marks.get(op.arguments.get(name, op.node)), Places) for name in ("self", "values")):
             raise Mixes(f"{op.name} uses the examples' places in the batch")
         return _rule_of(op)(op)
     raise Mixes(f"{op.name} uses the examples' places in the batch")
@@ -357,15 +363,13 @@ def _pointwise(op: Op) -> Marks:
 rule(
     "_to_copy", "copy", "fill", "detach", "alias", "lift_fresh", "lift_fresh_copy", "hardswish", "hardswish_backward",
     "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward", "softshrink_backward",
-    "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar", 
+    "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar",
     "_conj", "_neg_view", "masked_fill", "_prelu_kernel", "rrelu_with_noise_backward",
     "nan_to_num", "erfinv",
 )(_pointwise)  # fmt: skip
 
 
-@rule(
-    "_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "rrelu_with_noise_functional"
-)
+@rule("_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "rrelu_with_noise_functional")
 def _several(op: Op) -> Marks:
     """Several results, entry by entry; one without entries holds nothing."""
     mark = _pointwise(op)
@@ -1140,13 +1144,13 @@ def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tupl
     kept = [d for d in range(rank) if indices[d] is None]
     before = sum(d < given[0] for d in kept) if together else 0
     out_rank = wide + len(kept)
-    own = [t for t in tensors if isinstance(op.of(t), Places)]
+    own = [t for t in tensors if isinstance(op.marks.get(t), Places)]
     others = [t for t in tensors if t not in own]
     among = op.broadcast(others, wide) if others else None
     if isinstance(whole, Axis) and indices[whole.dim] is not None:
         # Each example's own row: index i at example i.
         index = indices[whole.dim]
-        places = op.of(index)
+        places = op.marks.get(index)
         if own != [index] or (whole.outer, whole.inner) != (1, 1) or not isinstance(places, Places):
             raise Mixes(f"{op.name} chooses among the examples")
         if (places.axis.outer, places.axis.inner) != (1, 1):

@@ -34,9 +34,9 @@ from dpcore.errors import DpcoreError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.axis import has_rule
+from dpcore.torch.gradients.bags import embedding_bag
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
-from dpcore.torch.gradients.bags import embedding_bag
 from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
 from dpcore.torch.model.functional import places, refuse_changed, refuse_foreign, slots, within
 

@@ -112,7 +112,9 @@ class Program:
         found: list[Block] = []
         for shape, sources in zip(self.shapes, self.sources, strict=True):
             made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
-            found.append(joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape))))
+            found.append(
+                joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape)))
+            )
         return found
 
     def _rewritten(self, captured: Captured, operands: list[Node], marks: dict[Node, Any]) -> GraphModule:

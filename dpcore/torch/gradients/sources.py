@@ -328,11 +328,7 @@ def _of_index(op: Op, _: int) -> Source | None:
     mark = op.of(indices[0]) if len(indices) == 1 else None
     rank = len(shape_of(indices[0])) if isinstance(indices[0], Node) else 0
     values_mark = op.mark("values")
-    if (
-        not isinstance(mark, Axis)
-        or values_mark != mark
-        or not is_zero(op["self"])
-    ):
+    if not isinstance(mark, Axis) or values_mark != mark or not is_zero(op["self"]):
         return None
     if len(op.out) < 1 or op.rank("values") != rank + len(op.out) - 1:
         return None
@@ -351,7 +347,9 @@ def is_zero(node: Node) -> bool:
     if node.op != "call_function":
         return False
     name = name_of(node.target)
-    return name in ("zeros", "new_zeros", "zeros_like") or (name in ("full", "full_like") and node.args[1] == 0)
+    return name in ("zeros", "new_zeros", "zeros_like") or (
+        name in ("full", "full_like") and node.args[1] in (0, False)
+    )
 
 
 def _table(indices: Tensor, gradients: Tensor, size: int) -> Block:

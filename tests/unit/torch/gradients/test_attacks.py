@@ -1,4 +1,4 @@
-"""Models made to deceive the proof: each passed once, or is near one that did, and what it does must be refused or right."""
+"""Models made to deceive the proof: each passed once, or is near one that did; all are refused or right."""
 
 from __future__ import annotations
 

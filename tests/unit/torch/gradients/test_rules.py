@@ -170,7 +170,7 @@ def group_norm_backward(b: int) -> tuple[Any, ...]:
     return z(b, 4, 3), x, mean, rstd, z(4), b, 4, 3, 2, [True, True, True]
 
 
-def normed(b: int, trains: bool, *more: Any, channels: bool = False) -> tuple[Any, ...]:
+def normed(b: int, trains: bool | None, *more: Any, channels: bool = False) -> tuple[Any, ...]:
     shape, wide = ((3, b, 4), b) if channels else ((b, 3, 4), 3)
     return z(*shape), f(wide), z(wide), z(wide), f(wide), *([trains] if trains is not None else []), *more
 
@@ -188,7 +188,7 @@ def convolution(b: int, transposed: bool = False, groups: int = 1) -> tuple[Any,
 
 
 def convolution_backward(b: int, transposed: bool = False, groups: int = 1) -> tuple[Any, ...]:
-    x, weight, bias, *form = convolution(b, transposed, groups)
+    x, weight, _, *form = convolution(b, transposed, groups)
     return z(b, 6, 8), x, weight, [6], *form, [True, True, True]
 
 
@@ -524,7 +524,17 @@ def accepted(key: str, build: Build, only: Axis | None = None) -> Iterator[Any]:
             found, ends = follow(graph, {places[p]: m for p, m in marks.items()}, B)
         except NotProved:
             continue
-        yield target, leaves, form, marks, [found[node] for node in results], results, Finder(found, ends, B), graph, found
+        yield (
+            target,
+            leaves,
+            form,
+            marks,
+            [found[node] for node in results],
+            results,
+            Finder(found, ends, B),
+            graph,
+            found,
+        )
 
 
 def check(key: str, build: Build) -> int:
@@ -566,10 +576,12 @@ def check(key: str, build: Build) -> int:
     return count
 
 
-def check_sum(finder: Finder, node: Node, total: torch.Tensor, marks: Any, leaves: Any, others: Any, graph: Graph) -> None:
+def check_sum(
+    finder: Finder, node: Node, total: torch.Tensor, marks: Any, leaves: Any, others: Any, graph: Graph
+) -> None:
     """A sum is that of the parts which its source finds, each a function of one example."""
     source = finder._made(node)
-    held = {n: p for n, p in zip((n for n in graph.nodes if n.op == "placeholder"), marks, strict=True)}
+    held = dict(zip((n for n in graph.nodes if n.op == "placeholder"), marks, strict=True))
 
     def rows(example: int | None) -> torch.Tensor:
         values = [leaves[held[n]] for n in source.values]
@@ -604,7 +616,9 @@ def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any,
     operands = [n for n, m in zip(results, found, strict=True) if m is not SUM and n.meta["val"] is not None]
     captured: Any = SimpleNamespace(module=GraphModule(torch.nn.Module(), graph))
     moved = dict(zip(graph.nodes, captured.module.graph.nodes, strict=True))
-    rewritten = Program._rewritten(SimpleNamespace(count=B), captured, [moved[n] for n in operands], {moved[n]: m for n, m in known.items()})  # type: ignore[arg-type]
+    rewritten = Program._rewritten(
+        SimpleNamespace(count=B), captured, [moved[n] for n in operands], {moved[n]: m for n, m in known.items()}
+    )  # type: ignore[arg-type]
     for n in (1, 3):
         given = [chosen(leaves[p], m, range(n)).clone() for p, m in marks.items()]
         few = rewritten.forward(n, *given)
@@ -633,7 +647,9 @@ def _first_of(op: axis.Op) -> axis.Marks:
 
 
 WRONG: dict[str, axis.Rule] = {
-    **dict.fromkeys(("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"), axis._pointwise),
+    **dict.fromkeys(
+        ("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"), axis._pointwise
+    ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
     **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward"), lambda op: None),
     **dict.fromkeys(("mean.dim", "mv", "prod"), lambda op: SUM),
@@ -679,7 +695,7 @@ def pointwise() -> list[str]:
 
 
 def guessed(schema: Any, make: Callable[..., torch.Tensor], last: int, b: int) -> tuple[Any, ...]:
-    """Return arguments of an operation: tensors of one row for each example, of which the later ones may be broadcast."""
+    """Return arguments of an operation: tensors of one row for each example; later ones may be broadcast."""
     args: list[Any] = []
     for argument in schema.arguments:
         kind = str(argument.type)
@@ -697,8 +713,8 @@ def guessed(schema: Any, make: Callable[..., torch.Tensor], last: int, b: int) -
 MAKES: list[Callable[..., torch.Tensor]] = [
     lambda *s: f(*s) / 1.3,
     lambda *s: i(3, *s) + 1,
-    lambda *s: t(*s),
-    lambda *s: c(*s),
+    t,
+    c,
 ]
 
 
