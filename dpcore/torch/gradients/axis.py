@@ -60,7 +60,7 @@ class Places(NamedTuple):
 
 Mark = Axis | Sum | None
 Marks = Any
-"""A mark, or a list of marks for an operation with several results; `Places` for arange."""
+"""A mark or `Places`, or a list of them for an operation with several results."""
 
 Rule = Callable[["Op"], Marks]
 RULES: dict[str, Rule] = {}
@@ -338,7 +338,7 @@ def _placed(op: Op) -> Marks:
         moved = Op(op.node, given, op.count)
         return Places(_rule_of(moved)(moved))
     if op.name.removeprefix("_unsafe_") in ("index", "index_put"):
-        if any(isinstance(op.of(op.arguments.get(name)), Places) for name in ("self", "values")):
+        if any(isinstance(op.marks.get(op.arguments.get(name, op.node)), Places) for name in ("self", "values")):
             raise Mixes(f"{op.name} uses the examples' places in the batch")
         return _rule_of(op)(op)
     raise Mixes(f"{op.name} uses the examples' places in the batch")
@@ -558,11 +558,7 @@ def _selected(op: Op) -> Marks:
 
 @rule("slice", "slice_copy")
 def _sliced(op: Op) -> Marks:
-    if _is_all(op, "self"):
-        return op.mark("self")
-    if op["start"] in (0, None) and op["end"] == 1 and _is_repeated(op["self"], op):
-        return None  # the first of rows that are all the same
-    return _along(op, op["dim"])
+    return op.mark("self") if _is_all(op, "self") else _along(op, op["dim"])
 
 
 def _is_all(op: Op, name: str) -> bool:
@@ -574,14 +570,6 @@ def _is_all(op: Op, name: str) -> bool:
         return False
     every = end is None or end >= 2**40 or end == shape_of(op[name])[dim]
     return every and op["start"] in (None, 0) and op["step"] == 1
-
-
-def _is_repeated(node: Node, op: Op) -> bool:
-    """Whether the examples' rows are one value without examples, as often as there are examples."""
-    if node.op != "call_function" or name_of(node.target) != "expand":
-        return False
-    mark = op.of(node)
-    return isinstance(mark, Axis) and mark.dim == op["dim"] % op.rank("self") and op.of(node.args[0]) is None
 
 
 @rule("select_backward")
@@ -1156,13 +1144,13 @@ def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tupl
     kept = [d for d in range(rank) if indices[d] is None]
     before = sum(d < given[0] for d in kept) if together else 0
     out_rank = wide + len(kept)
-    own = [t for t in tensors if isinstance(op.of(t), Places)]
+    own = [t for t in tensors if isinstance(op.marks.get(t), Places)]
     others = [t for t in tensors if t not in own]
     among = op.broadcast(others, wide) if others else None
     if isinstance(whole, Axis) and indices[whole.dim] is not None:
         # Each example's own row: index i at example i.
         index = indices[whole.dim]
-        places = op.of(index)
+        places = op.marks.get(index)
         if own != [index] or (whole.outer, whole.inner) != (1, 1) or not isinstance(places, Places):
             raise Mixes(f"{op.name} chooses among the examples")
         if (places.axis.outer, places.axis.inner) != (1, 1):

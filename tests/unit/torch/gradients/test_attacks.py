@@ -1,4 +1,4 @@
-"""Models made to deceive the proof: each passed once, or is near one that did; it must be refused, or be right."""
+"""Models made to deceive the proof: each passed once, or is near one that did; all are refused or right."""
 
 from __future__ import annotations
 

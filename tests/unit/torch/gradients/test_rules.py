@@ -170,7 +170,7 @@ def group_norm_backward(b: int) -> tuple[Any, ...]:
     return z(b, 4, 3), x, mean, rstd, z(4), b, 4, 3, 2, [True, True, True]
 
 
-def normed(b: int, trains: bool, *more: Any, channels: bool = False) -> tuple[Any, ...]:
+def normed(b: int, trains: bool | None, *more: Any, channels: bool = False) -> tuple[Any, ...]:
     shape, wide = ((3, b, 4), b) if channels else ((b, 3, 4), 3)
     return z(*shape), f(wide), z(wide), z(wide), f(wide), *([trains] if trains is not None else []), *more
 
@@ -188,7 +188,7 @@ def convolution(b: int, transposed: bool = False, groups: int = 1) -> tuple[Any,
 
 
 def convolution_backward(b: int, transposed: bool = False, groups: int = 1) -> tuple[Any, ...]:
-    x, weight, _bias, *form = convolution(b, transposed, groups)
+    x, weight, _, *form = convolution(b, transposed, groups)
     return z(b, 6, 8), x, weight, [6], *form, [True, True, True]
 
 
@@ -695,7 +695,7 @@ def pointwise() -> list[str]:
 
 
 def guessed(schema: Any, make: Callable[..., torch.Tensor], last: int, b: int) -> tuple[Any, ...]:
-    """Return arguments of an operation: tensors of one row for each example, of which the later ones may be broadcast."""
+    """Return arguments of an operation: tensors of one row for each example; later ones may be broadcast."""
     args: list[Any] = []
     for argument in schema.arguments:
         kind = str(argument.type)
