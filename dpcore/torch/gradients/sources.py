@@ -64,6 +64,8 @@ class Finder:
         name = name_of(node.target)
         if name == "add" and len(taken) == 2 and node.kwargs.get("alpha", 1) == 1:
             return [part for each in taken for part in self._parts(each)]
+        if name == "cat" and _is_each_once(node, taken):
+            return [(end, [*chain, node]) for each in taken for end, chain in self._parts(each)]
         if len(taken) != 1 or len(node.all_input_nodes) != 1:
             return [(node, [node])]  # no end: carried back as a whole
         return [(end, [*chain, node]) for end, chain in self._parts(taken[0])]
@@ -96,46 +98,45 @@ class Finder:
     def _linear(self, end: Node, chain: Sequence[Node], shape: Sequence[int]) -> Source | None:
         """Return the source of a matrix product, where what follows can be done to its factors."""
         found = self._end(end)
-        if found is None or name_of(found[0].target) != "mm":
+        if found is None or not _is_product(found[0]):
             return None
         left, right = found[0].args[:2]
         mark = self.marks[left]  # type: ignore[index]
-        rows, columns, turned, viewed, size = shape_of(left)[0], shape_of(right)[1], False, False, None
+        rows, columns = shape_of(left)[-2], shape_of(right)[-1]
+        turned = viewed = loose = False
         pads: list[tuple[int, int]] = [(0, 0), (0, 0)]  # of the rows and of the columns
-        now = [rows, columns]
+        now, before = [rows, columns], end
         for node in chain:
-            name = name_of(node.target)
+            name, size = name_of(node.target), list(shape_of(node))
             if name in _SAME_ORDER:
-                viewed = viewed or list(shape_of(node)) != now
+                viewed = viewed or _long(size) != _long(now)
             elif viewed:
                 return None
-            elif name in ("t", "transpose", "permute") and len(shape_of(node)) == 2:
-                turned = turned != (list(node.args[1:]) not in ([0, 0], [1, 1], [[0, 1]]))
-                now = list(shape_of(node))
-            elif (
-                name == "slice_backward"
-                and len(shape_of(node)) == 2
-                and (node.args[5] if len(node.args) > 5 else 1) == 1
-            ):
-                given: Any = node.args
-                size, dim, start = given[1], given[2] % 2, given[3]
-                side = dim != turned
-                before, after = pads[side]
-                pads[side] = (before + start, after + size[dim] - start - now[dim])
-                if any(pads[side]) and size[dim] <= 0:
+            elif name in ("t", "transpose", "permute"):
+                order = _order(node)
+                if len(size) == 2:
+                    turned = turned != (order == [1, 0])
+                else:  # dimensions of size 1 may go anywhere
+                    order = [d for d in order if shape_of(before)[d] > 1]
+                    turned, loose = turned != (order != sorted(order)), True
+            elif name in ("slice_backward", "cat") and len(size) == 2 and not (loose and 1 in (rows, columns)):
+                place = _place(node, before)
+                if place is None:
                     return None
-                now = list(shape_of(node))
+                dim, start = place
+                side = dim != turned
+                first, last = pads[side]
+                pads[side] = (first + start, last + size[dim] - start - shape_of(before)[dim])
             else:
                 return None
+            now, before = size, node
         if math.prod(now) != math.prod(shape):
             return None
         outer, inner = mark.outer, mark.inner
 
         def block(values: Sequence[Tensor], examples: int) -> Block:
-            first, second = (
-                stacked(values[0], Axis(1, outer, inner), examples),
-                stacked(values[1], Axis(0, outer, inner), examples),
-            )
+            given = (t[0] if t.dim() == 3 else t for t in values)
+            first, second = (stacked(t, Axis(d, outer, inner), examples) for d, t in zip((1, 0), given, strict=True))
             first, second = (F.pad(t, pad) if any(pad) else t for t, pad in ((first, pads[0]), (second, pads[1])))
             return product(second, first) if turned else product(first, second)
 
@@ -186,6 +187,45 @@ class Finder:
         return Source(values, block, "+".join(dict.fromkeys(source.operation for source in made)))
 
 
+def _is_product(node: Node) -> bool:
+    """Whether an operation is one product of two matrices."""
+    name = name_of(node.target)
+    return name == "mm" or (name == "bmm" and shape_of(node)[0] == 1)
+
+
+def _long(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _order(node: Node) -> list[int]:
+    """Return which dimension of its argument each one of a permutation is."""
+    rank, given = len(shape_of(node)), list(node.args[1:])
+    if name_of(node.target) == "permute":
+        return [d % rank for d in given[0]]  # type: ignore[union-attr, operator]
+    order = list(range(rank))
+    first, second = given if given else (0, rank - 1)
+    order[first], order[second] = order[second], order[first]  # type: ignore[index]
+    return order
+
+
+def _place(node: Node, part: Node) -> tuple[int, int] | None:
+    """Return the dimension along which a part lies in a larger matrix, and where it begins; None: not in one piece."""
+    given: Any = node.args
+    if name_of(node.target) == "cat":
+        dim = (given[1] if len(given) > 1 else 0) % 2
+        return dim, sum(shape_of(each)[dim] for each in given[0][: given[0].index(part)])
+    size, dim, start, _, step = given[1:6]
+    return (dim % 2, max(start + size[dim], 0) if start < 0 else start) if step == 1 else None
+
+
+def _is_each_once(cat: Node, parts: Sequence[Node]) -> bool:
+    """Whether a matrix is these parts side by side, each once, and zeros: what the way back through a split makes."""
+    given: Any = cat.args[0]
+    made = [each for each in given if hasattr(each.target, "_schema")]
+    zeros = [each for each in made if name_of(each.target) in ("zeros", "new_zeros", "zeros_like")]
+    return len(given) == len(parts) + len(zeros) and not set(parts) & set(zeros) and len(set(parts)) == len(parts)
+
+
 _SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
 
 
@@ -221,12 +261,16 @@ def _maker(*names: str) -> Callable[[Maker], Maker]:
     return register
 
 
-@_maker("mm")
-def _of_product(op: Op, _: int) -> Source:
+@_maker("mm", "bmm")
+def _of_product(op: Op, _: int) -> Source | None:
     mark: Any = op.mark("self")
+    if not _is_product(op.node):
+        return None
+    mark = mark._replace(dim=1)
 
     def block(values: Sequence[Tensor], examples: int) -> Block:
-        return product(stacked(values[0], mark, examples), stacked(values[1], mark._replace(dim=0), examples))
+        left, right = (t[0] if t.dim() == 3 else t for t in values)
+        return product(stacked(left, mark, examples), stacked(right, mark._replace(dim=0), examples))
 
     return Source((op["self"], op["mat2"]), block, "linear")
 
