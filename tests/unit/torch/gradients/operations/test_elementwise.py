@@ -81,6 +81,10 @@ PARTS = {
     "steps": lambda p: p[::2],
     "one row": lambda p: p[2][None],
     "parts of parts": lambda p: p[1:5][1:3],
+    "from the end": lambda p: p[-4:-1],
+    "turned parts of parts": lambda p: p.t()[:, -3:][:, 1:].t(),
+    "one column": lambda p: p[:, 1:2].expand(-1, 4),
+    "two in another order": lambda p: torch.cat(p.split([2, 4])[::-1]),
 }
 
 
@@ -91,8 +95,18 @@ def test_parts_of_a_weight(name, dtype):
     compare(randomized(model, dtype), (3, 4), dtype)
 
 
-def test_a_part_is_a_pair():
-    (block,) = compare(randomized(Applied(lambda x, p: F.linear(x, p[1:3]), 6, 4)), (3, 4))
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x, p: F.linear(x, p[1:3]),
+        lambda x, p: F.linear(x, p[1:5][1:3]),
+        lambda x, p: F.linear(F.linear(x, p[:4]), p.split([2, 4])[1]),
+        lambda x, p: F.linear(x, p.split([2, 4])[1]) + F.linear(x, p.split([2, 4])[0])[..., :1],
+        lambda x, p: torch.einsum("btd,hd->bth", x, p[-3:]),
+    ],
+)
+def test_a_part_is_a_pair(forward):
+    (block,) = compare(randomized(Applied(forward, 6, 4)), (3, 4))
     assert isinstance(block, Linear)
     assert block.shape == (6, 4)
 
