@@ -387,8 +387,13 @@ def _of_index(op: Op, _: int) -> Source | None:
     return Source((op["values"], indices[0]), block, "index")
 
 
+_MOVES = {*_SAME_ORDER, "expand", "t", "transpose", "permute", "select_backward", "slice_backward"}
+
+
 def is_zero(node: Node) -> bool:
     """Whether a value is made as 0 everywhere."""
+    while node.op == "call_function" and name_of(node.target) in _MOVES:
+        node = node.args[0]  # type: ignore[assignment]
     if node.op != "call_function":
         return False
     name = name_of(node.target)
