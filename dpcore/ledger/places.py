@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import stat
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -103,8 +105,21 @@ def check_writable(path: Path) -> None:
         raise DataError(f"ledger {path}: there is no folder {folder}")
     if path.exists() and not os.access(path, os.W_OK):
         raise DataError(f"ledger {path}: is read-only, so that nothing could be reserved in it; make it writable")
+    check_owners(path)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(
             f"ledger {path}: the folder {folder} is read-only, and SQLite needs a journal beside the file; "
             "make it writable"
+        )
+
+
+def check_owners(path: Path) -> None:
+    """Refuse a file that others may write: who rewrites it takes back what was reserved, and no seal shows that."""
+    if os.name == "nt" or not path.exists():  # there the mode says nothing about others
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DataError(
+            f"ledger {path}: has mode {mode:04o}, so that others than its owner could take back what was reserved; "
+            f"run chmod 600 {shlex.quote(str(path))}"
         )

@@ -149,6 +149,8 @@ class Allocation:
 def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: float, loss: float, size: int) -> Law:
     quantile = -float(special.ndtri_exp(log_rare - math.log(2.0 if remove else 2.0 * t)))
     cap = math.exp(min(600.0, (quantile + (1.0 / s if remove else 0.0)) / s - 0.5 / s**2))
+    # The mean over unlike steps may be a loss that an epoch never has: around such a sum there is no mass.
+    loss = min(loss, quantile / s + 0.5 / s**2)
     middle = t * math.exp(loss if remove else -loss)
     cap = cap if remove else min(cap, FAR * t, _FARTHER * middle)
     lost, rare = 0.0, 0.0 if bound == "lower" else math.exp(log_rare)

@@ -17,6 +17,7 @@ from dpcore.spec import special
 Array = npt.NDArray[np.float64]
 
 _UNIT = 2.0**-53
+_UNDERFLOW = 1e-290  # above the L2 norm of all that a transform loses below the smallest float64
 _LOG_LEAST = -30.0  # of the tilted mass above the window
 _TRIES = 24
 _RARE = 0.02  # how often the largest of all X lies above the first range
@@ -144,7 +145,7 @@ def _power(mass: Array, count: int, size: int) -> tuple[Array, float]:
     error = count * (growth * _norm(mass) + 2.0 * _UNIT)
     if count * each < 1e-3:
         error = min(error, count * each * (8.0 / 7.0 * norm + 0.9 ** (count - 1.0)))
-    return summed, 1.04 * (error + (growth + 4.0 * _UNIT * count) * norm)
+    return summed, 1.04 * (error + (growth + 4.0 * _UNIT * count) * norm) + _UNDERFLOW
 
 
 def _difference(few: Array, more: Array, count: int, size: int) -> tuple[Array, float]:
@@ -167,7 +168,7 @@ def _difference(few: Array, more: Array, count: int, size: int) -> tuple[Array, 
     summed: Array = irfft(rare * total, n=size)
     each, mass = growth + 16.0 * _UNIT, float(more.sum())
     error = count * (growth * _norm(more) + 2.0 * _UNIT * mass + _norm(more) * count * each)
-    return summed, 1.04 * (error + (growth + 8.0 * _UNIT * count) * _norm(summed))
+    return summed, 1.04 * (error + (growth + 8.0 * _UNIT * count) * _norm(summed)) + _UNDERFLOW
 
 
 def _norm(values: Array) -> float:

@@ -206,6 +206,39 @@ def test_little_noise_is_accounted_without_amplification_and_ends() -> None:
         assert all(earlier[1] == later[0] for earlier, later in itertools.pairwise(parts))
 
 
+@pytest.mark.parametrize("noise", [1.2598952777950274, 1.299308784200416])
+def test_two_batches_of_much_noise_beside_little_noise(noise: float) -> None:
+    # The mean loss of these four steps under the tilt is one that the epoch never has.
+    event, beside = RandomAllocationGaussian(2, 67.34346672408275, 1), Gaussian(noise, 3)
+    alone, all_in = (accounting.epsilon(one, 1e-18) for one in (beside, Gaussian((3 / noise**2 + 67.3**-2) ** -0.5)))
+    lower, upper = epsilon_interval(accounting.Composed((event, beside)), 1e-18)
+    assert alone * (1 - 2e-3) <= lower <= upper <= all_in * (1 + 2e-3)
+    assert upper <= lower * (1 + 5e-3)
+
+
+@pytest.mark.parametrize(("sigma", "share"), [(20.0, 0.5), (20.0, 2.0), (20.0, 4.0), (300.0, 0.5), (300.0, 2.0)])
+def test_two_batches_of_much_noise_equal_quadrature(sigma: float, share: float) -> None:
+    epsilon = share / sigma
+    lower, upper = delta_interval(RandomAllocationGaussian(2, sigma, 1), epsilon)
+    exact = exact_delta(sigma, 2, epsilon)
+    assert lower * (1 - 1e-5) <= exact <= upper * (1 + 1e-5)
+    assert upper <= 1.02 * exact
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("bound", ["upper", "lower"])
+def test_a_loss_of_interest_that_no_epoch_has(direction: str, bound: str) -> None:
+    found = Allocation(2, 67.3, np.ones(1, np.int64), -53.0, 5.5, 6.9, 7680, bound).law(direction)
+    assert found.p.sum() + found.infinite == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_tilt_under_which_a_range_underflows_is_not_taken_for_exact() -> None:
+    settings = {"lower": False, "add": True, "last": True}
+    found = transformed(2, 20.0, 1.12, 1.52, -2318.0, 1 << 14, **settings)
+    assert found.sums.max() < 1e-300
+    assert found.plain(np.full(1 << 14, found.error)).max() > 1.0
+
+
 def test_an_upper_bound_that_lost_mass_is_refused() -> None:
     some = np.array([0.1, 0.2, 0.3])
     whole = Law(some, np.array([0.2, 0.3, 0.5]), some, 0.0)

@@ -219,6 +219,25 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         begin(looked_at)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="modes say nothing about others there")
+def test_a_ledger_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path).path
+    for mode in (0o666, 0o660, 0o602):
+        path.chmod(mode)
+        with pytest.raises(DataError, match=rf"has mode {mode:04o}.* run chmod 600 {path}$"):
+            Ledger.open(path)
+        assert Ledger.open(path, read_only=True).runs()  # nothing is reserved
+    for mode in (0o600, 0o644):
+        path.chmod(mode)
+        Ledger.open(path)
+    before = os.umask(0)
+    try:
+        made = Ledger.create(tmp_path / "made")
+    finally:
+        os.umask(before)
+    assert made.path.stat().st_mode & 0o777 == 0o600
+
+
 def mounted(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Let the table of mounts say that the folder's mount is one of this kind, among others."""
     number = places._mount_number(folder)
