@@ -185,7 +185,6 @@ LOSSES = {
 # fmt: on
 OTHERWISE = {
     ("model: a generator", "pairs"): "drawn from a generator of the model's own",
-    ("model: a buffer in place", "vmap"): "cannot be differentiated example by example with torch.func",
 }
 ITERATORS = ("loss: itertools.count", "loss: a generator function")  # which nobody can wind back
 CASES = {f"model: {name}": (Layer(keep), None, words) for name, (keep, words) in MODELS.items()}

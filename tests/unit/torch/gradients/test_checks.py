@@ -38,7 +38,8 @@ class Mixing(nn.Linear):
 @pytest.mark.parametrize("always", [True, False])
 @pytest.mark.parametrize("way", ["auto", "pairs"])
 def test_a_model_that_mixes_is_refused_by_its_line(always: bool, way: str) -> None:
-    words = r"model=Sequential: mean runs over the examples \(test_checks\.py, line \d+, in forward\).*gradients='vmap'"
+    where = r"\(module '0' \(Mixing\), test_checks\.py, line \d+, in forward\)"
+    words = f"model=Sequential: mean runs over the examples {where}.*gradients='vmap'"
     with pytest.raises(ArgumentError, match=words):
         way_of(nn.Sequential(Mixing(always)), way=way)
 

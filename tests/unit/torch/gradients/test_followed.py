@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import ArgumentError
-from dpcore.torch.gradients.errors import Mixes, NotProved
+from dpcore.torch.gradients.errors import NotProved
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.gradients.trial import try_out
 from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, proved, rows
@@ -286,13 +286,13 @@ def test_what_torchs_functions_do_not_show(forward: Any) -> None:
 REFUSED = [
     (lambda s, x: plain(s, x) + torch.einsum("bd,od->o", x, s.a.weight)[:3], "combines a sum over the examples"),
     (lambda s, x: plain(s, torch.cat([x, s.a.weight[:1]]))[:-1], "cat joins or leaves out examples"),
-    (lambda s, x: torch.cat([plain(s, row[None]) for row in x]), "unbind runs over the examples"),
+    (lambda s, x: torch.cat([plain(s, row[None]) for row in x]), "unbind takes the examples apart"),
 ]
 
 
 @pytest.mark.parametrize(("forward", "reason"), REFUSED)
 def test_what_is_refused(forward: Any, reason: str) -> None:
-    with pytest.raises(Mixes, match=rf"{reason}.*test_followed\.py, line \d+"):
+    with pytest.raises(NotProved, match=rf"{reason}.*test_followed\.py, line \d+"):
         proved(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
@@ -336,5 +336,5 @@ def test_the_first_of_rows_that_are_all_the_same_belongs_to_no_example() -> None
         lambda s, x: plain(s, x + x.unsqueeze(1).expand(-1, 2, -1)[:1].sum(1)),
         lambda s, x: plain(s, x + torch.rand_like(x)[:1]),
     ):
-        with pytest.raises(Mixes, match="slice runs over the examples"):
+        with pytest.raises(NotProved, match="slice takes the examples apart"):
             proved(Layers(forward), F.cross_entropy, batch)
