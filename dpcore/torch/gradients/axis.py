@@ -558,7 +558,19 @@ def _selected(op: Op) -> Marks:
 
 @rule("slice", "slice_copy")
 def _sliced(op: Op) -> Marks:
-    return op.mark("self") if _is_all(op, "self") else _along(op, op["dim"])
+    if _is_all(op, "self"):
+        return op.mark("self")
+    if op["start"] in (0, None) and op["end"] == 1 and _is_repeated(op["self"], op):
+        return None  # the first of rows that are all the same
+    return _along(op, op["dim"])
+
+
+def _is_repeated(node: Node, op: Op) -> bool:
+    """Whether the examples' rows are one value without examples, as often as there are examples."""
+    if node.op != "call_function" or name_of(node.target) != "expand":
+        return False
+    mark = op.of(node)
+    return isinstance(mark, Axis) and mark.dim == op["dim"] % op.rank("self") and op.of(node.args[0]) is None
 
 
 def _is_all(op: Op, name: str) -> bool:

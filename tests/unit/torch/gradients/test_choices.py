@@ -129,5 +129,5 @@ def test_rows_that_values_choose_are_refused_though_made_up_values_choose_all(fo
     ],
 )
 def test_masks_that_are_not_the_examples_own_are_refused(forward: Any) -> None:
-    with pytest.raises(Mixes, match="by a mask that is not their own|uses the examples' places in the batch"):
+    with pytest.raises(Mixes, match=r"by a mask that is not their own|uses the examples' places in the batch"):
         proved(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
