@@ -12,7 +12,7 @@ from dpcore.errors import ArgumentTypeError
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_delta, format_epsilon, format_lower, format_number, paragraphs, visible
 
-_METADATA = """---
+METADATA = """---
 library_name: dpcore
 tags:
 - differential-privacy
@@ -71,7 +71,7 @@ def card_again(statement: Statement, card: str) -> str:
 
 
 def _card(statement: Statement, title: str, trained: dict[str, str], digests: Mapping[str, str]) -> str:
-    lines = [_METADATA, f"# {_one_line(title)}", "", "## Privacy", ""]
+    lines = [METADATA, f"# {_one_line(title)}", "", "## Privacy", ""]
     for paragraph in paragraphs(statement):
         lines += [*textwrap.wrap(_escaped(paragraph), 100, break_on_hyphens=False), ""]
     lines += [*_table(_privacy(statement)), "", _TRAINED, ""]

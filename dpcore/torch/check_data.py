@@ -1,4 +1,4 @@
-"""Whether several processes read the same examples in the same order: else one example could be in two shares."""
+"""Whether several processes read the same examples in the same order, and whether labels are classes of the model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from dpcore.errors import ArgumentError
 from dpcore.mechanism.peers import Peers
 from dpcore.spec.keys import RunKeys
 from dpcore.torch.data import batches
@@ -17,6 +18,7 @@ from dpcore.torch.data.data import Data
 from dpcore.torch.randomness import step_seed
 
 _COMPARED = 64
+_PIECE = 1 << 22
 
 
 def check_same_data(peers: Peers, data: Data, keys: RunKeys) -> None:
@@ -48,6 +50,39 @@ def check_same_data(peers: Peers, data: Data, keys: RunKeys) -> None:
     finally:
         if failure is not None:
             raise failure
+
+
+def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -> None:
+    """Refuse labels of classes that the model does not have.
+
+    Parameters
+    ----------
+    labels : torch.Tensor
+        Of integers, of any shape; others are passed over.
+    classes : int
+        Of the model's output.
+    ignore_index : int
+        The label that `torch.nn.functional.cross_entropy` leaves out.
+
+    Raises
+    ------
+    ArgumentError
+        If a label is neither in [0, classes) nor `ignore_index`.
+
+    Notes
+    -----
+    Whether it raises depends on the data: one example can decide whether there is a run. The error is for the one who
+    starts the run, and holds the data; it names no value, place or number of labels. It is not private: keep it with
+    the data, and start no run by itself where it failed once.
+    """
+    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
+        return
+    for piece in torch.split(labels.detach().reshape(-1), _PIECE):
+        if bool((((piece < 0) | (piece >= classes)) & (piece != ignore_index)).any()):
+            raise ArgumentError(
+                f"labels: must lie in [0, {classes}), one for each of the model's {classes} outputs, or be "
+                f"ignore_index={ignore_index}; some do not (none is shown, as labels are private)"
+            )
 
 
 def _examples(data: Data, secret: bytes) -> Iterator[tuple[str, Tree]]:

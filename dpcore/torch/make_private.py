@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,12 +17,13 @@ from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
 from dpcore.torch.assemble import assembled, layout_of
-from dpcore.torch.check_data import check_same_data
+from dpcore.torch.check_data import check_labels, check_same_data
 from dpcore.torch.check_processes import check_alike, check_alone, check_plain
+from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
-from dpcore.torch.gradients.per_example import WAYS, Loss, is_compiled
+from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
 from dpcore.torch.model.check_module import check_module
@@ -231,15 +232,9 @@ def make_private(
     gradient.passed_over += [data, source]
     try_out(gradient, example, frozen, gradients)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
-    if gradient.way != WAYS[0] and gradients == "auto":
-        told = gradient.reasons[WAYS[0]]
-        warnings.warn(
-            f"gradients='auto': takes {gradient.way!r}, which is slower, since {told}", SpeedWarning, stacklevel=3
-        )
-    if gradient.way != WAYS[0] and gradient.repeated is not None:
-        gradient.repeated = None
-        told = f"not repeated, since only proved graphs are, and {gradient.way!r} runs the model itself"
-        warnings.warn(f"cuda_graphs='model': the model's passes are {told}", SpeedWarning, stacklevel=3)
+    for told in _slow(gradient, gradients):
+        warnings.warn(told, SpeedWarning, stacklevel=3)
+    _check_classes(gradient, source)
     for told in remarks(source, loss) if peers.rank == 0 else ():
         warnings.warn(told, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
@@ -249,3 +244,29 @@ def make_private(
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
     return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats + caveats_of(peers))
+
+
+def _slow(gradient: PerExampleGradient, gradients: str) -> Iterator[str]:
+    """Yield what to warn of, where the model's graph does not run; what needs one is left out."""
+    if gradient.way == WAYS[0]:
+        return
+    if gradients == "auto":
+        yield f"gradients='auto': takes {gradient.way!r}, which is slower, since {gradient.reasons[WAYS[0]]}"
+    if gradient.repeated is not None:
+        gradient.repeated = None
+        told = f"not repeated, since only proved graphs are, and {gradient.way!r} runs the model itself"
+        yield f"cuda_graphs='model': the model's passes are {told}"
+    if gradient.proved.compiled:
+        told = f"not compiled, since only proved graphs are, and {gradient.way!r} runs the model as it was written"
+        yield f"compile: the model is {told}"
+
+
+def _check_classes(gradient: PerExampleGradient, source: Data) -> None:
+    """Refuse tensors with labels that are no classes of the model, under torch's loss over classes."""
+    loss = gradient.loss
+    if gradient.classes is None or source.tensors is None:
+        return
+    if loss is F.cross_entropy or (type(loss) is nn.CrossEntropyLoss):
+        _, targets = batches.normalize(source.tensors)
+        for labels in batches.leaves(targets):
+            check_labels(labels, gradient.classes, getattr(loss, "ignore_index", -100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,8 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
+from dpcore.statement import Statement
+from dpcore.statement.card import listed
 from dpcore.statement.text import format_epsilon
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
@@ -199,6 +202,35 @@ def test_evaluation_prediction_and_the_card(tmp_path: Path):
     assert found.private.statement().text().splitlines()[0] in card
     assert "AdamW" not in card
     assert "- learning_rate" not in card
+
+
+def test_a_saved_model_has_its_statement_and_card(tmp_path: Path):
+    found = trainer(tmp_path / "run", max_steps=2, save_strategy="no")
+    found.train()
+    out = tmp_path / "out"
+    for _ in range(2):
+        found.save_model(str(out))
+    assert Statement.from_json((out / "statement.json").read_text()) == found.private.statement()
+    assert (out / "statement.txt").read_text() == found.private.statement().text()
+    digests = listed((out / "README.md").read_text(encoding="utf-8"))
+    assert sorted(digests) == ["model.safetensors", "statement.json", "statement.txt"]
+    assert digests["model.safetensors"] == hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    (out / "README.md").write_text("mine")
+    found.save_model(str(out))
+    assert (out / "README.md").read_text() == "mine"
+    without = trainer(tmp_path / "other", max_steps=1, save_strategy="no", target_delta=None)
+    without.train()
+    with pytest.warns(
+        dpcore.errors.TrainingWarning, match="without a privacy statement, as the run has no target_delta"
+    ):
+        without.save_model(str(tmp_path / "none"))
+
+
+def test_text_of_varying_length_is_told_how_to_pad(tmp_path: Path):
+    rows = [{name: value[: 3 + i % 3] if name != "labels" else value for name, value in row.items()}
+            for i, row in enumerate(TRAIN)]  # fmt: skip
+    with pytest.raises(ArgumentError, match=r'DataCollatorWithPadding\(tok, padding="max_length", max_length=N\)'):
+        trainer(tmp_path, train_dataset=rows, save_strategy="no").train()
 
 
 def right(prediction: Any) -> dict[str, float]:

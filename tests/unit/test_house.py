@@ -20,14 +20,15 @@ SLACK = 15  # an exception's limit is at most so far above what it allows
 LONG_FILES = {  # their limit, and why
     "dpcore/accounting/calibrate.py": (290, "to be split"), "dpcore/sampling/users.py": (270, "to be split"),
     "dpcore/spec/ops.py": (340, "the port's specification: nearly all of it is prose"),
-    "dpcore/torch/gradients/axis.py": (1100, "the rules of the proof, to be read together"),
-    "dpcore/torch/gradients/capture.py": (390, "one graph, from the call to its digest"),
-    "dpcore/torch/gradients/sources.py": (385, "what each kind of sum over the examples is made of"),
-    "dpcore/torch/gradients/program.py": (275, "a graph as it runs, and its memory"),
-    "dpcore/torch/model/per_example.py": (295, "until the way pairs is the proof alone"),
+    "dpcore/torch/gradients/axis.py": (1210, "the rules of the proof, to be read together"),
+    "dpcore/torch/gradients/capture.py": (500, "one graph, from the call to its digest"),
+    "dpcore/torch/make_private.py": (275, "one call and its arguments"),
+    "dpcore/torch/gradients/sources.py": (435, "what each kind of sum over the examples is made of"),
     "dpcore/accounting/pld/compose.py": (275, "one algorithm, and the derivation of its error"),
 }
-LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}  # statements only, without signature and docstring
+LONG_FUNCTIONS: dict[str, tuple[int, str]] = {
+    "dpcore/torch/gradients/capture.py::capture": (70, "one graph, from the model to what is left of it"),
+}  # statements only, without signature and docstring
 # fmt: on
 
 

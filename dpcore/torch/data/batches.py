@@ -143,7 +143,8 @@ def check_form(tensors: Mapping[str, torch.Tensor], one: Tree) -> None:
     if form(tensors) != form(named(one)):
         raise ArgumentError(
             "collate_fn gave a step's examples other fields, shapes or dtypes than example 0 has alone: pad every "
-            "example to one fixed length, since padding to the longest of a batch lets one example change all others"
+            "example to one fixed length, since padding to the longest of a batch lets one example change all others; "
+            'for text of transformers that is DataCollatorWithPadding(tok, padding="max_length", max_length=N)'
         )
 
 

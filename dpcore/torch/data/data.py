@@ -32,7 +32,7 @@ class Data:
     second, and so on. Up to `prefetch` batches are read ahead, each in a process of its own.
 
     Nothing that an error says of a drawn batch (its size, shapes or values) may be published: sentences leave it out,
-    and it stays in ``__cause__``.
+    and name the kind of error and the line of code that raised it.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Data:
             told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
             raise ArgumentTypeError(f"data=DataLoader: pass its dataset (loader.dataset); {told}")
         self.device = device
+        check_no_table(data, "data")
         tree = arrays(data)
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if tree is None and (isinstance(data, IterableDataset) or not sized):
@@ -190,6 +191,19 @@ def arrays(data: Any) -> Tree | None:
     if not counts or None in counts or len(set(counts)) != 1:
         raise ArgumentError(f"data with first dimensions {counts}: every tensor has one row per example")
     return tree
+
+
+def check_no_table(data: Any, path: str) -> None:
+    """Refuse a table of pandas, also in a tuple or mapping: it is indexed by column, or by label."""
+    kind = type(data)
+    if kind.__module__.partition(".")[0] == "pandas":
+        raise ArgumentTypeError(
+            f"{path}={kind.__name__}: a table of pandas is not indexed by row; give its values, "
+            'df.to_numpy(dtype="float32"), and those of labels that are classes as series.to_numpy(dtype="int64")'
+        )
+    if isinstance(data, (tuple, Mapping)):
+        for name, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+            check_no_table(value, f"{path}[{name!r}]")
 
 
 def _tensors(data: Any, path: str) -> Tree:

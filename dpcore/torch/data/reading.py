@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,12 +56,12 @@ class Reader:
         with seeded(self.device, seed, self.generators):
             try:
                 examples = self._examples(places)
-            except Exception as cause:
+            except Exception as cause:  # noqa: BLE001 - a user's own data set may raise anything
                 raise ArgumentError(
                     f"data={type(self.dataset).__name__}: failed to read a step's examples; must give one for every "
-                    "index below its len() as it was at first (the reason is this exception's __cause__, not quoted "
-                    "because it may tell which examples were drawn)"
-                ) from cause
+                    f"index below its len() as it was at first ({reason(cause)}; its words are left out, as they may "
+                    "tell which examples were drawn)"
+                ) from None
             return joined(self.collate, examples)
 
     def _examples(self, places: Sequence[int]) -> list[Any]:
@@ -69,6 +70,15 @@ class Reader:
         if self._pool is None or self._pool[0] != os.getpid():
             self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "dpcore-data")
         return list(self._pool[1].map(self.dataset.__getitem__, places))
+
+
+def reason(cause: BaseException) -> str:
+    """Return an error's type and the line of code that raised it: what tells no value of an example."""
+    place = cause.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = "" if place is None else f" in {Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno}"
+    return f"{type(cause).__name__}{where}"
 
 
 def read_examples(dataset: Any, places: Sequence[int]) -> list[Any]:
@@ -95,9 +105,8 @@ def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
         raise ArgumentError(
             "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys, so pad "
-            "examples to one fixed length (the reason is this exception's __cause__, not quoted because it may show "
-            "private values)"
-        ) from cause
+            f"examples to one fixed length ({reason(cause)}; its words are left out, as they may show private values)"
+        ) from None
     tensors = [batches.named(row) for row in rows]
     for row, own in zip(rows, tensors, strict=True):
         if batches.size(row) != 1:

@@ -29,6 +29,8 @@ _KINDS = (
 )
 _TOLERANCE = 1e-3
 
+Frozen = tuple[torch.nn.Module, ...]
+
 
 def kind_of(error: BaseException, otherwise: str) -> str:
     """Return the name of the check that an error of a trial belongs to."""
@@ -66,7 +68,7 @@ def trials(subject: Subject) -> Iterator[Finding]:
             continue
         start = Snapshot(subject.gradient.roots, subject.gradient.passed_over)
         try:
-            check(subject)
+            check(subject, subject.frozen)
             yield ok(name, sentence)
         except NotTried as cause:
             yield not_tried(name, cause.sentence, cause.remedy)
@@ -84,13 +86,13 @@ def trials(subject: Subject) -> Iterator[Finding]:
             start.restore()
 
 
-def _registered(subject: Subject) -> None:
+def _registered(subject: Subject, frozen: Frozen) -> None:
     check_registered(subject.gradient.model, subject.gradient.passed_over)
 
 
-def _mixing(subject: Subject) -> None:
+def _mixing(subject: Subject, frozen: Frozen) -> None:
     try:
-        prove(subject.gradient, subject.example, subject.frozen)
+        prove(subject.gradient, subject.example, frozen)
     except Mixes as reason:
         raise ArgumentError(reason.sentence(subject.model)) from None
     except NotProved:
@@ -101,13 +103,13 @@ def _mixing(subject: Subject) -> None:
         raise NotTried("the model is not run on a batch.") from refused
 
 
-def _state(subject: Subject) -> None:
+def _state(subject: Subject, frozen: Frozen) -> None:
     subject.gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
     try_state(subject.gradient, subject.example)
 
 
-def _ways(subject: Subject) -> None:
-    try_out(subject.gradient, subject.example, subject.frozen)
+def _ways(subject: Subject, frozen: Frozen) -> None:
+    try_out(subject.gradient, subject.example, frozen)
 
 
 def gradients(subject: Subject) -> Iterator[Finding]:
@@ -178,7 +180,7 @@ def _value(subject: Subject, state: dict[str, torch.Tensor], batch: Any) -> torc
         return None
 
 
-_CHECKS: tuple[tuple[str, str, Callable[[Subject], None]], ...] = (
+_CHECKS: tuple[tuple[str, str, Callable[[Subject, Frozen], None]], ...] = (
     (
         "unregistered tensors",
         "all trained tensors that the model reaches are registered as its parameters.",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.reachable import global_names
 
 if TYPE_CHECKING:
     from dpcore.torch.gradients.program import Program
@@ -84,7 +85,7 @@ def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Has
         if not isinstance(root, nn.Module):
             continue
         for name, module in root.named_modules():
-            parts += [name, type(module), type(module).forward]  # type: ignore[list-item]
+            parts += [name, type(module), _value(type(module).forward)]  # type: ignore[list-item]
             for held in (module._parameters, module._buffers):
                 for key, tensor in held.items():
                     if tensor is not None:
@@ -112,7 +113,8 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, dict):
         return type(value), tuple((_value(k), _value(v)) for k, v in value.items())
     if isinstance(value, FunctionType) and value.__closure__ is None:
-        return value
+        used = ((name, value.__globals__[name]) for name in sorted(global_names(value)))
+        return value, tuple((name, held) for name, held in used if type(held) in _PLAIN)
     return _Same(value)
 
 

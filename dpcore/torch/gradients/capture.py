@@ -221,7 +221,7 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _number(leaf: Any) -> Any:
     """Return what tells a number, or a tensor that has values, from others; None for what is neither."""
     if isinstance(leaf, torch.Tensor):
-        if isinstance(leaf, FakeTensor) or type(leaf) is not torch.Tensor or leaf.numel() > 1:
+        if isinstance(leaf, FakeTensor) or type(leaf) is not torch.Tensor or leaf.numel() != 1:
             return None
         with _disable_current_modes():
             return repr(leaf.item())
@@ -344,12 +344,13 @@ def _real_states() -> Iterator[None]:
 @contextmanager
 def _masks_as_given() -> Iterator[None]:
     """Let torch's transformers take a mask as it is: they read its values only to save computing where it is causal."""
-    kept = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: ARG005
+    name = "_detect_is_causal_mask"
+    kept = getattr(transformer, name)
+    setattr(transformer, name, lambda mask, is_causal=None, size=None: is_causal is True)  # noqa: ARG005
     try:
         yield
     finally:
-        transformer._detect_is_causal_mask = kept
+        setattr(transformer, name, kept)
 
 
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])

@@ -44,6 +44,10 @@ def loss_failed(loss: Callable[..., Any], targets: int, why: str) -> str:
 class Calls(TorchFunctionMode):
     """Refuses losses that are another function for a batch of one, and what torch.func cannot survive."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: int | None = None  # of the model's output, where a loss over classes was called
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # A tensor of torch.func's in the place of the data would crash Python.
@@ -64,6 +68,7 @@ class Calls(TorchFunctionMode):
                     "to train by, for example torch.nn.functional.mse_loss or binary_cross_entropy_with_logits"
                 )
             _check_labels(known["input"], target)
+            self.classes = known["input"].shape[min(1, known["input"].dim() - 1)]
         return function(*args, **kwargs)
 
 

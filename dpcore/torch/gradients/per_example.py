@@ -71,6 +71,7 @@ class PerExampleGradient:
         self.example: Tree = None
         self.reasons: dict[str, str] = {}  # why faster ways were not taken
         self.repeated: RepeatedPasses | None = None
+        self.classes: int | None = None  # of the model's output, under a loss over classes
         self._calls = 0
         self._synthetic = False
         self._autocast = autocast_of(model)

@@ -69,11 +69,16 @@ class Finder:
         alike = all(shape_of(each) == shape_of(node) for each in taken)
         if name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
             return [part for each in taken for part in self._parts(each)]
-        if name == "cat" and len(taken) == len(node.args[0]):  # type: ignore[arg-type]
+        pieces: Any = node.args[0] if name == "cat" else []
+        if pieces and sorted(map(pieces.index, taken)) == [k for k, each in enumerate(pieces) if not is_zero(each)]:
             dim: Any = node.args[1] if len(node.args) > 1 else 0
             start, parts = 0, []
-            for each in taken:
-                parts += [(end, [*chain, _Piece(node, dim, start)]) for end, chain in self._parts(each)]
+            for each in pieces:
+                parts += (
+                    []
+                    if is_zero(each)
+                    else [(end, [*chain, _Piece(node, dim, start)]) for end, chain in self._parts(each)]
+                )
                 start += shape_of(each)[dim]
             return parts
         if len(taken) != 1 or len(node.all_input_nodes) != 1:

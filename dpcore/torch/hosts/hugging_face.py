@@ -123,9 +123,14 @@ class PrivateTrainer(PrivateLoop):
             return super().evaluation_loop(*arguments, **options)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the method's output, as `from_pretrained` reads it; call it in every process."""
+        """Save the method's output, as `from_pretrained` reads it, with its statement and card; call in every process.
+
+        A card of another's making is kept. A checkpoint has neither: it holds the run's keys, and stays where it is.
+        """
         with self._output():
             super().save_model(output_dir, _internal_call)
+        if not _internal_call and self._private is not None and self.is_world_process_zero():
+            resuming.state_beside(output_dir or self.args.output_dir, self._private)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the loader of data that was not trained on."""

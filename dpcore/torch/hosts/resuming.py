@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,9 @@ from torch import nn
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from dpcore.errors import ArgumentError, DataError
+from dpcore.errors import ArgumentError, DataError, TrainingWarning
+from dpcore.spec.whole_file import whole_file
+from dpcore.statement.card import METADATA, model_card
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.state.saving import save_state
 
@@ -66,6 +69,28 @@ def load(folder: str, model: nn.Module, private: PrivateRun, scheduler: Any) -> 
             f"step {private.steps_taken}; must be of one checkpoint"
         )
     return state
+
+
+def state_beside(folder: str, private: PrivateRun) -> None:
+    """Write the statement and the card of a saved model beside it, as `dpcore.torch.export` does."""
+    target = Path(folder)
+    try:
+        statement = private.statement()
+    except ArgumentError:  # no target_delta
+        told = f"{target}: saved without a privacy statement, as the run has no target_delta="
+        warnings.warn(told, TrainingWarning, stacklevel=3)
+        return
+    contents = {"statement.json": (statement.to_json() + "\n").encode(), "statement.txt": statement.text().encode()}
+    for name, content in contents.items():
+        with whole_file(target / name) as file:
+            file.write(content)
+    card = target / "README.md"
+    if card.exists() and not card.read_text(encoding="utf-8").startswith(METADATA):
+        return
+    saved = {path.name: path.read_bytes() for path in sorted(target.glob("*.safetensors"))}
+    counted = {"parameters": sum(p.numel() for p in private.model.parameters())}
+    with whole_file(card) as file:
+        file.write(model_card(statement, trained=counted, files={**saved, **contents}).encode())
 
 
 def state_in_card(folder: str, private: PrivateRun) -> None:

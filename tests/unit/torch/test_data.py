@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import traceback
 from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +30,7 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError, PrivacyError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
+from dpcore.torch.check_data import check_labels
 from dpcore.torch.data.overlap import identities
 from dpcore.torch.model.state_probe import Snapshot
 from tests.refused import refused
@@ -215,7 +218,8 @@ def test_padding_to_the_longest_is_refused_without_telling_sizes(collate_fn: Any
     run = start(nn.Sequential(Means(5, 3)), data=Ragged(), collate_fn=collate_fn, sampling="fixed_order")
     with pytest.raises(ArgumentError, match=words) as caught:
         finish(run)
-    assert not any(digit in str(caught.value).replace("example 0", "") for digit in "0123456789")
+    told = re.sub(r"\w+\.py, line \d+", "", str(caught.value)).replace("example 0", "")
+    assert not any(digit in told for digit in "0123456789")
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -341,8 +345,57 @@ def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> No
     run = start(model(), data=Shrinking(), num_workers=workers)
     with pytest.raises(ArgumentError, match="failed to read a step's examples") as caught:
         finish(run)
-    assert not any(character.isdigit() for character in str(caught.value))
-    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert "FileNotFoundError in test_data.py, line" in str(caught.value)
+    assert "patient" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_values_that_cannot_be_joined_are_in_no_traceback() -> None:
+    class Odd(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index) if index == 0 else (DATA[0][index], "diagnosis 1234")
+
+    def collate(rows: list[Any]) -> Any:
+        return default_collate([(row[0], int(row[1])) for row in rows])
+
+    with pytest.raises(ArgumentError, match=r"collate_fn failed .*ValueError in test_data.py, line \d+;") as caught:
+        finish(start(model(), data=Odd(), collate_fn=collate))
+    assert "1234" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_float64_of_other_libraries_is_told_what_to_say() -> None:
+    doubles = (DATA[0].double().numpy(), DATA[1].numpy())
+    words = r"data: inputs of float64 for a model of float32: say \.astype\('float32'\)"
+    refused(ArgumentTypeError, words, start, model(), data=doubles)
+    words = r"inputs\['input'\] of float64 for a model of bfloat16: say \.to\(torch\.bfloat16\)"
+    refused(ArgumentTypeError, words, start, model().bfloat16(), data=({"input": doubles[0]}, DATA[1]))
+
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x.float())
+
+    finish(start(Casts(), data=doubles), stop=1)
+
+
+@pytest.mark.parametrize("kind", ["DataFrame", "Series"])
+def test_tables_of_pandas_are_told_how_to_convert(kind: str) -> None:
+    table = type(kind, (UserDict,), {"__module__": "pandas.core.frame"})({"age": DATA[0][:, 0]})
+    for data, name in ((table, "data"), ((table, DATA[1]), r"data\[0\]"), ({"x": table}, r"data\['x'\]")):
+        words = rf'^{name}={kind}: .*df\.to_numpy\(dtype="float32"\)'
+        refused(ArgumentTypeError, words, start, model(), data=data)
+
+
+def test_labels_that_are_no_classes_are_refused_and_not_shown() -> None:
+    check_labels(torch.tensor([[0, 2], [-100, 1]]), 3)
+    check_labels(torch.tensor([0.5, 7.0]), 3)
+    check_labels(torch.tensor([0, 255], dtype=torch.uint8), 3, ignore_index=255)
+    for wrong in (3, -1, 7777):
+        with pytest.raises(ArgumentError, match=r"^labels: must lie in \[0, 3\).*ignore_index=-100") as caught:
+            check_labels(torch.tensor([0, 1, wrong]), 3)
+        assert "7777" not in str(caught.value)
 
 
 def test_models_refused() -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dpcore
+import dpcore.torch
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.gradients.trial import try_out
@@ -198,3 +200,23 @@ def test_a_batch_that_leads_elsewhere_is_taken_one_by_one() -> None:
         run = start(net, data=(DATA[0] + 100 * (torch.arange(30) % 2)[:, None], DATA[1]))
     run.step(next(iter(run.loader)))
     assert not torch.equal(net.rare.weight, before)
+
+
+def test_labels_that_are_no_classes_are_refused_before_the_first_step_and_not_shown() -> None:
+    net, method = nn.Linear(5, 3), dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=4)
+    for loss in (F.cross_entropy, nn.CrossEntropyLoss(ignore_index=7)):
+        labels = torch.arange(12) % 3
+        labels[5] = 7
+        if loss is not F.cross_entropy:
+            dpcore.torch.make_private(net, (torch.randn(12, 5), labels), method, steps=2, loss=loss)
+            labels[5] = 8
+        with pytest.raises(ArgumentError, match=r"labels: must lie in \[0, 3\)") as caught:
+            dpcore.torch.make_private(net, (torch.randn(12, 5), labels), method, steps=2, loss=loss)
+        assert "8" not in str(caught.value)
+
+
+def test_a_third_tensor_under_the_default_loss_is_told() -> None:
+    data = torch.randn(12, 5), torch.arange(12) % 3, torch.randn(12)
+    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=4)
+    with pytest.raises(ArgumentError, match="data with 3 parts: the default loss, cross_entropy, takes an output"):
+        dpcore.torch.make_private(nn.Linear(5, 3), data, method, steps=2)

@@ -728,4 +728,5 @@ def test_an_operation_that_torch_calls_pointwise_is(key: str) -> None:
         except (RuntimeError, NotImplementedError, TypeError, KeyError):
             continue
         count += check(key, build)
-    assert count or not any("Tensor" in str(argument.type) for argument in target._schema.arguments), "no case runs"
+    of_tensors = any("Tensor" in str(each.type) for each in target._schema.arguments)
+    assert count or not of_tensors or key == "equal.default", "no case runs"  # which gives Python a value

@@ -18,7 +18,7 @@ EQUATIONS = {
     "btd,dnk->btnk": Rows,
     "btd,td->bt": Rows,
     "btd,tdh->bth": Rows,
-    "btd,d->bt": Linear,
+    "btd,d->bt": Rows,
     "btd,dh->bt": None,
     "btd,t->btd": Rows,
     "btd,h->bthd": Rows,
