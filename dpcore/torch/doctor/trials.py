@@ -86,7 +86,7 @@ def trials(subject: Subject) -> Iterator[Finding]:
             start.restore()
 
 
-def _registered(subject: Subject, frozen: Frozen) -> None:
+def _registered(subject: Subject, _: Frozen) -> None:
     check_registered(subject.gradient.model, subject.gradient.passed_over)
 
 
@@ -103,7 +103,7 @@ def _mixing(subject: Subject, frozen: Frozen) -> None:
         raise NotTried("the model is not run on a batch.") from refused
 
 
-def _state(subject: Subject, frozen: Frozen) -> None:
+def _state(subject: Subject, _: Frozen) -> None:
     subject.gradient.way = WAYS[-1]  # every model that can be trained at all bears it, and says best what is wrong
     try_state(subject.gradient, subject.example)
 

@@ -66,6 +66,7 @@ class Program:
         operands = list(dict.fromkeys(value for each in self.sources for source in each for value in source.values))
         self._number = {node: place for place, node in enumerate(operands)}
         self.draws = captured.draws
+        self.classes: int | None = None  # of the model's output, under a loss over classes
         self.held_names = captured.held
         self.operations = sum(node.op == "call_function" for node in graph.nodes)
         # A tensor that lies in a closure belongs to one model.

@@ -18,6 +18,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
 from dpcore.torch.gradients.capture import capture
+from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss
 from dpcore.torch.gradients.program import Program
@@ -120,7 +121,7 @@ class ProvedGradient:
     def _proved(self, batch: Tree) -> Program:
         before = self._snapshot()
         try:
-            with seeded(self._device, TRIAL) as drew, self.values.captured():
+            with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls:
                 found = capture(self.model, self.values.names, self._loss_of, batch)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
@@ -135,6 +136,7 @@ class ProvedGradient:
                 found.check_numbers()
         finally:
             before.restore()
+        program.classes = calls.classes
         if self.compiled:
             program.compile()
         return program

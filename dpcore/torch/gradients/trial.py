@@ -70,10 +70,8 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
         If the model writes to what it holds, keeps anything, or gives no gradient.
     """
     proved, gradient.way = gradient.proved, "pairs"
-    with Calls() as calls:
-        for _ in modes(gradient.model, frozen):
-            proved.prove(example)
-    gradient.classes = calls.classes
+    for _ in modes(gradient.model, frozen):
+        gradient.classes = proved.prove(example).classes
     gradient.draws = gradient.draws or proved.draws
     if not gradient.free:
         return
