@@ -112,11 +112,17 @@ class ProvedGradient:
         known = self.programs.get(form)
         if known is None:
             key = *cache.equal_models(self.model, self.loss, self.values.names), form, self.compiled
-            known = cache.get(key, lambda: self._proved(batch))
+            known = cache.get(key, lambda: self._made(batch))
             if len(self.programs) >= _FORMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[form] = known
         return known
+
+    def _made(self, batch: Tree) -> Program:
+        program = self._proved(batch)
+        if self.compiled:
+            program.compile()
+        return program
 
     def _proved(self, batch: Tree) -> Program:
         before = self._snapshot()
@@ -137,8 +143,6 @@ class ProvedGradient:
         finally:
             before.restore()
         program.classes = calls.classes
-        if self.compiled:
-            program.compile()
         return program
 
     def forget(self) -> None:
