@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.reachable import global_names
 
 if TYPE_CHECKING:
     from dpcore.torch.gradients.program import Program
@@ -81,11 +80,16 @@ def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Has
     device = next(model.parameters()).device
     parts += [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type), torch.is_grad_enabled()]
     numbers: dict[int, int] = {}  # ties
+    modules: dict[int, int] = {}  # a module may stand in several places
     for root in (model, loss):
         if not isinstance(root, nn.Module):
             continue
-        for name, module in root.named_modules():
-            parts += [name, type(module), _value(type(module).forward)]  # type: ignore[list-item]
+        for name, module in root.named_modules(remove_duplicate=False):
+            known = len(modules)
+            parts += [name, modules.setdefault(id(module), known)]
+            if modules[id(module)] < known:
+                continue
+            parts += [type(module), type(module).forward]  # type: ignore[list-item]
             for held in (module._parameters, module._buffers):
                 for key, tensor in held.items():
                     if tensor is not None:
@@ -113,8 +117,7 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, dict):
         return type(value), tuple((_value(k), _value(v)) for k, v in value.items())
     if isinstance(value, FunctionType) and value.__closure__ is None:
-        used = ((name, value.__globals__[name]) for name in sorted(global_names(value)))
-        return value, tuple((name, held) for name, held in used if type(held) in _PLAIN)
+        return value
     return _Same(value)
 
 
