@@ -303,7 +303,7 @@ def logarithm_of_zero() -> Objects:
     return objects(Model(), (inputs, labels))
 
 
-@fault("real examples")
+@fault("make_private")
 def labels_out_of_range() -> Objects:
     inputs, labels = numbers()
     return objects(mlp(), (inputs, labels + 1))
