@@ -90,8 +90,8 @@ def rule(*names: str, creates: bool = False) -> Callable[[Rule], Rule]:
 
 
 def has_rule(operation: Any) -> bool:
-    """Whether the proof knows an operation."""
-    return name_of(operation) in RULES or torch.Tag.pointwise in operation.tags
+    """Whether the proof knows an operation, or the one that does the same out of place."""
+    return name_of(operation).removesuffix("_") in RULES or torch.Tag.pointwise in operation.tags
 
 
 def name_of(operation: Any) -> str:
@@ -310,6 +310,8 @@ def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
 def _check_numbers(op: Op) -> None:
     """Refuse the number of examples as a number that enters a computation: removing an example would change it."""
     others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
+    if counted_in(op, others.pop("groups", None)):
+        raise NotProved(f"{op.name} with as many groups as there are examples")
     if counted_in(op, others):
         raise Mixes(f"{op.name} uses the number of examples")
 
@@ -376,16 +378,25 @@ def _several(op: Op) -> Marks:
     return [mark if value.numel() else None for value in op.node.meta["val"]]
 
 
-@rule("bucketize", "isin")
+_SOUGHT = {
+    "bucketize": ("self", ["boundaries"]),
+    "isin": ("elements", ["test_elements"]),
+    "searchsorted": ("self", ["sorted_sequence", "sorter"]),
+}
+
+
+@rule(*_SOUGHT)
 def _found_in(op: Op) -> Marks:
     """Entry by entry, each looked for among values that all share."""
-    names = ("self", "boundaries") if op.name == "bucketize" else ("elements", "test_elements")
-    op.no_examples(names[1])
-    return op.mark(names[0])
+    sought, among = _SOUGHT[op.name]
+    op.no_examples(*among)
+    if any(len(shape_of(node)) > 1 for node in op.tensors(*among)) and op.name == "searchsorted":
+        raise NotProved(f"{op.name} in one sequence for each place in the batch")
+    return op.mark(sought)
 
 
 @rule("bernoulli", "normal", "poisson", "rand_like", "randn_like", "randint_like", "exponential", "uniform", "geometric",
-      "log_normal", "cauchy", "random", "_standard_gamma", "_sample_dirichlet", "binomial", "_dirichlet_grad")  # fmt: skip
+      "log_normal", "cauchy", "random", "normal_functional", "_standard_gamma", "_sample_dirichlet", "binomial", "_dirichlet_grad")  # fmt: skip
 def _random(op: Op) -> Marks:
     """Drawn independently for each entry (of the last dimension for a Dirichlet law)."""
     mark = _pointwise(op)
@@ -754,12 +765,17 @@ def _matrices(op: Op) -> Marks:
     return [mark] * len(op.node.meta["val"]) if several else mark
 
 
-@rule("_cdist_forward", "linalg_solve_triangular")
+@rule("_cdist_forward", "_cdist_backward", "linalg_solve_triangular")
 def _matrix_pairs(op: Op) -> Marks:
     mark = op.broadcast(op.tensors(), len(op.out))
     if isinstance(mark, Axis) and mark.dim >= len(op.out) - 2:
         raise Mixes(f"{op.name} combines different examples")
     return mark
+
+
+@rule("multinomial")
+def _chosen_at_random(op: Op) -> Marks:
+    return _along(op, -1)
 
 
 @rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
@@ -991,7 +1007,8 @@ for _dims, _names in {
 }.items():  # fmt: skip
     for _name in _names.split():
         rule(_name, f"{_name}_backward")(_spatial(_dims))
-rule("col2im")(_spatial(2))
+rule("col2im", "max_unpool2d")(_spatial(2))
+rule("max_unpool3d")(_spatial(3))
 rule("im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(_spatial(3))
 
 
@@ -1061,6 +1078,8 @@ def _looked_up_backward(op: Op) -> Marks:
 
 @rule("gather", "scatter", "scatter_add", "scatter_reduce")
 def _gathered(op: Op) -> Marks:
+    if op.mark("self") is None and isinstance(op.mark("index"), Axis):
+        raise NotProved(f"{op.name} of values that all examples share")
     mark = op.broadcast(op.tensors(), len(op.out))
     if isinstance(mark, Axis):
         if mark.dim == op["dim"] % len(op.out):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -41,7 +42,10 @@ from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
 from dpcore.torch.model.functional import places, refuse_changed, refuse_foreign, slots, within
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
-"""Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example."""
+"""Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example.
+
+Twice the next one is the other number at which the code is looked at, so that one is odd and one is even.
+"""
 
 RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -160,9 +164,9 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
         captured(nullcontext(), lambda: joint(_Numbers(another, numbers, noted.where), *given(another)))
 
     traced = make_fx(partial(joint, numbers), decomposition_table=_decompositions(), pre_dispatch=False)
-    module = captured(noted, lambda: traced(*flat))
+    module: GraphModule = captured(noted, lambda: traced(*flat))
     _describe(module, noted)
-    module = _functional(module, flat, fake)
+    module = captured(nullcontext(), lambda: _functional(module, flat, fake))
     _same_masks(module, noted.random)
     if any(node.kwargs.get("generator") is not None for node in module.graph.nodes):
         raise NotCaptured("random numbers are drawn from a generator of the model's own")
@@ -175,7 +179,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
 def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[int, int]:
     sizes = {size for tensor in held for size in tensor.shape} | {size for t in leaves for size in t.shape[1:]}
     fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]
-    return fitting[0], fitting[1]
+    return fitting[0], 2 * fitting[1]
 
 
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -221,11 +225,17 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _number(leaf: Any) -> Any:
     """Return what tells a number, or a tensor that has values, from others; None for what is neither."""
     if isinstance(leaf, torch.Tensor):
-        if isinstance(leaf, FakeTensor) or type(leaf) is not torch.Tensor or leaf.numel() != 1:
+        if isinstance(leaf, FakeTensor) or type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
             return None
         with _disable_current_modes():
-            return repr(leaf.item())
+            return value_digest(leaf)
     return repr(leaf) if type(leaf) is float else leaf if type(leaf) is int else None
+
+
+def value_digest(tensor: torch.Tensor) -> str:
+    """Return what tells a tensor's values from others."""
+    held = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(held.numpy().tobytes()).hexdigest()}"
 
 
 def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
@@ -384,11 +394,43 @@ def _describe(module: GraphModule, noted: _Noted) -> None:
 
 
 def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode) -> GraphModule:
-    """Return the graph without operations that change a tensor in place; what they wrote to inputs stays, at the end."""
+    """Return the graph without operations that change a tensor in place; what they wrote to inputs stays, at the end.
+
+    What is made of a constant may be written to, so constants are inputs while the graph is made.
+    """
     if not any(_writes(node) for node in module.graph.nodes):
         return module
+    found = {node.target: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
+    constants = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+    def run(*flat: Any) -> Any:
+        return _Given(module, dict(zip(constants, flat[len(inputs) :], strict=True))).run(*flat[: len(inputs)])
+
     with fake, preserve_node_meta():
-        return make_fx(functionalize(Interpreter(module).run, remove="mutations"))(*inputs)
+        values = [_faked(fake, value) for value in constants.values()]
+        made = make_fx(functionalize(run, remove="mutations"))(*inputs, *values)
+    places = [node for node in made.graph.nodes if node.op == "placeholder"][len(inputs) :]
+    for node, (name, value) in zip(places, constants.items(), strict=True):
+        made.register_buffer(name, value, persistent=False)
+        with made.graph.inserting_after(node):
+            constant = made.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        made.graph.erase_node(node)
+    made.recompile()
+    return made
+
+
+class _Given(Interpreter):
+    """Runs a graph with other values in the place of its constants."""
+
+    def __init__(self, module: GraphModule, constants: dict[str, Any]) -> None:
+        super().__init__(module)
+        self.constants = constants
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """See `torch.fx.Interpreter`."""
+        return self.constants[target] if target in self.constants else super().get_attr(target, args, kwargs)
 
 
 def _writes(node: Node) -> bool:
@@ -434,8 +476,11 @@ _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.
 
 
 def _clean(module: GraphModule) -> None:
-    """Leave out operations that give what they take."""
+    """Leave out operations that give what they take, and errors that one example's values would raise for all."""
     for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._linalg_check_errors.default:
+            module.graph.erase_node(node)
+            continue
         same = node.args[0] if node.target in _SAME else node.args[1] if _copies(node) else None
         if same is not None:
             node.replace_all_uses_with(same)

@@ -28,6 +28,14 @@ _MASKED = {
 """Operations that give a parameter's gradient beside that of their input, unless told not to."""
 
 
+_VIEWS = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
+_SQUEEZED = torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim
+# A kernel may lay a tensor out in memory otherwise than was foretold for the capture, so that a view of it is a copy.
+_RUN: dict[Any, Any] = {
+    **dict.fromkeys(_VIEWS, torch.ops.aten.reshape.default),
+    **dict.fromkeys(_SQUEEZED, torch.ops.aten.squeeze.dims),
+}
+
 Gathers = Callable[[Graph, list[Node]], None]
 
 
@@ -179,7 +187,7 @@ class Program:
                     args = _without_sums(node, args, marks[node])
                 else:
                     args = map_arg(args, copied)
-                target = torch.ops.aten.squeeze.dims if name_of(node.target) == "squeeze" else node.target
+                target = _RUN.get(node.target, node.target)
                 copies[node] = graph.call_function(target, args, kwargs)
                 if "empty" in name_of(node.target):  # what lay in that memory may be of other examples
                     copies[node] = graph.call_function(torch.ops.aten.zero.default, (copies[node],))

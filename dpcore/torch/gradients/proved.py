@@ -17,7 +17,7 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
-from dpcore.torch.gradients.capture import capture
+from dpcore.torch.gradients.capture import capture, value_digest
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss
@@ -101,8 +101,9 @@ class ProvedGradient:
         return tuple(dict.fromkeys(source.operation for program in programs for source in program.sources[place]))
 
     def digest(self) -> str:
-        """Return what tells the model's graphs from those of another model or loss."""
-        return " ".join(program.digest for program in self.programs.values())
+        """Return what tells the model's graphs, and the values of their constants, from those of another model or loss."""
+        programs = self.programs.values()
+        return " ".join(text for p in programs for text in (p.digest, *map(value_digest, p.constants)))
 
     def _form(self, batch: Tree) -> Hashable:
         """Return all that a graph depends on but values: the batch's form, and what the modules' Python code reads."""

@@ -160,6 +160,7 @@ def try_state(gradient: PerExampleGradient, example: Tree) -> None:
         raise ArgumentError(keeps(path))
     for name, now, once in zip(gradient.names, later, first, strict=True):
         then, before = now.rows(), once.rows()
-        if not torch.allclose(then, before, rtol=1e-3, atol=1e-3 * before.abs().max().item(), equal_nan=True):
+        largest = before.nan_to_num(0, 0, 0).abs().max().item()
+        if not torch.allclose(then, before, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
             told = "depends on whether others came before it; model and loss must not tell the first from later ones"
             raise ArgumentError(f"gradient of {name!r} of one example: {told}")

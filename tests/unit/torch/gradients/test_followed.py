@@ -15,7 +15,7 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.gradients.errors import NotProved
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.gradients.trial import try_out
-from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, proved, rows
+from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, blocks, proved, rows
 
 
 @pytest.fixture(autouse=True)
@@ -128,12 +128,21 @@ SEQUENCES = [
     lambda s, x: s.b(torch.tanh(torch.einsum("btd,od->bto", x, s.a.weight)).mean(1)),
     lambda s, x: plain(s, x + s.table(torch.arange(x.shape[1]))).mean(1),
     lambda s, x: plain(s, x + s.table(torch.arange(x.shape[1]).expand(1, -1)) * 2).mean(1),
+    lambda s, x: s.b(((F.elu(s.a(x)) + 1).transpose(1, 2) @ x @ s.square).transpose(1, 2)).mean(
+        1
+    ),  # a view whose memory lies otherwise
+    lambda s, x: plain(s, torch.linalg.inv(x.transpose(1, 2) @ x + s.square @ s.square.T + MASK)).mean(1),
+    lambda s, x: plain(s, x + torch.cdist(x, x).mean(2, keepdim=True)).mean(1),
+    lambda s, x: plain(s, x * torch.zeros_like(MASK[:3]).masked_fill_(MASK[:3] > 0, 2.0)).mean(1),
+    lambda s, x: s.b(F.max_unpool2d(*F.max_pool2d(s.a(x)[:, :2], 2, return_indices=True), 2).mean(1)).repeat(1, 3),
 ]
+MASK = torch.eye(5)
 
 
 @pytest.mark.parametrize("forward", SEQUENCES)
 def test_sequences(forward: Any) -> None:
-    model = Layers(forward, token=made(1, 1, 5), queries=made(2, 5), table=nn.Embedding(9, 5, padding_idx=0))
+    more = {"token": made(1, 1, 5), "queries": made(2, 5), "table": nn.Embedding(9, 5, padding_idx=0)}
+    model = Layers(forward, **more, square=made(5, 5))
     assert_same(model, F.cross_entropy, (torch.randn(4, 3, 5), torch.arange(4) % 3))
 
 
@@ -287,13 +296,57 @@ REFUSED = [
     (lambda s, x: plain(s, x) + torch.einsum("bd,od->o", x, s.a.weight)[:3], "combines a sum over the examples"),
     (lambda s, x: plain(s, torch.cat([x, s.a.weight[:1]]))[:-1], "cat joins or leaves out examples"),
     (lambda s, x: torch.cat([plain(s, row[None]) for row in x]), "unbind takes the examples apart"),
+    (lambda s, x: plain(s, x) * torch.tensor(x.shape)[0], "uses the number of examples"),
+    (lambda s, x: plain(s, x if len(x) % 2 else x - x.mean(0)), "uses the number of examples"),
+    (lambda s, x: s.square.gather(0, x[:, :3].long()) + plain(s, x), "gather of values that all examples share"),
 ]
 
 
 @pytest.mark.parametrize(("forward", "reason"), REFUSED)
 def test_what_is_refused(forward: Any, reason: str) -> None:
     with pytest.raises(NotProved, match=rf"{reason}.*test_followed\.py, line \d+"):
-        proved(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+        proved(Layers(forward, square=made(5, 5)), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+
+
+def test_draws_in_place_are_draws_for_each_example() -> None:
+    draws = {
+        "uniform_": lambda h: torch.empty(h.shape).uniform_(),
+        "normal_": lambda h: torch.zeros_like(h).normal_(),
+        "bernoulli_": lambda h: torch.empty_like(h).bernoulli_(0.5),
+        "exponential_": lambda h: h.new_empty(h.shape).exponential_(),
+    }
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    for draw in draws.values():
+        model = Layers(lambda s, x, draw=draw: s.b(torch.tanh(s.a(x)) * draw(s.a(x))))
+        gradient = proved(model, F.cross_entropy, batch)
+        torch.manual_seed(3)
+        found = torch.cat([block.rows() for block in blocks(gradient, batch)], 1)
+        torch.manual_seed(3)
+        wanted = torch.autograd.grad(F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), model.parameters())
+        torch.testing.assert_close(found.sum(0), torch.cat([g.flatten() for g in wanted]))
+
+
+def test_constants_tell_models_apart_and_are_not_written_to() -> None:
+    class Kept(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner, self.kept = nn.Linear(5, 3), torch.full((3,), value)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * self.kept
+
+    class Written(Kept):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.inner(x)
+            self.kept.mul_(0.9).add_(h.detach().mean(0))
+            return h
+
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    one, same, other = (proved(Kept(value), F.cross_entropy, batch) for value in (1.0, 1.0, 2.0))
+    assert one.digest() == same.digest() != other.digest()
+    with pytest.raises(NotProved, match="writes to a tensor that is kept between calls"):
+        proved(Written(1.0), F.cross_entropy, batch)
 
 
 SHAPES_ALIKE = [

@@ -208,6 +208,8 @@ TABLE = (
     each("fill", lambda b: (z(b, 4), 2.0)),
     each("full_like randint_like", lambda b: (z(b, 4), 3)),
     each("geometric", lambda b: (z(b, 4), 0.5)),
+    each("max_unpool2d", lambda b: (z(b, 3, 2, 2), i(4, b, 3, 1, 1).expand(b, 3, 2, 2), [4, 4]), lambda b: (z(3, b, 2), i(4, 3, b, 2), [2 * b, 4])),
+    each("max_unpool3d", lambda b: (z(b, 3, 1, 1, 2), i(9, b, 3, 1, 1, 2), [2, 2, 4], [2, 2, 2], [0, 0, 0])),
     each("fill.Tensor", lambda b: (z(b, 4), z())),
     each("hardsigmoid_backward", two),
     each("_conj", lambda b: (c(b, 4),)),
@@ -228,6 +230,10 @@ TABLE = (
     each("bucketize", lambda b: (f(b, 4), f(3).sort()[0]), lambda b: (f(b), f(b).sort()[0]),
            lambda b: (f(b, b - 1), f(3).sort()[0])),
     each("isin", lambda b: (i(9, b, 4), i(9, 3)), lambda b: (i(9, b), i(9, b)), lambda b: (i(9, b, 4), i(9, b, 4))),
+    each("searchsorted.Tensor", lambda b: (f(3).sort()[0], f(b, 4)), lambda b: (f(b, 3).sort()[0], f(b, 4)),
+           lambda b: (f(b).sort()[0], f(b)), lambda b: (f(3), f(b, 4), {"sorter": torch.randperm(3)})),
+    each("multinomial", lambda b: (f(b, 4), 2), lambda b: (f(4, b), 2), lambda b: (f(b), 2), lambda b: (f(b, 4), 3, True)),
+    each("normal_functional", lambda b: (z(b, 4),)),
     each("normal.Tensor_Tensor", lambda b: (z(b, 4), f(b, 4)), lambda b: (z(b, 4), f(1, 4))),
     each("binomial", lambda b: (torch.floor(9 * f(b, 4)), f(b, 4) / 2)),
     each("_sample_dirichlet", lambda b: (f(b, 4),), lambda b: (f(4, b),)),
@@ -325,6 +331,8 @@ TABLE = (
     each("_linalg_svd linalg_lu linalg_qr", lambda b: (z(b, 4, 3),), lambda b: (z(b, 3),), lambda b: (z(2, 2 * b, 3, 4),)),
     each("_cdist_forward", lambda b: (z(b, 4, 3), z(b, 6, 3), 2.0, None), lambda b: (z(b, 3), z(b, 3), 2.0, None),
            lambda b: (z(b, 3), z(4, 3), 2.0, None), lambda b: (z(b, 4, 3), z(1, 6, 3), 1.0, None)),
+    each("_cdist_backward", lambda b: (z(b, 4, 6), z(b, 4, 3), z(b, 6, 3), 2.0, f(b, 4, 6)),
+           lambda b: (z(b, 6), z(b, 3), z(6, 3), 2.0, f(b, 6)), lambda b: (z(2, b, 4, 6), z(2, b, 4, 3), z(2, b, 6, 3), 1.0, f(2, b, 4, 6))),
     each("linalg_solve_triangular", lambda b: (square(b, 3), z(b, 3, 2), {"upper": True}),
            lambda b: (square(3), z(3, b), {"upper": True})),
     each("_fft_r2c", lambda b: (z(b, 4), [1], 0, True), lambda b: (z(b, 4), [0], 0, True), lambda b: (z(3, b, 4), [0, 2], 0, False)),
@@ -648,7 +656,8 @@ def _first_of(op: axis.Op) -> axis.Marks:
 
 WRONG: dict[str, axis.Rule] = {
     **dict.fromkeys(
-        ("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"), axis._pointwise
+        ("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin", "multinomial"),
+        axis._pointwise,
     ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
     **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward"), lambda op: None),
