@@ -38,7 +38,6 @@ from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.remarks import delta_remark, known_dataset_size
 from dpcore.accounting.renyi.rdp import RdpAccountant
-from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, closed_form_noise_multiplier
 from dpcore.spec import validate
 
 __all__ = [
@@ -61,7 +60,6 @@ __all__ = [
     "SelfComposed",
     "TradeOff",
     "TruncatedPoissonSampledGaussian",
-    "ZcdpAccountant",
     "accountants_for",
     "analytic_noise_multiplier",
     "available_accountants",
@@ -69,8 +67,6 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_sample_rate",
     "calibrate_steps",
-    "classic_noise_multiplier",
-    "closed_form_noise_multiplier",
     "curve",
     "delta",
     "delta_interval",
@@ -102,7 +98,7 @@ def epsilon(
     delta : float
         0 < delta < 1.
     accountant : str or Accountant, optional
-        One of `accountants_for(event)`, the first of them by default, or "zcdp" for comparison. With `orders`, "rdp".
+        One of `accountants_for(event)`, the first of them by default. With `orders`, "rdp".
     orders : sequence of float, optional
         Orders of the "rdp" accountant, evaluated as dp-accounting does (see `RdpAccountant`).
 
@@ -162,13 +158,10 @@ def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
 
 
 def available_accountants() -> tuple[str, ...]:
-    """Return the names of all accountants, those for comparison included."""
+    """Return the names of all accountants."""
     return tuple(base.ACCOUNTANTS)
 
 
 def accountants_for(event: Event) -> tuple[str, ...]:
-    """Return the names of the accountants that cover the event, the default first; empty if none does.
-
-    Those for comparison only ("zcdp"), never the tightest, are left out.
-    """
+    """Return the names of the accountants that cover the event, the default first; empty if none does."""
     return base.covering(event)

@@ -9,7 +9,6 @@ from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.pld import PldAccountant
 from dpcore.accounting.renyi.rdp import RdpAccountant
-from dpcore.accounting.zcdp import ZcdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.spec import validate
 
@@ -40,11 +39,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
     "pld": PldAccountant(),
     "rdp": RdpAccountant(),
     "gaussian": GaussianAccountant(),
-    "zcdp": ZcdpAccountant(),
 }
-
-# Nowhere the tightest: they answer when asked by name, and are never chosen.
-COMPARISON = frozenset({"zcdp"})
 
 
 def find(
@@ -73,11 +68,9 @@ def find(
 
 
 def covering(event: Event | None) -> tuple[str, ...]:
-    """Return the names of the accountants that support the event and may be its tightest."""
+    """Return the names of the accountants that support the event, the default first."""
     event = _checked(event)
-    return tuple(
-        name for name, accountant in ACCOUNTANTS.items() if name not in COMPARISON and accountant.supports(event)
-    )
+    return tuple(name for name, accountant in ACCOUNTANTS.items() if accountant.supports(event))
 
 
 def _checked(event: object) -> Event:

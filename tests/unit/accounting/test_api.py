@@ -42,7 +42,7 @@ def test_golden_figures(row: dict[str, object]) -> None:
 
 
 def test_which_accountants_there_are() -> None:
-    assert accounting.available_accountants() == ("pld", "rdp", "gaussian", "zcdp")
+    assert accounting.available_accountants() == ("pld", "rdp", "gaussian")
     assert accounting.accountants_for(POISSON) == ("pld", "rdp")
     assert accounting.accountants_for(PoissonSampledGaussian(1.0, 1.0, 1)) == ("pld", "rdp", "gaussian")
     assert accounting.accountants_for(Gaussian(1.0)) == ("pld", "rdp", "gaussian")
@@ -76,7 +76,7 @@ def test_refuses_accountants(ask: Callable[..., float]) -> None:
     refused(ArgumentError, "only accountant='rdp' takes orders", ask, Gaussian(1.0), 0.5, "gaussian", orders=[2])
     refused(ArgumentError, r"orders=1.0: every order must be greater than 1", ask, POISSON, 0.5, orders=[2, 1])
     refused(ArgumentTypeError, "orders=7: must be a sequence", ask, POISSON, 0.5, orders=7)
-    for name in (None, "pld", "rdp", "gaussian", "zcdp"):
+    for name in (None, "pld", "rdp", "gaussian"):
         refused(ArgumentTypeError, "event='Gaussian': must be an event", ask, "Gaussian", 0.5, accountant=name)
         with pytest.raises(PrivacyError, match="event=Unknown: no accountant of this version covers it"):
             ask(Unknown(), 0.5, accountant=name)
