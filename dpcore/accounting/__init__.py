@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant
 from dpcore.accounting.calibrate import (
@@ -83,9 +81,7 @@ __all__ = [
 ]
 
 
-def epsilon(
-    event: Event, delta: float, accountant: str | Accountant | None = None, *, orders: Sequence[float] | None = None
-) -> float:
+def epsilon(event: Event, delta: float, accountant: str | Accountant | None = None) -> float:
     """Return an epsilon for which the event is (epsilon, delta)-differentially private under its adjacency.
 
     With the "pld" accountant it lies, as a rule, within max(1e-3 epsilon, 1e-4) of the smallest one; `epsilon_interval`
@@ -98,9 +94,7 @@ def epsilon(
     delta : float
         0 < delta < 1.
     accountant : str or Accountant, optional
-        One of `accountants_for(event)`, the first of them by default. With `orders`, "rdp".
-    orders : sequence of float, optional
-        Orders of the "rdp" accountant, evaluated as dp-accounting does (see `RdpAccountant`).
+        One of `accountants_for(event)`, the first of them by default.
 
     Returns
     -------
@@ -114,20 +108,18 @@ def epsilon(
     PrivacyError
         If the accountant does not cover the event.
     """
-    chosen = base.find(accountant, orders, event)
+    chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
     return chosen.epsilon(event, validate.open_unit(delta=delta))
 
 
-def delta(
-    event: Event, epsilon: float, accountant: str | Accountant | None = None, *, orders: Sequence[float] | None = None
-) -> float:
+def delta(event: Event, epsilon: float, accountant: str | Accountant | None = None) -> float:
     """Return a delta for which the event is (epsilon, delta)-differentially private under its adjacency.
 
-    The inverse of `epsilon` in the other argument: same `accountant`, `orders`, errors and guarantees. `epsilon` must
-    be finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
+    The inverse of `epsilon` in the other argument: same `accountant`, errors and guarantees. `epsilon` must be
+    finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
     """
-    chosen = base.find(accountant, orders, event)
+    chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
     return chosen.delta(event, validate.non_negative(epsilon=epsilon))
 

@@ -28,8 +28,6 @@ from dpcore.sampling import (
 )
 from tests.end_to_end.command_line import say
 
-ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
-
 
 def ask(*arguments: object) -> dict[str, object]:
     out = io.StringIO()
@@ -38,11 +36,11 @@ def ask(*arguments: object) -> dict[str, object]:
     return dict(json.loads(out.getvalue()))
 
 
-def test_epsilon_agrees_with_dp_accounting_at_its_orders():
-    line = "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --accountant rdp --orders"
-    told = ask(*line.split(), ",".join(map(str, ORDERS)))
+def test_epsilon_is_that_of_dp_accounting():
+    line = "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --accountant rdp"
+    told = ask(*line.split())
     event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.1))
-    accountant = dp_accounting.rdp.RdpAccountant(ORDERS).compose(dp_accounting.SelfComposedDpEvent(event, 1000))
+    accountant = dp_accounting.rdp.RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, 1000))
     assert told["epsilon"] == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-6)
     assert told["adjacency"] == "add-remove"
 
