@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant
 from dpcore.accounting.calibrate import (
@@ -38,7 +36,6 @@ from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.remarks import delta_remark, known_dataset_size
 from dpcore.accounting.renyi.rdp import RdpAccountant
-from dpcore.accounting.zcdp import ZcdpAccountant, classic_noise_multiplier, closed_form_noise_multiplier
 from dpcore.spec import validate
 
 __all__ = [
@@ -61,7 +58,6 @@ __all__ = [
     "SelfComposed",
     "TradeOff",
     "TruncatedPoissonSampledGaussian",
-    "ZcdpAccountant",
     "accountants_for",
     "analytic_noise_multiplier",
     "available_accountants",
@@ -69,8 +65,6 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_sample_rate",
     "calibrate_steps",
-    "classic_noise_multiplier",
-    "closed_form_noise_multiplier",
     "curve",
     "delta",
     "delta_interval",
@@ -87,9 +81,7 @@ __all__ = [
 ]
 
 
-def epsilon(
-    event: Event, delta: float, accountant: str | Accountant | None = None, *, orders: Sequence[float] | None = None
-) -> float:
+def epsilon(event: Event, delta: float, accountant: str | Accountant | None = None) -> float:
     """Return an epsilon for which the event is (epsilon, delta)-differentially private under its adjacency.
 
     With the "pld" accountant it lies, as a rule, within max(1e-3 epsilon, 1e-4) of the smallest one; `epsilon_interval`
@@ -102,9 +94,7 @@ def epsilon(
     delta : float
         0 < delta < 1.
     accountant : str or Accountant, optional
-        One of `accountants_for(event)`, the first of them by default, or "zcdp" for comparison. With `orders`, "rdp".
-    orders : sequence of float, optional
-        Orders of the "rdp" accountant, evaluated as dp-accounting does (see `RdpAccountant`).
+        One of `accountants_for(event)`, the first of them by default.
 
     Returns
     -------
@@ -118,20 +108,18 @@ def epsilon(
     PrivacyError
         If the accountant does not cover the event.
     """
-    chosen = base.find(accountant, orders, event)
+    chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
     return chosen.epsilon(event, validate.open_unit(delta=delta))
 
 
-def delta(
-    event: Event, epsilon: float, accountant: str | Accountant | None = None, *, orders: Sequence[float] | None = None
-) -> float:
+def delta(event: Event, epsilon: float, accountant: str | Accountant | None = None) -> float:
     """Return a delta for which the event is (epsilon, delta)-differentially private under its adjacency.
 
-    The inverse of `epsilon` in the other argument: same `accountant`, `orders`, errors and guarantees. `epsilon` must
-    be finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
+    The inverse of `epsilon` in the other argument: same `accountant`, errors and guarantees. `epsilon` must be
+    finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
     """
-    chosen = base.find(accountant, orders, event)
+    chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
     return chosen.delta(event, validate.non_negative(epsilon=epsilon))
 
@@ -162,13 +150,10 @@ def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
 
 
 def available_accountants() -> tuple[str, ...]:
-    """Return the names of all accountants, those for comparison included."""
+    """Return the names of all accountants."""
     return tuple(base.ACCOUNTANTS)
 
 
 def accountants_for(event: Event) -> tuple[str, ...]:
-    """Return the names of the accountants that cover the event, the default first; empty if none does.
-
-    Those for comparison only ("zcdp"), never the tightest, are left out.
-    """
+    """Return the names of the accountants that cover the event, the default first; empty if none does."""
     return base.covering(event)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.pld import PldAccountant
 from dpcore.accounting.renyi.rdp import RdpAccountant
-from dpcore.accounting.zcdp import ZcdpAccountant
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentTypeError, PrivacyError
 from dpcore.spec import validate
 
 
@@ -40,44 +38,25 @@ ACCOUNTANTS: dict[str, Accountant] = {
     "pld": PldAccountant(),
     "rdp": RdpAccountant(),
     "gaussian": GaussianAccountant(),
-    "zcdp": ZcdpAccountant(),
 }
 
-# Nowhere the tightest: they answer when asked by name, and are never chosen.
-COMPARISON = frozenset({"zcdp"})
 
-
-def find(
-    accountant: str | Accountant | None, orders: Sequence[float] | None = None, event: Event | None = None
-) -> Accountant:
-    """Return the accountant of that name, or the object itself; None is the default for the event.
-
-    `orders` are for "rdp" only, and make it the default.
-    """
+def find(accountant: str | Accountant | None, event: Event) -> Accountant:
+    """Return the accountant of that name, or the object itself; None is the default for the event."""
     if accountant is None:
         # Where none covers the event, the first at all: it will say so.
-        accountant = "rdp" if orders is not None else (*covering(event), *ACCOUNTANTS)[0]
+        accountant = (*covering(event), *ACCOUNTANTS)[0]
     if isinstance(accountant, str):
-        chosen = ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]
-    elif all(hasattr(accountant, part) for part in ("name", "supports", "epsilon", "delta")):
-        chosen = accountant
-    else:
-        raise ArgumentTypeError(
-            f"accountant={accountant!r}: must be a name, one of {', '.join(map(repr, ACCOUNTANTS))}"
-        )
-    if orders is None:
-        return chosen
-    if accountant != "rdp":
-        raise ArgumentError(f"orders: only accountant='rdp' takes orders, not {chosen.name!r}")
-    return RdpAccountant(orders=tuple(validate.sequence(orders=orders)))
+        return ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]
+    if all(hasattr(accountant, part) for part in ("name", "supports", "epsilon", "delta")):
+        return accountant
+    raise ArgumentTypeError(f"accountant={accountant!r}: must be a name, one of {', '.join(map(repr, ACCOUNTANTS))}")
 
 
-def covering(event: Event | None) -> tuple[str, ...]:
-    """Return the names of the accountants that support the event and may be its tightest."""
+def covering(event: Event) -> tuple[str, ...]:
+    """Return the names of the accountants that support the event, the default first."""
     event = _checked(event)
-    return tuple(
-        name for name, accountant in ACCOUNTANTS.items() if name not in COMPARISON and accountant.supports(event)
-    )
+    return tuple(name for name, accountant in ACCOUNTANTS.items() if accountant.supports(event))
 
 
 def _checked(event: object) -> Event:

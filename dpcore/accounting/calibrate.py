@@ -52,7 +52,7 @@ class _Question(Generic[T]):
             raise ArgumentTypeError(f"spent={spent!r}: must be an event of dpcore.accounting")
         self._make_event: Callable[[T], Event] = make_event
         self._spent = spent
-        self.accountant = base.find(accountant, event=self.event(probe))
+        self.accountant = base.find(accountant, self.event(probe))
         self._known: dict[T, float] = {}
         if spent is not None:
             base.demand_support(self.accountant, spent)

@@ -50,11 +50,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.accounting import Event, RdpAccountant, analytic_noise_multiplier
+from dpcore.accounting import Event, analytic_noise_multiplier
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import phases
 from dpcore.accounting.renyi.conversion import epsilon_from_rdp
-from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS
+from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS, event_rdp
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec import validate
 
@@ -109,10 +109,9 @@ class PrivacyFilter:
                     "not cover secretly sampled batches; use a fixed order, or a ledger with composition='rdp'"
                 )
             return parts.mu**2
-        accountant = RdpAccountant(orders=(self.order,), fractional="exact")
-        if not accountant.supports(event):
+        if phases(event) is None:
             raise PrivacyError(f"event={type(event).__name__}: no Renyi divergence is known for it")
-        return float(accountant.rdp(event)[0])
+        return float(event_rdp(event, np.array([self.order]))[0])
 
     def epsilon(self, total: float, delta: float) -> float:
         """Return the epsilon at `delta` of a sum that was fixed beforehand as the limit."""
@@ -173,7 +172,7 @@ def order_for(event: Event, budget: tuple[float, float] | None) -> float:
     its lower side.)
     """
     nothing = DEFAULT_ORDER if budget is None else best_order(*budget)
-    charges = RdpAccountant(orders=tuple(_GRID), fractional="exact").rdp(event)
+    charges = event_rdp(event, _GRID)
     if not np.all(np.isfinite(charges)) or not np.any(charges > 0.0):
         return nothing
     if budget is None:

@@ -26,10 +26,6 @@ ROUTES: Final = {
         "Exact: all steps are one Gaussian mechanism with mu = sqrt(sum of (sensitivity/noise)^2), and delta = "
         "Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu) (Balle, Wang 2018, Theorem 8)."
     ),
-    "zcdp": (
-        "Zero-concentrated differential privacy: rho = mu^2/2 of the one Gaussian mechanism that all steps make, "
-        "converted to (epsilon, delta)."
-    ),
 }
 """How each accountant comes from the event to epsilon, one sentence each."""
 

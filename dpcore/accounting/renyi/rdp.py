@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.events import Event
-from dpcore.accounting.phases import AllocationStep, Phases, Step, WithoutReplacementStep, demand_phases, phases
-from dpcore.accounting.renyi import conversion, moments, series
+from dpcore.accounting.phases import AllocationStep, Step, WithoutReplacementStep, demand_phases, phases
+from dpcore.accounting.renyi import conversion, moments
 from dpcore.accounting.renyi.allocation import log_moments_allocation
 from dpcore.accounting.renyi.schedules import log_expm1, schedule_delta, schedule_epsilon
 from dpcore.accounting.renyi.without_replacement import log_moments_without_replacement
-from dpcore.errors import ArgumentError
-from dpcore.spec import validate
 
 Array = npt.NDArray[np.float64]
 
@@ -35,86 +33,58 @@ _FEW = 8  # steps of more kinds than this are a schedule
 
 @dataclass(frozen=True)
 class RdpAccountant:
-    """Renyi accountant: adds divergences up at each order, then takes the best order.
-
-    Parameters
-    ----------
-    orders : tuple of float or None
-        Orders to minimize over, each above 1. None takes `DEFAULT_ORDERS`.
-    fractional : {"exact", "series"} or None
-        How a fractional order of the Poisson-subsampled Gaussian is evaluated: "exact" by quadrature, or "series", the
-        looser upper bound that dp-accounting computes. None means "exact" with the default orders and "series" with
-        orders given, so that giving dp-accounting's orders gives dp-accounting's figures. Integer orders are exact
-        either way.
+    """Renyi accountant: adds divergences up at each of `DEFAULT_ORDERS`, then takes the best order.
 
     Notes
     -----
-    Guarantee: each epsilon is an upper bound, up to float64 rounding (relative 1e-12), whatever the orders.
+    Guarantee: each epsilon is an upper bound, up to float64 rounding (relative 1e-12).
 
-    Of schedules with many different steps not every default order is tried, only those on the way to the best one
+    Of schedules with many different steps not every order is tried, only those on the way to the best one
     (`dpcore.accounting.renyi.schedules`).
     """
 
-    orders: tuple[float, ...] | None = None
-    fractional: str | None = None
     name = "rdp"
-
-    def __post_init__(self) -> None:
-        if self.orders is not None:
-            values = tuple(validate.number(orders=order) for order in self.orders)
-            if not values:
-                raise ArgumentError("orders=(): must hold at least one order above 1")
-            for order in values:
-                if order <= 1.0:
-                    raise ArgumentError(f"orders={order!r}: every order must be greater than 1")
-            object.__setattr__(self, "orders", values)
-        default = "exact" if self.orders is None else "series"
-        wanted = default if self.fractional is None else self.fractional
-        object.__setattr__(self, "fractional", validate.choice(["exact", "series"], fractional=wanted))
-
-    @property
-    def floor(self) -> str:
-        """Why a small epsilon may stay out of reach."""
-        largest = max(self.orders or DEFAULT_ORDERS)
-        return f"RDP at orders up to {largest:g} finds nothing between 0 and log(1/({largest:g} delta))/{largest - 1:g}"
+    floor = (
+        f"RDP at orders up to {DEFAULT_ORDERS[-1]:g} finds nothing between 0 and "
+        f"log(1/({DEFAULT_ORDERS[-1]:g} delta))/{DEFAULT_ORDERS[-1] - 1:g}"
+    )
 
     def supports(self, event: Event) -> bool:
         """Whether every part of the event is of a kind known here."""
         return phases(event) is not None
 
-    def rdp(self, event: Event) -> Array:
-        """Return the divergence bound at each order, (m,) float64, infinity without noise.
-
-        Raises
-        ------
-        PrivacyError
-            If the event is not covered.
-        """
-        found = demand_phases(event)
-        orders = np.array(self.orders or DEFAULT_ORDERS)
-        total = gaussian_rdp(found.mu, orders)
-        if math.isinf(found.mu):
-            return total
-        for step, count in found.steps:
-            total = total + count * step_rdp(step, orders, self.fractional or "exact")
-        return total
-
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon over the orders."""
         found = demand_phases(event)
-        if self._is_schedule(found):
+        if len(found.steps) > _FEW:
             return schedule_epsilon(found, DEFAULT_ORDERS, delta)
-        return conversion.epsilon_from_rdp(np.array(self.orders or DEFAULT_ORDERS), self.rdp(event), delta)[0]
+        orders = np.array(DEFAULT_ORDERS)
+        return conversion.epsilon_from_rdp(orders, event_rdp(event, orders), delta)[0]
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta over the orders."""
         found = demand_phases(event)
-        if self._is_schedule(found):
+        if len(found.steps) > _FEW:
             return schedule_delta(found, DEFAULT_ORDERS, epsilon)
-        return conversion.delta_from_rdp(np.array(self.orders or DEFAULT_ORDERS), self.rdp(event), epsilon)[0]
+        orders = np.array(DEFAULT_ORDERS)
+        return conversion.delta_from_rdp(orders, event_rdp(event, orders), epsilon)[0]
 
-    def _is_schedule(self, found: Phases) -> bool:
-        return self.orders is None and self.fractional == "exact" and len(found.steps) > _FEW
+
+def event_rdp(event: Event, orders: Array) -> Array:
+    """Return a bound on the event's Renyi divergence at each order above 1: (m,) float64, infinity without noise.
+
+    Raises
+    ------
+    PrivacyError
+        If the event is not covered.
+    """
+    found = demand_phases(event)
+    total = gaussian_rdp(found.mu, orders)
+    if math.isinf(found.mu):
+        return total
+    for step, count in found.steps:
+        total = total + count * step_rdp(step, orders)
+    return total
 
 
 def gaussian_rdp(mu: float, orders: Array) -> Array:
@@ -122,7 +92,7 @@ def gaussian_rdp(mu: float, orders: Array) -> Array:
     return orders * (mu * mu / 2.0) if mu > 0.0 else np.zeros_like(orders)
 
 
-def step_rdp(step: Step, orders: Array, fractional: str = "exact") -> Array:
+def step_rdp(step: Step, orders: Array) -> Array:
     """Return a bound on the Renyi divergence of one sampled step at each order, (m,) float64, 0 or more.
 
     A mixture whose component is drawn in the open has exp((alpha - 1) D_alpha) at most the weighted sum of the
@@ -134,21 +104,21 @@ def step_rdp(step: Step, orders: Array, fractional: str = "exact") -> Array:
     if isinstance(step, AllocationStep):
         log_moment = log_moments_allocation(step.batches, step.noise_multiplier, orders)
         return np.maximum(0.0, log_moment / (orders - 1.0))
-    parts = [(weight, _component(q, sigma, orders, fractional)) for weight, q, sigma in step.components]
+    parts = [(weight, _component(q, sigma, orders)) for weight, q, sigma in step.components]
     if len(parts) == 1 and parts[0][0] == 1.0:
         return parts[0][1]
     logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) for weight, rdp in parts]
     return np.asarray(np.logaddexp(0.0, np.logaddexp.reduce([np.full_like(orders, -np.inf), *logs])) / (orders - 1.0))
 
 
-def _component(q: float, sigma: float, orders: Array, fractional: str) -> Array:
-    return gaussian_rdp(1.0 / sigma, orders) if q == 1.0 else poisson_rdp(q, sigma, orders, fractional)
+def _component(q: float, sigma: float, orders: Array) -> Array:
+    return gaussian_rdp(1.0 / sigma, orders) if q == 1.0 else poisson_rdp(q, sigma, orders)
 
 
-def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array, fractional: str = "exact") -> Array:
+def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
     """Return the Renyi divergence of one Poisson-sampled Gaussian step, in both directions, at each order.
 
-    For 0 < sample_rate < 1 and noise_multiplier > 0; `fractional` as in `RdpAccountant`.
+    For 0 < sample_rate < 1 and noise_multiplier > 0.
 
     References
     ----------
@@ -160,6 +130,5 @@ def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array, frac
         integers = tuple(int(order) for order in orders[whole])
         log_moment[whole] = moments.log_moments_integer(sample_rate, noise_multiplier, integers)
     if not whole.all():
-        evaluate = moments.log_moments_exact if fractional == "exact" else series.log_moments_series
-        log_moment[~whole] = evaluate(sample_rate, noise_multiplier, orders[~whole])
+        log_moment[~whole] = moments.log_moments_exact(sample_rate, noise_multiplier, orders[~whole])
     return np.maximum(0.0, log_moment / (orders - 1.0))

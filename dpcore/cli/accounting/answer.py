@@ -59,14 +59,8 @@ def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
 
 
 def every(bound: _Bound, event: Event, at: float) -> dict[str, float]:
-    """Return the bound by accountant, of all that cover the event, those for comparison among them."""
-    table: dict[str, float] = {}
-    for name in accounting.available_accountants():
-        try:
-            table[name] = bound(event, at, name)
-        except PrivacyError:
-            continue
-    return table
+    """Return the bound by accountant, of all that cover the event."""
+    return {name: bound(event, at, name) for name in accounting.accountants_for(event)}
 
 
 def sentence(accountant: str, plan: EventOptions | OpacusHistory, event: Event) -> str:

@@ -12,7 +12,7 @@ from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import Opacus, OpacusHistory, asked
 from dpcore.cli.options import Json, option
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.values import real, reals
+from dpcore.cli.values import real
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
@@ -21,7 +21,6 @@ from dpcore.statement.text import format_epsilon, format_lower, format_number
 def epsilon(
     delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
     accountant: answer.Accountant = None,
-    orders: Annotated[Any, option(reals, "A,B,...", "Orders of the rdp accountant, instead of its own.")] = None,
     opacus: Opacus = None,
     show_all: answer.AllAccountants = False,
     as_json: Json = False,
@@ -30,9 +29,8 @@ def epsilon(
     """Say what epsilon a noise multiplier gives."""
     plan = asked(opacus, given)
     event = plan.event()
-    chosen = "rdp" if orders is not None and accountant is None else accountant
-    name = answer.tightest(accounting.epsilon, event, delta, chosen)
-    value = accounting.epsilon(event, delta, name, orders=orders)
+    name = answer.tightest(accounting.epsilon, event, delta, accountant)
+    value = accounting.epsilon(event, delta, name)
     interval = accounting.epsilon_interval(event, delta) if name == "pld" else None
     told = {"epsilon": plain(value), "delta": delta, "accountant": name}
     remark = answer.remark_on_delta(delta, plan, event)
