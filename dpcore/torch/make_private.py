@@ -27,7 +27,7 @@ from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, i
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
 from dpcore.torch.model.check_module import check_module
-from dpcore.torch.model.memory import limit_of, parse_memory
+from dpcore.torch.model.memory import keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import gradient_of, peers_of, way_of
@@ -182,7 +182,8 @@ def make_private(
 
     Notes
     -----
-    Only shapes and dtypes of the data are read here, and for a TrainingWarning tensors, or in half a second up to 64
+    On a CPU with glibc the process keeps freed memory for the next step (`mallopt`), unless an environment variable
+    says how memory is kept. Only shapes and dtypes of the data are read here, and for a TrainingWarning tensors, or in half a second up to 64
     examples of a dataset; the model is tried out on synthetic values, or `example_batch`.
     """
     # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
@@ -206,6 +207,8 @@ def make_private(
     gradient = gradient_of(model, loss, peers)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
+    if device.type == "cpu":
+        keep_freed_memory()
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)

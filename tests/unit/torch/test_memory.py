@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,34 @@ from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, star
 
 MIB = 2**20
 CPU = torch.device("cpu")
+
+
+FAULTS = """
+import resource, sys
+import torch
+from dpcore.torch.model.memory import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        torch.zeros(2**24).add_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first = faults()
+print(keep_freed_memory(), first, faults(), faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_freed_memory_is_kept_unless_the_user_chose_otherwise() -> None:
+    def told(**more: str) -> list[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in memory._OWN} | more
+        run = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
+        return run.stdout.split()
+
+    done, before, _, after = told()
+    # Huge pages, where the system gives them, make few faults of many bytes.
+    assert done == "True"
+    assert int(after) < max(int(before) // 10, 10)
+    assert told(MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"
 
 
 def test_memory_sizes() -> None:
