@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -135,7 +136,7 @@ GUARDS: dict[str, Function] = {
 }
 
 IMAGES: dict[str, Function] = {
-    "batch norm by hand": lambda h, m: normed(h, 0, 2, 3), "ghost batch norm": lambda h, m: h if len(h) % 4 else torch.cat([normed(part, 0, 2, 3) for part in h.split(4)]), "group norm of the turned": lambda h, m: F.group_norm(h.transpose(0, 1).contiguous(), 2).transpose(0, 1), "group norm of one": lambda h, m: F.group_norm(h.reshape(1, -1, 6, 6), 4).view(h.shape), "DropBlock": lambda h, m: dropped_blocks(h), "MixStyle": lambda h, m: mixed_styles(h), "cutmix": lambda h, m: torch.cat([h[..., :3], h.flip(0)[..., 3:]], -1), "conv3d over the batch": lambda h, m: F.conv3d(h.transpose(0, 1)[None], m.square[:4, :4, None, None, None].expand(-1, -1, 3, 1, 1), padding=(1, 0, 0))[0].transpose(0, 1),
+    "batch norm by hand": lambda h, m: normed(h, 0, 2, 3), "ghost batch norm": lambda h, m: h if len(h) % 4 else torch.cat([normed(part, 0, 2, 3) for part in h.split(4)]), "group norm of the turned": lambda h, m: F.group_norm(h.transpose(0, 1).contiguous(), 1).transpose(0, 1), "group norm of one": lambda h, m: F.group_norm(h.reshape(1, -1, 6, 6), 4).view(h.shape), "DropBlock": lambda h, m: dropped_blocks(h), "MixStyle": lambda h, m: mixed_styles(h), "cutmix": lambda h, m: torch.cat([h[..., :3], h.flip(0)[..., 3:]], -1), "conv3d over the batch": lambda h, m: F.conv3d(h.transpose(0, 1)[None], m.square[:4, :4, None, None, None].expand(-1, -1, 3, 1, 1), padding=(1, 0, 0))[0].transpose(0, 1),
     "max_pool3d over the batch": lambda h, m: F.max_pool3d(h.transpose(0, 1)[None], (3, 1, 1), 1, (1, 0, 0))[0].transpose(0, 1), "pool of pairs": lambda h, m: F.max_pool2d(h.permute(1, 2, 3, 0).reshape(1, 4, 36, -1), (1, 3), 1, (0, 1)).view(4, 6, 6, -1).permute(3, 0, 1, 2), "shift of frames": lambda h, m: torch.cat([h[:, :2], h[:, 2:].roll(1, 0)], 1), "channels of two": lambda h, m: h if len(h) % 2 else h.reshape(-1, 8, 6, 6).flip(1).reshape(h.shape), "interpolated over the batch": lambda h, m: h + F.interpolate(h.permute(1, 2, 3, 0).flatten(1, 2), len(h) + 3, mode="linear")[:, :, : len(h)].mT.permute(1, 0, 2).reshape(len(h), 4, 6, 6), "resampled": lambda h, m: h + F.grid_sample(h.reshape(1, 4, -1, 6), torch.zeros(1, 1, 1, 2))[..., 0].view(1, 4, 1, 1), "instance norm of one": lambda h, m: F.instance_norm(h.transpose(0, 1).flatten(2)[None].flatten(2)).view(4, len(h), 6, 6).transpose(0, 1) if len(h) else h, "stochastic depth of the batch's share": lambda h, m: h * (kept := torch.rand(len(h), 1, 1, 1).round()) / (kept.mean() + 0.1),
 }
 
@@ -215,10 +216,16 @@ def in_global_list(m: Any, h: Tensor) -> Tensor:
 
 
 def in_file(m: Any, h: Tensor) -> Tensor:
-    path = Path(tempfile.gettempdir()) / "dpcore-isolation.npy"
-    before = np.load(path) if path.exists() else np.zeros(6, dtype="f4")
-    np.save(path, h.detach().mean(0).numpy())
+    before = np.load(m.path) if m.path.exists() else np.zeros(6, dtype="f4")
+    np.save(m.path, h.detach().mean(0).numpy())
     return h + torch.from_numpy(before)
+
+
+def new_path() -> Path:
+    """A file that is not there: what the run before left would be another beginning."""
+    path = Path(tempfile.gettempdir()) / f"dpcore-isolation-{os.getpid()}.npy"
+    path.unlink(missing_ok=True)
+    return path
 
 
 def in_closure() -> Callable[[Any, Tensor], Tensor]:
@@ -485,7 +492,7 @@ MADE: dict[str, Any] = {
     "state: running mean in place": keeps(running), "state: running mean, a new one": keeps(running_new),
     "state: plain tensor in place": keeps(plain_tensor, kept=lambda: torch.zeros(6)),
     "state: list": keeps(listed, rows=list), "state: the batch before": keeps(earlier, before=lambda: None),
-    "state: global": keeps(in_global), "state: global list": keeps(in_global_list), "state: file": keeps(in_file),
+    "state: global": keeps(in_global), "state: global list": keeps(in_global_list), "state: file": keeps(in_file, path=new_path),
     "state: closure": keeps(in_closure), "state: default argument": keeps(in_default), "state: class": keeps(in_class),
     "state: parameter in place": keeps(to_parameter), "state: parameter's data": keeps(to_parameter_data),
     **{f"state: counter from {n} on": keeps(counts, calls=int, after=lambda n=n: n) for n in (0, 1, 3, 8, 20, 70)},

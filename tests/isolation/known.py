@@ -1,0 +1,15 @@
+"""What does not come out as it should: each entry is strict, so that it goes when its model is mended."""
+
+from __future__ import annotations
+
+REFUSED_WRONGLY: set[str] = set()
+"""Models that treat each example alone and are refused."""
+
+CRASHES: set[str] = set()
+"""Models that end in another error than one of dpcore's."""
+
+VIOLATIONS: dict[str, str] = {}
+"""Models of which one example moves the sum by more than is claimed, and why."""
+
+TOLERANCES: dict[str, float] = {}
+"""Where passes over another number of examples round more than in float32."""
