@@ -13,3 +13,9 @@ VIOLATIONS: dict[str, str] = {}
 
 TOLERANCES: dict[str, float] = {}
 """Where passes over another number of examples round more than in float32."""
+
+UNCOUPLED = {"drawn: rrelu"}
+"""Models that draw as many numbers as values of an example say, so that one seed gives the others of a batch other draws.
+
+Their law is the same, which is what the guarantee needs (`dpcore.torch.randomness`), but no two sums can be compared.
+"""

@@ -375,7 +375,7 @@ def hooked(kind: str) -> Callable[[], nn.Module]:
         elif kind == "forward pre":
             model.last.register_forward_pre_hook(lambda module, x: (x[0].flip(0),))
         elif kind == "backward":
-            model.first.register_full_backward_hook(lambda module, to, of: None if to[0] is None else (to[0].flip(0),))
+            model.last.register_full_backward_hook(lambda module, to, of: (to[0].flip(0),))
         elif kind == "backward pre":
             model.first.register_full_backward_pre_hook(lambda module, of: (of[0] - of[0].mean(0),))
         else:

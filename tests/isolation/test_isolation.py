@@ -49,7 +49,7 @@ def sample() -> list[str]:
 
 def test_no_two_models_have_one_name() -> None:
     assert len(CASES) == sum(len(table.CASES) for table in TABLES) >= 300
-    assert CASES.keys() >= REFUSED_WRONGLY | CRASHES | known.VIOLATIONS.keys()
+    assert CASES.keys() >= REFUSED_WRONGLY | CRASHES | known.UNCOUPLED | known.VIOLATIONS.keys()
     assert {case.kind for case in CASES.values()} <= {"apart", "mixer", "either"}
 
 
@@ -59,7 +59,7 @@ def test_one_example_moves_the_sum_by_its_clip_norm(name: str, request: pytest.F
         request.applymarker(pytest.mark.xfail(reason=known.VIOLATIONS[name], strict=True))
     case = CASES[name]
     found = worst(outcome(case, seed) for seed in SEEDS)
-    assert not found.exceeds(known.TOLERANCES.get(name, 1e-3)), found
+    assert name in known.UNCOUPLED or not found.exceeds(known.TOLERANCES.get(name, 1e-3)), found
     if name in CRASHES:
         assert found.way == CRASHED, f"is mended, so take it off CRASHES: {found}"
         return
@@ -74,10 +74,11 @@ def together(self: Any, point: Any, batch: Any) -> list[Rows]:
     """The gradient of each example's loss in the whole batch, as a run would take it that proves nothing."""
     state = {name: value.clone().requires_grad_() for name, value in zip(self.values.names, point, strict=True)}
     inputs, targets = batches.normalize(batch)
-    output = torch.func.functional_call(self.model, state, (inputs,))
     rows = []
-    for i in range(len(output)):
-        loss = torch.nn.functional.cross_entropy(output[i : i + 1], targets[0][i : i + 1])
+    with torch.enable_grad():
+        output = torch.func.functional_call(self.model, state, (inputs,))
+        losses = torch.nn.functional.cross_entropy(output, targets[0], reduction="none")
+    for loss in losses:
         found = torch.autograd.grad(loss, list(state.values()), retain_graph=True, allow_unused=True)
         rows.append([torch.zeros_like(v) if g is None else g for g, v in zip(found, state.values(), strict=True)])
     return [Rows(torch.stack(column).flatten(1)) for column in zip(*rows, strict=True)]
@@ -96,9 +97,10 @@ def together(self: Any, point: Any, batch: Any) -> list[Rows]:
 )
 def test_the_check_sees_a_model_that_mixes(name: str, mixes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def accepted(gradient: Any, *_: Any) -> None:
-        gradient.way = "vmap"
+        gradient.way, gradient.reasons["pairs"] = "vmap", "a test wants it"
 
-    monkeypatch.setattr("dpcore.torch.make_private.try_out", accepted)
+    # Its module has the name of its function.
+    monkeypatch.setattr(importlib.import_module("dpcore.torch.make_private"), "try_out", accepted)
     monkeypatch.setattr(ExplicitGradient, "__call__", together)
     found = outcome(Case(name, CASES[name].build, "mixer"), 0)
     assert found.way == "vmap", found

@@ -347,6 +347,7 @@ EITHER = (
     "reentrant checkpoint",
     "NaN of made-up examples",
     "written input",
+    "spectral_norm in eval",
 )
 
 CASES = [
