@@ -1,0 +1,21 @@
+"""What does not come out as it should: each entry is strict, so that it goes when its model is mended."""
+
+from __future__ import annotations
+
+REFUSED_WRONGLY: set[str] = set()
+"""Models that treat each example alone and are refused."""
+
+CRASHES: set[str] = set()
+"""Models that end in another error than one of dpcore's."""
+
+VIOLATIONS: dict[str, str] = {}
+"""Models of which one example moves the sum by more than is claimed, and why."""
+
+TOLERANCES: dict[str, float] = {}
+"""Where passes over another number of examples round more than in float32."""
+
+UNCOUPLED = {"drawn: rrelu"}
+"""Models that draw as many numbers as values of an example say, so that one seed gives the others of a batch other draws.
+
+Their law is the same, which is what the guarantee needs (`dpcore.torch.randomness`), but no two sums can be compared.
+"""

@@ -1,0 +1,109 @@
+"""One example moves the sum of clipped gradients by no more than C, whatever the model; or the model is refused.
+
+Each model of the tables goes through `make_private`. Every example of a batch is taken out and replaced. A change runs a
+sample, of each group at least two models; with ``DPCORE_ISOLATION=all``, or hypothesis' profile "nightly", all of them run
+with ten seeds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import importlib
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from dpcore.stages.clipping.blocks import Rows
+from dpcore.torch.data import batches
+from dpcore.torch.gradients.explicit import ExplicitGradient
+from tests.depth import chosen
+from tests.isolation import attention, known, layers, mixers, operations, training
+from tests.isolation.case import Case
+from tests.isolation.moves import CRASHED, REFUSED, outcome, worst
+
+ALL = chosen(False, True) or os.environ.get("DPCORE_ISOLATION") == "all"
+SEEDS = range(10 if ALL else 1)
+EACH = 2
+"""Models of each group that a change runs."""
+
+TABLES: list[Any] = [operations, layers, attention, training, mixers]
+if importlib.util.find_spec("tests.isolation.hugging_face") and importlib.util.find_spec("transformers"):
+    TABLES.append(importlib.import_module("tests.isolation.hugging_face"))
+
+CASES = {case.name: case for table in TABLES for case in table.CASES}
+REFUSED_WRONGLY = known.REFUSED_WRONGLY.union(*(getattr(table, "REFUSED_WRONGLY", ()) for table in TABLES))
+CRASHES = known.CRASHES.union(*(getattr(table, "CRASHES", ()) for table in TABLES))
+
+
+def sample() -> list[str]:
+    """Some names of each group, from all over it; all names where everything is run."""
+    groups: dict[str, list[str]] = {}
+    for name in CASES:
+        groups.setdefault(name.partition(":")[0], []).append(name)
+    if ALL:
+        return list(CASES)
+    return [name for names in groups.values() for name in names[:: max(1, -(-len(names) // EACH))]]
+
+
+def test_no_two_models_have_one_name() -> None:
+    assert len(CASES) == sum(len(table.CASES) for table in TABLES) >= 300
+    assert CASES.keys() >= REFUSED_WRONGLY | CRASHES | known.UNCOUPLED | known.VIOLATIONS.keys()
+    assert {case.kind for case in CASES.values()} <= {"apart", "mixer", "either"}
+
+
+@pytest.mark.parametrize("name", sample())
+def test_one_example_moves_the_sum_by_its_clip_norm(name: str, request: pytest.FixtureRequest) -> None:
+    if name in known.VIOLATIONS:
+        request.applymarker(pytest.mark.xfail(reason=known.VIOLATIONS[name], strict=True))
+    case = CASES[name]
+    found = worst(outcome(case, seed) for seed in SEEDS)
+    assert name in known.UNCOUPLED or not found.exceeds(known.TOLERANCES.get(name, 1e-3)), found
+    if name in CRASHES:
+        assert found.way == CRASHED, f"is mended, so take it off CRASHES: {found}"
+        return
+    assert found.way != CRASHED, found.sentence
+    if name in REFUSED_WRONGLY:
+        assert found.way == REFUSED, f"is mended, so take it off REFUSED_WRONGLY: {found}"
+    elif case.kind == "apart":
+        assert found.accepted, found.sentence
+
+
+def together(self: Any, point: Any, batch: Any) -> list[Rows]:
+    """The gradient of each example's loss in the whole batch, as a run would take it that proves nothing."""
+    state = {name: value.clone().requires_grad_() for name, value in zip(self.values.names, point, strict=True)}
+    inputs, targets = batches.normalize(batch)
+    rows = []
+    with torch.enable_grad():
+        output = torch.func.functional_call(self.model, state, (inputs,))
+        losses = torch.nn.functional.cross_entropy(output, targets[0], reduction="none")
+    for loss in losses:
+        found = torch.autograd.grad(loss, list(state.values()), retain_graph=True, allow_unused=True)
+        rows.append([torch.zeros_like(v) if g is None else g for g, v in zip(found, state.values(), strict=True)])
+    return [Rows(torch.stack(column).flatten(1)) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "mixes"),
+    [
+        ("row: softmax", False),
+        ("statistics: batch norm by hand", True),
+        ("statistics: sum", True),
+        ("order: first", True),
+        ("guard: largest value, where", True),
+        ("statistics: trace of 1e-6", True),
+    ],
+)
+def test_the_check_sees_a_model_that_mixes(name: str, mixes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def accepted(gradient: Any, *_: Any) -> None:
+        gradient.way, gradient.reasons["pairs"] = "vmap", "a test wants it"
+
+    # Its module has the name of its function.
+    monkeypatch.setattr(importlib.import_module("dpcore.torch.make_private"), "try_out", accepted)
+    monkeypatch.setattr(ExplicitGradient, "__call__", together)
+    found = outcome(Case(name, CASES[name].build, "mixer"), 0)
+    assert found.way == "vmap", found
+    if name != "statistics: trace of 1e-6":  # which moves no more than the bounds, but strays
+        assert found.exceeds() == mixes, found
+    assert (found.stray > 1e-6) == mixes, found
