@@ -49,6 +49,16 @@ def pairs_of_sentences() -> tuple[Values, Any]:
     return {**given, "token_type_ids": (torch.arange(TIMES) > 3).long().expand(COUNT, -1).contiguous()}, None
 
 
+def bare() -> tuple[Values, Any]:
+    return text(), None
+
+
+def ended() -> tuple[Values, Any]:
+    """The last token marks the end, once."""
+    ends = torch.cat([words(TIMES - 1), torch.full((COUNT, 1), 2)], 1)
+    return {"input_ids": ends, "labels": torch.randint(CLASSES, (COUNT,))}, None
+
+
 def regressed() -> tuple[Values, Any]:
     return {**text(), "labels": torch.randn(COUNT)}, None
 
@@ -117,6 +127,10 @@ def sound(times: int = 80, mask: bool = True) -> tuple[Values, Any]:
     if mask:
         given["attention_mask"] = (torch.arange(times) < torch.randint(40, times + 1, (COUNT, 1))).long()
     return given, None
+
+
+def unpadded() -> tuple[Values, Any]:
+    return sound(mask=False)
 
 
 def transcribed() -> tuple[Values, Any]:
@@ -210,12 +224,13 @@ DEBERTA = {
     "norm_rel_ebd": "layer_norm", "pooler_dropout": 0.0, "pooler_hidden_size": 16,
 }  # fmt: skip
 XLNET = {
-    "vocab_size": WORDS, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 20, "dropout": 0.0, "summary_last_dropout": 0.0,
-    "num_labels": CLASSES, "pad_token_id": 0, "start_n_top": 2, "end_n_top": 2,
+    "vocab_size": WORDS, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 20, "dropout": 0.0,
+    "summary_last_dropout": 0.0,    "num_labels": CLASSES, "pad_token_id": 0, "start_n_top": 2, "end_n_top": 2,
 }  # fmt: skip
 XLM = {
     "vocab_size": WORDS, "emb_dim": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0,
-    "max_position_embeddings": 32, "num_labels": CLASSES, "pad_index": 0, "pad_token_id": 0, "summary_first_dropout": 0.0,
+    "max_position_embeddings": 32, "num_labels": CLASSES, "pad_index": 0, "pad_token_id": 0,
+    "summary_first_dropout": 0.0,
 }  # fmt: skip
 FUNNEL = {
     "vocab_size": WORDS, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 16, "n_head": 2, "d_head": 8,
@@ -243,8 +258,8 @@ SWIN = {
 }  # fmt: skip
 SOUND = {
     "vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20,
-    "num_labels": CLASSES, "conv_dim": (8, 8), "conv_stride": (3, 2), "conv_kernel": (5, 3), "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2, "classifier_proj_size": 8,
+    "num_labels": CLASSES, "conv_dim": (8, 8), "conv_stride": (3, 2), "conv_kernel": (5, 3),
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2, "classifier_proj_size": 8,
     "apply_spec_augment": False, "final_dropout": 0.0, "hidden_dropout": 0.0, "activation_dropout": 0.0,
     "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "layerdrop": 0.0,
 }  # fmt: skip
@@ -332,8 +347,9 @@ DECODERS = [
     classifier("gpt2 classes", "GPT2", {**GPT2, "num_labels": CLASSES}),
     case("gpt2 tags", "GPT2ForTokenClassification", "GPT2Config", {**GPT2, "num_labels": CLASSES}, tagged),
     decoder("gpt neo", "GPTNeo", {
-        "vocab_size": WORDS, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 20, "window_size": 3,
-        "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 32, "bos_token_id": 2, "eos_token_id": 3,
+        "vocab_size": WORDS, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 20,
+        "attention_types": [[["global", "local"], 1]], "window_size": 3, "max_position_embeddings": 32, "bos_token_id": 2,
+        "eos_token_id": 3,
     }),
     decoder("gpt neox", "GPTNeoX", BASE),
     decoder("gpt j", "GPTJ", {**GPT2, "rotary_dim": 4}),
@@ -392,8 +408,8 @@ DECODERS = [
         **SHARED, "num_hidden_layers": 3, "lru_width": 16, "attention_window_size": 4, "head_dim": 8,
     }),
     decoder("rwkv", "Rwkv", {
-        "vocab_size": WORDS, "hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2, "context_length": 16,
-        "intermediate_size": 20,
+        "vocab_size": WORDS, "hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2,
+        "context_length": 16, "intermediate_size": 20,
     }, maker=partial(continued, mask=False)),
     decoder("qwen3 next", "Qwen3Next", {
         **EXPERTS, "head_dim": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_num_key_heads": 2,
@@ -410,8 +426,8 @@ DECODERS = [
     }),
     decoder("deepseek v3", "DeepseekV3", {
         **BASE, "moe_intermediate_size": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
-        "n_group": 2, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
-        "v_head_dim": 8, "first_k_dense_replace": 1,
+        "n_group": 2, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1,
     }),
     # The loss that keeps experts equally busy counts the tokens of the whole batch.
     decoder("mixtral balanced", "Mixtral", {
@@ -435,7 +451,7 @@ ENCODERS = [
     case("bert choice", "BertForMultipleChoice", "BertConfig", ENCODER, chosen),
     case("bert answers", "BertForQuestionAnswering", "BertConfig", {**BASE, **STILL}, answered),
     case("bert causal", "BertLMHeadModel", "BertConfig", {**ENCODER, "is_decoder": True}, continued),
-    case("bert bare", "BertModel", "BertConfig", ENCODER, lambda: (text(), None), loss=of_hidden),
+    case("bert bare", "BertModel", "BertConfig", ENCODER, bare, loss=of_hidden),
     classifier("roberta", "Roberta", {**ENCODER, "pad_token_id": 1}),
     case("roberta masked", "RobertaForMaskedLM", "RobertaConfig", {**ENCODER, "pad_token_id": 1}, masked),
     case("roberta choice", "RobertaForMultipleChoice", "RobertaConfig", {**ENCODER, "pad_token_id": 1}, chosen),
@@ -443,7 +459,9 @@ ENCODERS = [
     classifier("camembert", "Camembert", {**ENCODER, "pad_token_id": 1}),
     classifier("distilbert", "DistilBert", DISTIL),
     case("distilbert masked", "DistilBertForMaskedLM", "DistilBertConfig", DISTIL, masked),
-    case("distilbert answers", "DistilBertForQuestionAnswering", "DistilBertConfig", {**DISTIL, "num_labels": 2}, answered),
+    case("distilbert answers", "DistilBertForQuestionAnswering", "DistilBertConfig", {
+        **DISTIL, "num_labels": 2,
+    }, answered),
     classifier("albert", "Albert", {**ENCODER, "embedding_size": 8}),
     case("albert masked", "AlbertForMaskedLM", "AlbertConfig", {**ENCODER, "embedding_size": 8}, masked),
     classifier("electra", "Electra", {**ENCODER, "embedding_size": 8}),
@@ -474,7 +492,8 @@ ENCODERS = [
     classifier("big bird full", "BigBird", {**ENCODER, "attention_type": "original_full"}),
     # Blocks that an example attends to are drawn by NumPy when the model is called.
     classifier("big bird sparse", "BigBird", {
-        **ENCODER, "block_size": 2, "num_random_blocks": 1, "attention_type": "block_sparse", "max_position_embeddings": 64,
+        **ENCODER, "block_size": 2, "num_random_blocks": 1, "attention_type": "block_sparse",
+        "max_position_embeddings": 64,
     }, maker=partial(classified, 32), kind="either"),
     classifier("convbert", "ConvBert", {
         **ENCODER, "embedding_size": 8, "conv_kernel_size": 3, "head_ratio": 2, "num_attention_heads": 4,
@@ -511,10 +530,10 @@ ENCODERS = [
     classifier("data2vec text", "Data2VecText", {**ENCODER, "pad_token_id": 1}),
     # Its hashes are drawn when it is called.
     classifier("reformer", "Reformer", {
-        "vocab_size": WORDS, "hidden_size": 16, "attention_head_size": 8, "num_attention_heads": 2, "feed_forward_size": 20,
-        "attn_layers": ["local", "lsh"], "axial_pos_shape": [2, 4], "axial_pos_embds_dim": [8, 8], "num_buckets": 2,
-        "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "max_position_embeddings": 8, "num_labels": CLASSES,
-        "is_decoder": False, "hidden_dropout_prob": 0.0,
+        "vocab_size": WORDS, "hidden_size": 16, "attention_head_size": 8, "num_attention_heads": 2,
+        "feed_forward_size": 20, "attn_layers": ["local", "lsh"], "axial_pos_shape": [2, 4], "axial_pos_embds_dim": [8, 8],
+        "num_buckets": 2, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "max_position_embeddings": 8,
+        "num_labels": CLASSES, "is_decoder": False, "hidden_dropout_prob": 0.0,
     }, kind="either"),
 ]  # fmt: skip
 
@@ -522,10 +541,12 @@ TRANSLATORS = [
     case("t5", "T5ForConditionalGeneration", "T5Config", T5, translated),
     case("t5 dropout", "T5ForConditionalGeneration", "T5Config", {**T5, "dropout_rate": 0.1}, translated),
     case("t5 gated", "T5ForConditionalGeneration", "T5Config", {**T5, "feed_forward_proj": "gated-gelu"}, translated),
-    case("t5 encoder", "T5EncoderModel", "T5Config", T5, lambda: (text(), None), loss=of_hidden),
+    case("t5 encoder", "T5EncoderModel", "T5Config", T5, bare, loss=of_hidden),
     case("t5 tags", "T5ForTokenClassification", "T5Config", T5, tagged),
     case("umt5", "UMT5ForConditionalGeneration", "UMT5Config", T5, translated),
-    case("long t5", "LongT5ForConditionalGeneration", "LongT5Config", {**T5, "local_radius": 3}, partial(translated, 12)),
+    case("long t5", "LongT5ForConditionalGeneration", "LongT5Config", {
+        **T5, "local_radius": 3,
+    }, partial(translated, 12)),
     case("long t5 global", "LongT5ForConditionalGeneration", "LongT5Config", {
         **T5, "local_radius": 3, "encoder_attention_type": "transient-global", "global_block_size": 4,
     }, partial(translated, 12)),
@@ -535,11 +556,11 @@ TRANSLATORS = [
     }, translated, kind="either"),
     case("bart", "BartForConditionalGeneration", "BartConfig", BART, translated),
     case("bart dropout", "BartForConditionalGeneration", "BartConfig", {**BART, "dropout": 0.1}, translated),
-    case("bart layerdrop", "BartForConditionalGeneration", "BartConfig", {**BART, "encoder_layerdrop": 0.5}, translated, kind="either"),
+    case("bart layerdrop", "BartForConditionalGeneration", "BartConfig", {
+        **BART, "encoder_layerdrop": 0.5,
+    }, translated, kind="either"),
     # It takes the state at the last mark of an example, found in all examples at once.
-    case("bart classes", "BartForSequenceClassification", "BartConfig", BART, lambda: (
-        {"input_ids": torch.cat([words(7), torch.full((COUNT, 1), 2)], 1), "labels": torch.randint(CLASSES, (COUNT,))}, None
-    ), kind="either"),
+    case("bart classes", "BartForSequenceClassification", "BartConfig", BART, ended, kind="either"),
     case("bart answers", "BartForQuestionAnswering", "BartConfig", {**BART, "num_labels": 2}, answered),
     case("mbart", "MBartForConditionalGeneration", "MBartConfig", BART, translated),
     case("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", BART, translated),
@@ -597,8 +618,8 @@ PICTURES = [
     in_pictures("dinov2", "Dinov2", {**PICTURE, "mlp_ratio": 2}),
     in_pictures("dinov2 registers", "Dinov2WithRegisters", {**PICTURE, "mlp_ratio": 2, "num_register_tokens": 2}),
     in_pictures("mobilevit", "MobileViT", {
-        "image_size": 32, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [4, 4, 8, 8, 8, 8, 16], "num_attention_heads": 2,
-        "patch_size": 1, "num_labels": CLASSES,
+        "image_size": 32, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [4, 4, 8, 8, 8, 8, 16],
+        "num_attention_heads": 2, "patch_size": 1, "num_labels": CLASSES,
     }, maker=partial(picture, 32), kind="mixer"),
     in_pictures("resnet", "ResNet", {
         "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": CLASSES,
@@ -658,39 +679,41 @@ PICTURES = [
         "vocab_size": WORDS, "d_model": 16, "d_latents": 16, "num_latents": 4, "num_blocks": 1,
         "num_self_attends_per_block": 1, "num_self_attention_heads": 2, "num_cross_attention_heads": 2,
         "max_position_embeddings": 32, "num_labels": CLASSES, "attention_probs_dropout_prob": 0.0,
-    }, lambda: ({"inputs": words(), "attention_mask": lengths(TIMES), "labels": torch.randint(CLASSES, (COUNT,))}, None)),
+    }, lambda: (
+        {"inputs": words(), "attention_mask": lengths(TIMES), "labels": torch.randint(CLASSES, (COUNT,))}, None
+    )),
     case("perceiver pictures", "PerceiverForImageClassificationLearned", "PerceiverConfig", {
         "image_size": 8, "d_latents": 16, "num_latents": 4, "num_blocks": 1, "num_self_attends_per_block": 1,
         "num_self_attention_heads": 2, "num_cross_attention_heads": 1, "num_labels": CLASSES,
         "attention_probs_dropout_prob": 0.0,
     }, lambda: ({"inputs": torch.randn(COUNT, 3, 8, 8), "labels": torch.randint(CLASSES, (COUNT,))}, None)),
-    case("clip words", "CLIPTextModelWithProjection", "CLIPTextConfig", CLIP_TEXT, lambda: (text(), None), loss=of_embeds),
+    case("clip words", "CLIPTextModelWithProjection", "CLIPTextConfig", CLIP_TEXT, bare, loss=of_embeds),
     case("clip pictures", "CLIPVisionModelWithProjection", "CLIPVisionConfig", CLIP_PICTURE, lambda: (
         {"pixel_values": torch.randn(COUNT, 3, 8, 8)}, None
     ), loss=of_embeds),
     case("siglip pictures", "SiglipVisionModel", "SiglipVisionConfig", CLIP_PICTURE, lambda: (
         {"pixel_values": torch.randn(COUNT, 3, 8, 8)}, None
     ), loss=of_embeds),
-    case("siglip words", "SiglipTextModel", "SiglipTextConfig", CLIP_TEXT, lambda: (text(), None), loss=of_embeds),
+    case("siglip words", "SiglipTextModel", "SiglipTextConfig", CLIP_TEXT, bare, loss=of_embeds),
 ]  # fmt: skip
 
 SOUNDS = [
     in_sounds("wav2vec2", "Wav2Vec2"),
-    in_sounds("wav2vec2 without padding", "Wav2Vec2", maker=partial(sound, mask=False)),
+    in_sounds("wav2vec2 without padding", "Wav2Vec2", maker=unpadded),
     in_sounds("wav2vec2 layer norm", "Wav2Vec2", {**SOUND, "feat_extract_norm": "layer", "do_stable_layer_norm": True}),
-    in_sounds("wav2vec2 dropout", "Wav2Vec2", {**SOUND, "hidden_dropout": 0.1}, maker=partial(sound, mask=False)),
+    in_sounds("wav2vec2 dropout", "Wav2Vec2", {**SOUND, "hidden_dropout": 0.1}, maker=unpadded),
     # Whether a layer is left out is drawn once for the batch, by a value that decides.
     in_sounds("wav2vec2 layerdrop", "Wav2Vec2", {**SOUND, "layerdrop": 0.5}, kind="either"),
-    in_sounds("wav2vec2 augmented", "Wav2Vec2", {**SOUND, "apply_spec_augment": True, "mask_time_length": 2}, kind="either"),
+    in_sounds("wav2vec2 augmented", "Wav2Vec2", {**SOUND, "apply_spec_augment": True, "mask_time_length": 2}),
     case("wav2vec2 letters", "Wav2Vec2ForCTC", "Wav2Vec2Config", SOUND, transcribed),
-    in_sounds("hubert", "Hubert", maker=partial(sound, mask=False)),
-    in_sounds("wavlm", "WavLM", {**SOUND, "num_buckets": 8, "max_bucket_distance": 16}, maker=partial(sound, mask=False)),
-    in_sounds("unispeech", "UniSpeech", maker=partial(sound, mask=False)),
-    in_sounds("sew", "SEW", {**SOUND, "squeeze_factor": 2}, maker=partial(sound, mask=False)),
-    in_sounds("data2vec audio", "Data2VecAudio", {**SOUND, "conv_pos_kernel_size": 3}, maker=partial(sound, mask=False)),
+    in_sounds("hubert", "Hubert", maker=unpadded),
+    in_sounds("wavlm", "WavLM", {**SOUND, "num_buckets": 8, "max_bucket_distance": 16}, maker=unpadded),
+    in_sounds("unispeech", "UniSpeech", maker=unpadded),
+    in_sounds("sew", "SEW", {**SOUND, "squeeze_factor": 2}, maker=unpadded),
+    in_sounds("data2vec audio", "Data2VecAudio", {**SOUND, "conv_pos_kernel_size": 3}, maker=unpadded),
     in_sounds("wav2vec2 conformer", "Wav2Vec2Conformer", {
         **SOUND, "conv_depthwise_kernel_size": 3, "conformer_conv_dropout": 0.0,
-    }, maker=partial(sound, mask=False), kind="mixer"),
+    }, maker=unpadded, kind="mixer"),
     in_sounds("wav2vec2 bert", "Wav2Vec2Bert", {
         **SOUND, "feature_projection_input_dim": 8, "conv_depthwise_kernel_size": 3, "conformer_conv_dropout": 0.0,
     }, maker=features),
@@ -708,10 +731,14 @@ SOUNDS = [
 
 OTHERS = [
     case("time series", "TimeSeriesTransformerForPrediction", "TimeSeriesTransformerConfig", SERIES, series),
-    case("autoformer", "AutoformerForPrediction", "AutoformerConfig", {**SERIES, "moving_average": 3, "label_length": 4}, series, kind="either"),
+    case("autoformer", "AutoformerForPrediction", "AutoformerConfig", {
+        **SERIES, "moving_average": 3, "label_length": 4,
+    }, series, kind="either"),
     case("informer", "InformerForPrediction", "InformerConfig", {**SERIES, "distil": False}, series, kind="either"),
     case("patch tst", "PatchTSTForPrediction", "PatchTSTConfig", PATCHES, patched, kind="mixer"),
-    case("patch tst layer norm", "PatchTSTForPrediction", "PatchTSTConfig", {**PATCHES, "norm_type": "layernorm"}, patched),
+    case("patch tst layer norm", "PatchTSTForPrediction", "PatchTSTConfig", {
+        **PATCHES, "norm_type": "layernorm",
+    }, patched),
     case("patch mixer", "PatchTSMixerForPrediction", "PatchTSMixerConfig", PATCHES, patched),
 ]  # fmt: skip
 
