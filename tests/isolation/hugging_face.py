@@ -259,7 +259,8 @@ SWIN = {
 SOUND = {
     "vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20,
     "num_labels": CLASSES, "conv_dim": (8, 8), "conv_stride": (3, 2), "conv_kernel": (5, 3),
-    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2, "classifier_proj_size": 8,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2,
+    "classifier_proj_size": 8,
     "apply_spec_augment": False, "final_dropout": 0.0, "hidden_dropout": 0.0, "activation_dropout": 0.0,
     "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "layerdrop": 0.0,
 }  # fmt: skip
@@ -348,8 +349,8 @@ DECODERS = [
     case("gpt2 tags", "GPT2ForTokenClassification", "GPT2Config", {**GPT2, "num_labels": CLASSES}, tagged),
     decoder("gpt neo", "GPTNeo", {
         "vocab_size": WORDS, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 20,
-        "attention_types": [[["global", "local"], 1]], "window_size": 3, "max_position_embeddings": 32, "bos_token_id": 2,
-        "eos_token_id": 3,
+        "attention_types": [[["global", "local"], 1]], "window_size": 3, "max_position_embeddings": 32,
+        "bos_token_id": 2, "eos_token_id": 3,
     }),
     decoder("gpt neox", "GPTNeoX", BASE),
     decoder("gpt j", "GPTJ", {**GPT2, "rotary_dim": 4}),
@@ -531,7 +532,8 @@ ENCODERS = [
     # Its hashes are drawn when it is called.
     classifier("reformer", "Reformer", {
         "vocab_size": WORDS, "hidden_size": 16, "attention_head_size": 8, "num_attention_heads": 2,
-        "feed_forward_size": 20, "attn_layers": ["local", "lsh"], "axial_pos_shape": [2, 4], "axial_pos_embds_dim": [8, 8],
+        "feed_forward_size": 20, "attn_layers": ["local", "lsh"], "axial_pos_shape": [2, 4],
+        "axial_pos_embds_dim": [8, 8],
         "num_buckets": 2, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "max_position_embeddings": 8,
         "num_labels": CLASSES, "is_decoder": False, "hidden_dropout_prob": 0.0,
     }, kind="either"),
