@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant
-from dpcore.accounting.calibrate import (
-    calibrate_batch_size,
-    calibrate_noise_multiplier,
-    calibrate_sample_rate,
-    calibrate_steps,
-)
+from dpcore.accounting.calibrate import calibrate
 from dpcore.accounting.events import (
     Adjacency,
     Composed,
@@ -61,10 +56,7 @@ __all__ = [
     "accountants_for",
     "analytic_noise_multiplier",
     "available_accountants",
-    "calibrate_batch_size",
-    "calibrate_noise_multiplier",
-    "calibrate_sample_rate",
-    "calibrate_steps",
+    "calibrate",
     "curve",
     "delta",
     "delta_interval",

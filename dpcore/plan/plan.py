@@ -226,8 +226,8 @@ class Plan(StepScales):
         found, refusals = [], []
         for name in names or ["rdp"]:
             try:
-                sigma = accounting.calibrate_noise_multiplier(
-                    target_epsilon, target_delta, lambda multiplier: self._event(multiplier, self.steps), name
+                sigma = accounting.calibrate(
+                    "noise_multiplier", target_epsilon, target_delta, lambda s: self._event(s, self.steps), name
                 )
                 found.append(sigma)
             except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target

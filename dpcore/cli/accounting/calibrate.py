@@ -153,14 +153,8 @@ def _solve(
         return plan.with_(unknown, value).event()
 
     def solved(candidate: str) -> float:
-        target = (epsilon, delta, make_event)
-        if unknown == "noise-multiplier":
-            return accounting.calibrate_noise_multiplier(*target, candidate, spent=before)
-        if unknown == "steps":
-            return accounting.calibrate_steps(*target, candidate, spent=before)
-        if unknown == "sample-rate":
-            return accounting.calibrate_sample_rate(*target, candidate, spent=before)
-        return accounting.calibrate_batch_size(*target, plan.dataset_size or 1, candidate, spent=before)
+        named, size = unknown.replace("-", "_"), plan.dataset_size or 1
+        return accounting.calibrate(named, epsilon, delta, make_event, candidate, spent=before, dataset_size=size)
 
     names = [accountant] if accountant else accounting.accountants_for(_together(spent, make_event(probe)))
     found: list[tuple[float, str]] = []
