@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dpcore import accounting
 from dpcore.accounting import calibrate
+from dpcore.accounting.calibrate import greatest_meeting, least_meeting
 from dpcore.accounting.events import Composed, Event, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
-from dpcore.accounting.search import greatest_meeting, least_meeting
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
 from tests.unit.pld_work import counted

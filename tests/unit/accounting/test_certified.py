@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as theirs
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
-from dpcore.accounting.estimate import estimated_epsilon
+from dpcore.accounting.calibrate import estimated_epsilon
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
 from tests.depth import chosen
