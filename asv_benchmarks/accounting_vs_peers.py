@@ -84,8 +84,12 @@ def dpcore_tasks() -> dict[str, Callable[..., Figures]]:
     def calibrate(accountant: str) -> Figures:
         forget()
         epsilon, delta, q, steps = TARGET
-        sigma = accounting.calibrate_noise_multiplier(
-            epsilon, delta, lambda sigma: accounting.PoissonSampledGaussian(q, sigma, steps), accountant
+        sigma = accounting.calibrate(
+            "noise_multiplier",
+            epsilon,
+            delta,
+            lambda sigma: accounting.PoissonSampledGaussian(q, sigma, steps),
+            accountant,
         )
         return sigma, sigma
 

@@ -22,11 +22,11 @@ class Mutation(NamedTuple):
 # By file: name, what stands there once, what replaces it, files or ids of tests below tests/ (for slow files, the test).
 # fmt: off
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
-    "dpcore/ledger/allowance.py": [
+    "dpcore/ledger/reservations.py": [
         ("go on with plans that something was released beside", "return in_plan and not beside(state)", "return in_plan",
          "unit/ledger/test_ledger.py::test_a_release_beside_plans_that_keep_the_budget_ends_them"),
     ],
-    "dpcore/statement/verify/totals.py": [
+    "dpcore/statement/verify/__init__.py": [
         ("take a total below its own run's epsilon", "elif all(figure >= own", "elif any(figure >= own",
          "end_to_end/test_cli_verify_folder.py::test_a_statement_beside_its_ledger"),
     ],
@@ -228,6 +228,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "            try:\n                self.keys.begin(row)", "unit/mechanism/test_peers.py"),
         ("leave correlated noise torn after an interruption", "            self._torn = True\n            try:\n", "            self._torn = False\n            try:\n",
          "unit/mechanism/test_mechanism.py"),
+        ("forget that a ball shortens the displacement", "slot.displacement[...] = slot.displacement + (slot.parameter - earlier)", "pass",
+         "papers/test_combinations.py::test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became"),
     ],
     "dpcore/stages/filters/designs.py": [
         ("swap two coefficients of a named filter", '"first-order v2": ((3 / 11, -1 / 11)', '"first-order v2": ((-1 / 11, 3 / 11)',
@@ -260,6 +262,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave out the abandoned branches of correlated noise", "return math.hypot(*(self._reach(*rows) for rows in left))", "return 0.0",
          "unit/plan/test_plan.py"),
         ("take a strategy's word for its own noise", "            check_streaming(strategy, self.steps)\n", "", "unit/plan/test_plan.py"),
+        ("clip scaled vectors at the norm of unscaled ones", "scaled = replace(plain, max_grad_norm=query.max_scaled_norm)", "scaled = plain",
+         "unit/plan/test_plan.py"),
+        ("take the unscaled norm for the noise of scaled steps", "self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution",
+         "self.gradient_noise_multiplier, self.sensitivity_at(0 * step, norm).contribution",
+         "papers/test_noise.py::test_scaled_steps_have_noise_of_the_norm_in_force_on_the_scaled_sum"),
+        ("take the denominator for the largest batch", "            self.sampler.max_batch_size,\n        )",
+         "            int(self.batch_size),\n        )", "papers/test_adaptive.py"),
+        ("release the bits of the adaptive clip without raising the noise on the sum",
+         "return scales.raised_multiplier(self.noise_multiplier, self.bit_noise_standard_deviation)", "return self.noise_multiplier",
+         "end_to_end/test_measured_sensitivity.py"),
     ],
     "backends/dpcore_numpy/linear.py": [
         ("let terms that cancel share a product", "alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms",
@@ -345,6 +357,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "papers/test_disk.py unit/stages/test_blocks.py"),
         ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
          "unit/stages/test_blocks.py unit/mechanism/test_sources.py"),
+        ("sum a tied matrix by another arithmetic than its norm's", "_replace(exact=self.exact)", "_replace(exact=False)",
+         "unit/stages/test_blocks.py"),
+        ("forget the table of a tied matrix", "            part.embedding.add_sum(backend, weights[some], out)\n", "", "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/together.py": [
         ("leave a tensor out of its group's norm", "[own[i] for i in members if i in own]", "[own[i] for i in members if i in own][bool(rows) :]",
@@ -356,11 +371,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/stages/test_blocks.py"),
         ("forget the second use of a matrix", "return Linear(self.inputs + other.inputs, self.gradients + other.gradients, weights, gram)", "return self",
          "unit/stages/test_blocks.py"),
-    ],
-    "dpcore/stages/clipping/tied.py": [
-        ("sum a tied matrix by another arithmetic than its norm's", "_replace(exact=self.exact)", "_replace(exact=False)",
-         "unit/stages/test_blocks.py"),
-        ("forget the table of a tied matrix", "            part.embedding.add_sum(backend, weights[some], out)\n", "", "unit/mechanism/test_sources.py"),
     ],
     "dpcore/mechanism/composed_step.py": [
         ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.dimension *",
@@ -483,7 +493,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on from the average", "            value.copy_(saved[\"parameters\"][name])", "            pass",
          "end_to_end/test_hosts_hugging_face.py::test_the_methods_output_is_evaluated_saved_and_left_in_the_model"),
     ],
-    "dpcore/torch/shards.py": [
+    "dpcore/torch/peers.py": [
         ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",
          "own.copy_(whole.chunk(self.world_size)[self.rank])", "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
         ("release what layers gathered in different orders", "if any(not torch.equal(order, every[self.rank, 0]) for", "if any(False for",
@@ -501,6 +511,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("refresh the scale at every scaled step", "query.phase(self.step) is not Phase.REFRESHED", "query.phase(self.step) is Phase.UNSCALED",
          "papers/test_adaptive.py"),
         ("leave the sum of an interrupted step to the next", "if self._summed != self.step:", "if False:", "unit/mechanism/test_mechanism.py"),
+        ("make new arrays on the current device", "with self._place():", "if True:", "unit/mechanism/test_beside.py"),
+        ("let two threads add to one sum", "if self._adding not in (0, threading.get_ident()):", "if False:", "unit/mechanism/test_mechanism.py"),
+        ("let a thread step on a batch of an earlier step", 'if getattr(self._drawn, "step", None) not in (None, step):', "if False:",
+         "unit/mechanism/test_mechanism.py"),
     ],
     "dpcore/accounting/pld/problem.py": [
         ("compose one direction of the adjacency only", '("remove",) if one_sided else ("remove", "add")', '("add",)', "unit/accounting/test_pld.py"),
@@ -637,18 +651,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "            if end == row and key == self.noise:",
          "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
     ],
-    "dpcore/plan/step_scales.py": [
-        ("clip scaled vectors at the norm of unscaled ones", "scaled = replace(plain, max_grad_norm=query.max_scaled_norm)", "scaled = plain",
-         "unit/plan/test_plan.py"),
-        ("take the unscaled norm for the noise of scaled steps", "self.gradient_noise_multiplier, self.sensitivity_at(step, norm).contribution",
-         "self.gradient_noise_multiplier, self.sensitivity_at(0 * step, norm).contribution",
-         "papers/test_noise.py::test_scaled_steps_have_noise_of_the_norm_in_force_on_the_scaled_sum"),
-        ("take the denominator for the largest batch", "            self.sampler.max_batch_size,\n        )",
-         "            int(self.batch_size),\n        )", "papers/test_adaptive.py"),
-        ("release the bits of the adaptive clip without raising the noise on the sum",
-         "return scales.raised_multiplier(self.noise_multiplier, self.bit_noise_standard_deviation)", "return self.noise_multiplier",
-         "end_to_end/test_measured_sensitivity.py"),
-    ],
     "dpcore/sampling/cyclic_poisson.py": [
         ("forget the coins that two branches share",
          "return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * branches, Adjacency.ZERO_OUT)))",
@@ -730,9 +732,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("charge the shared columns of a branch alone", "block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:]",
          "block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:, -1:]", "unit/plan/test_plan.py"),
     ],
-    "dpcore/torch/stated.py": [
+    "dpcore/torch/run.py": [
         ("say nothing of a stop that results decided", "if not run.stopped_by_results or", "if True or",
          "unit/torch/test_held_out.py::test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_best_state"),
+        ("say that results may stop a run for what it spent so far", "self.event_after(self.plan.steps if planned else self.steps_taken)",
+         "self.event_after(self.steps_taken)", "unit/torch/test_held_out.py"),
+        ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
+         "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/torch/hosts/private_loop.py": [
         ("tell the epsilon of a number of steps that results decided", "spent = {} if private.stopped_by_results else {",
@@ -757,10 +763,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "[past[point.lag] - past[(point.lag + 1) % len(past)] for past in history]", "papers/test_combinations.py::test_pmlf_over_disk_points"),
         ("leave the square's correlated state out of the checkpoint", '{"noise": self.noise_state, "square-noise": self.square_noise_state}',
          '{"noise": self.noise_state}', "unit/mechanism/test_mechanism.py"),
-    ],
-    "dpcore/mechanism/after_update.py": [
-        ("forget that a ball shortens the displacement", "slot.displacement[...] = slot.displacement + (slot.parameter - earlier)", "pass",
-         "papers/test_combinations.py::test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became"),
     ],
     "dpcore/stages/queries/parameter_window.py": [
         ("shrink the first windows by the whole normalizer", "for j in range(count)) if self.normalized",
@@ -885,11 +887,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/cli/train/checkpoint.py": [
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
-    "dpcore/torch/run.py": [
-        ("say that results may stop a run for what it spent so far", "self.event_after(self.plan.steps if planned else self.steps_taken)",
-         "self.event_after(self.steps_taken)", "unit/torch/test_held_out.py"),
-        ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
-         "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
+    "dpcore/cli/train/resume.py": [
+        ("say that resuming costs nothing", 'lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)', "lost = 0",
+         "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
@@ -926,12 +926,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let a matrix move less than its columns", "if scaled and whole < 1 - SAME:", "if False:",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
     ],
-    "dpcore/mechanism/turns.py": [
-        ("make new arrays on the current device", "with self._place():", "if True:", "unit/mechanism/test_beside.py"),
-        ("let two threads add to one sum", "if self._adding not in (0, threading.get_ident()):", "if False:", "unit/mechanism/test_mechanism.py"),
-        ("let a thread step on a batch of an earlier step", 'if getattr(self._drawn, "step", None) not in (None, step):', "if False:",
-         "unit/mechanism/test_mechanism.py"),
-    ],
     "dpcore/accounting/branches.py": [
         ("forget on the way back where a branch was left", "name, end = self.known[name].parent, self.known[name].first",
          "name, end = self.known[name].parent, self.known[name].mark", "unit/plan/test_plan.py"),
@@ -945,15 +939,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_inverses.py"),
         ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
         ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
+        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
+        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
     ],
-    "dpcore/stages/strategies/search/fixed_order.py": [
+    "dpcore/stages/strategies/search/optimize.py": [
         ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
         ("let entries between an example's steps be", "slope[apart] = 0.0", "pass", "unit/stages/test_optimal.py"),
         ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
-    ],
-    "dpcore/stages/strategies/search/bidiagonal.py": [
-        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
-        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
     ],
     "dpcore/stages/strategies/search/inverse.py": [
         ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
@@ -978,7 +970,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget it for positive series", "np.linalg.norm(summed(column, steps, epochs, period))", "np.linalg.norm(column)",
          "unit/stages/test_inverses.py"),
     ],
-    "dpcore/torch/check_data.py": [
+    "dpcore/torch/make_private.py": [
         ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
     ],
@@ -999,7 +991,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
-    "dpcore/torch/data/ahead.py": [
+    "dpcore/torch/data/data.py": [
         ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
         ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
     ],
@@ -1008,7 +1000,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_example_batch.py"),
         ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
     ],
-    "dpcore/torch/data/sampler.py": [
+    "dpcore/torch/data/loader.py": [
         ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
          "unit/torch/test_sampler.py"),
         ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
@@ -1016,6 +1008,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
          "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
          "unit/torch/test_sampler.py"),
+        ("step on a batch that was kept", "if count and not batches.memory(batch) &", "if False and not batches.memory(batch) &",
+         "unit/torch/test_data.py"),
     ],
     "dpcore/torch/data/overlap.py": [
         ("evaluate on the last example that is trained on", "(b >= len(tables[0]))", "(b > len(tables[0]))",
@@ -1027,20 +1021,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("evaluate with dropout", "        model.eval()\n        yield", "        yield", "unit/torch/test_held_out.py"),
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
-    "dpcore/torch/data/loader.py": [
-        ("step on a batch that was kept", "if count and not batches.memory(batch) &", "if False and not batches.memory(batch) &",
-         "unit/torch/test_data.py"),
-    ],
     "dpcore/torch/data/reading.py": [
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",
          "unit/torch/test_data.py"),
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
-    ],
-    "dpcore/cli/train/resume.py": [
-        ("say that resuming costs nothing", 'lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)', "lost = 0",
-         "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/accounting/pld/lognormal.py": [
         ("split cells of X without keeping their mean", "right = np.clip((p - at[:-1] * q) / g, 0.0, q)",

@@ -121,18 +121,18 @@ class Calibrate:
         self.time_noise_pld()
 
     def time_poisson_rdp(self) -> None:
-        accounting.calibrate_noise_multiplier(3.0, 1e-5, _event, "rdp")
+        accounting.calibrate("noise_multiplier", 3.0, 1e-5, _event, "rdp")
 
     def time_gaussian(self) -> None:
         accounting.analytic_noise_multiplier(3.0, 1e-5)
 
     def time_noise_pld(self) -> None:
         _forget()
-        accounting.calibrate_noise_multiplier(3.0, 1e-5, lambda sigma: _event(sigma, 10_000), "pld")
+        accounting.calibrate("noise_multiplier", 3.0, 1e-5, lambda sigma: _event(sigma, 10_000), "pld")
 
     def time_steps_pld(self) -> None:
         _forget()
-        accounting.calibrate_steps(3.0, 1e-5, lambda steps: _event(1.0, steps), "pld")
+        accounting.calibrate("steps", 3.0, 1e-5, lambda steps: _event(1.0, steps), "pld")
 
 
 class Guarantees:

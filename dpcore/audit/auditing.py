@@ -22,20 +22,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting import Adjacency
 from dpcore.accounting.gaussian import gaussian_epsilon
-from dpcore.audit import scores
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
 from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step
 from dpcore.audit.direct_checks import MEANING, direct_checks, sample_rate
 from dpcore.audit.exposure import secret_batches
 from dpcore.audit.records import Records, joined
-from dpcore.audit.releases import records, take_all
-from dpcore.audit.reruns import MORE, UNSEEN, ends_as, follows_from_releases
+from dpcore.audit.releases import Releases, noisy_bits, records, take_all
 from dpcore.audit.result import AuditResult
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.loop import private_step
@@ -227,9 +226,127 @@ def _scores(
 ) -> NDArray[np.float64]:
     correlated = p_values["repeated"] <= level
     if correlated or p_values["noise"] <= level:
-        records = scores.whitened(records, correlated)
+        records = whitened(records, correlated)
     if not secret_batches(plan):
-        return scores.known_participation(records)
+        return known_participation(records)
     if correlated:
-        return scores.any_participation(records)
-    return scores.secret_participation(records, sample_rate(plan), replaced)
+        return any_participation(records)
+    return secret_participation(records, sample_rate(plan), replaced)
+
+
+MORE = "The parameters are no function of the releases: something else of the data moves them."
+UNSEEN = "Steps that nobody observes move the parameters elsewhere than steps that are recorded."
+
+
+def ends_as(run: CanaryRun, unseen: CanaryRun) -> bool:
+    """Whether a run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
+
+    What is observed runs as separate operations; in training one fused operation takes the step, and what it adds is
+    not seen in the releases.
+    """
+    for _ in range(run.plan.steps):
+        unseen.step()
+    return _same(run, unseen)
+
+
+def follows_from_releases(run: CanaryRun, releases: Releases, empty: CanaryRun) -> bool:
+    """Whether a run with no data, whose noise is the releases of `run`, ends at the same parameters.
+
+    Its steps release the very same vectors, so what is a function of the releases is the same. A filter, a second
+    moment or a loop that has the clean sum from elsewhere is not.
+    """
+    mechanism, backend = empty.mechanism, empty.mechanism.backend
+    norms, plan = run.mechanism.clip_norms, run.plan
+
+    def normals(row: int, stream: int) -> list[Any]:
+        if stream == Stream.CLIP_BOUND:
+            assert norms is not None
+            return [np.array([noisy_bits(plan, norms[row], norms[row + 1]) / plan.bit_noise_standard_deviation])]
+        white = releases.white[int(stream == Stream.SECOND_MOMENT), row]
+        return [backend.from_numpy(vector.astype(run.dtype)) for vector in white]
+
+    release = mechanism.release
+
+    def released(*arguments: Any, **named: Any) -> None:
+        release(*arguments, **{**named, "normals": normals})
+
+    mechanism.release = released  # type: ignore[method-assign]
+    empty.amount[:] = 0
+    for _ in range(plan.steps):
+        empty.step()
+    return _same(run, empty)
+
+
+def _same(run: CanaryRun, other: CanaryRun) -> bool:
+    tolerance = 1e-6 if run.dtype == np.float64 else 1e-2
+    return all(
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(a[np.isfinite(a)]).max(initial=0), equal_nan=True)
+        for a, b in zip(run.values(), other.values(), strict=True)
+    )
+
+
+# Scores: how much a canary's releases speak for "in".
+#
+# In units of the planned noise the releases x of one canary are N(s, I) with s = A p: column A_t is what it adds if it
+# takes part in step t, p_t says whether it does. Any score gives a valid lower bound; the likelihood ratio the best
+# one.
+#
+# - Batches are public: p is known, ``log N(x; s)/N(x; 0)`` grows with s.x, and s.x/|s| is normal with variance 1 and
+#   mean
+#   |s| or 0: the matched filter.
+# - Each of some steps draws it with probability q, and their columns are orthogonal:
+#   ``sum_t log(1 - q + q exp(A_t.x - |A_t|^2/2))``.
+# - Replace-one: "out" has -s instead of 0, and the ratio to it is taken.
+#
+# An adversary who sees on untouched coordinates that the noise is not as planned uses the noise that there is: releases
+# are then first multiplied by the inverse root of its measured covariance (steps by steps). Untouched coordinates do
+# not depend on the coins, so neither does this choice.
+
+
+Floats = NDArray[np.float64]
+
+# Noise below this, relative to the planned variance, is none.
+_NO_NOISE = 1e-12
+
+
+def known_participation(records: Records) -> Floats:
+    """Return the matched filter's outputs, (m,); 0 for a canary that never takes part."""
+    added = records.signal @ records.participation
+    norms = np.linalg.norm(added, axis=0)
+    return np.asarray((added * records.canaries).sum(axis=0) / np.where(norms > 0, norms, 1.0))
+
+
+def secret_participation(records: Records, sample_rate: float, replaced: bool) -> Floats:
+    """Return log-likelihood ratios where each possible step draws a canary with one probability, (m,)."""
+    along = records.signal.T @ records.canaries
+    size = (records.signal**2).sum(axis=0)[:, None]
+    step = _log_ratio(along, size, sample_rate)
+    if replaced:
+        step = step - _log_ratio(-along, size, sample_rate)
+    return np.asarray((step * records.possible).sum(axis=0))
+
+
+def _log_ratio(along: Floats, size: Floats, q: float) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.logaddexp(np.log1p(-q), np.log(q) + along - size / 2))
+
+
+def any_participation(records: Records) -> Floats:
+    """Return the matched filter's outputs as if a canary took part in every possible step, (m,)."""
+    return np.asarray(((records.signal @ records.possible) * records.canaries).sum(axis=0))
+
+
+def whitened(records: Records, correlated: bool) -> Records:
+    """Return the records in units of the noise on untouched coordinates, `correlated` between steps or not."""
+    rows = records.nulls.reshape(records.nulls.shape[0], -1)
+    covariance = rows @ rows.T / rows.shape[1]
+    if not correlated:
+        covariance = np.diag(np.diag(covariance))
+    values, vectors = np.linalg.eigh(covariance)
+    root = (vectors / np.sqrt(np.maximum(values, _NO_NOISE))) @ vectors.T
+    return replace(
+        records,
+        canaries=root @ records.canaries,
+        nulls=np.tensordot(root, records.nulls, 1),
+        signal=root @ records.signal,
+    )

@@ -57,7 +57,7 @@ _COMMANDS = {
         "dpcore demo --out demo"),
     "inspect": ("dpcore.cli.reports.inspect:inspect", "Look at a filter, or at the gradients that a run released.",
         "dpcore inspect filter first-order-v1 --out filter.png"),
-    "strategy": ("dpcore.cli.accounting.strategies:strategy",
+    "strategy": ("dpcore.cli.accounting.strategy:strategy",
         "Find the best correlated noise for a run, and prove how near it is to the best of all.",
         "dpcore strategy optimize --kind dense --workload prefix --steps 1024"),
     "ledger": ("dpcore.cli.accounting.ledger:ledger",

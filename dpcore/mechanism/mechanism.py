@@ -7,23 +7,25 @@ array API (`dpcore.minimize`) and the PyTorch edge drive this one object, so a m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.after_update import average, constrain
 from dpcore.mechanism.composed_step import Composition, Normals, Observer
 from dpcore.mechanism.drawing import DrawnBatches
+from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.preparation import check_release, numbers_of, slots_of
 from dpcore.spec.backends import load_backend
-from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
+from dpcore.spec.ops import Backend, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.repeating import repeat as once
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping.blocks import Block, as_blocks, scaled
 from dpcore.stages.clipping.clipped_sum import add_clipped
 from dpcore.stages.clipping.rows import as_rows
+from dpcore.stages.method import Method
 from dpcore.stages.queries import Point
 from dpcore.stages.updates import SECOND_MOMENTS
+from dpcore.stages.updates.averaging import Averaging
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 
@@ -32,7 +34,7 @@ class Mechanism(DrawnBatches):
     """One run's private steps: any number of `add` and then one `release` each.
 
     The sum belongs to the private data and never leaves this object un-noised. Threads take turns call by call
-    (`dpcore.mechanism.turns`); hold `turns.lock` to make several calls one.
+    (`dpcore.mechanism.state`); hold `turns.lock` to make several calls one.
 
     Parameters
     ----------
@@ -248,3 +250,42 @@ class Mechanism(DrawnBatches):
             note=note,
             software=software,
         )
+
+
+def constrain(
+    backend: Backend[Any],
+    method: Method,
+    slots: Sequence[Slot[Any]],
+    numbers: Sequence[UpdateSettings],
+    peers: Peers,
+) -> None:
+    """Project onto the ball of the method's `radius` around 0 after an update, in place; the displacements too.
+
+    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean;
+    `numbers` are those that the update used.
+    """
+    if method.radius is None:
+        return
+    accelerated = method.update.rule == "accelerated"
+    parameters = [[slot.parameter for slot in slots]]
+    sequences: Iterable[Sequence[Any]] = zip(*(s.moments for s in slots), strict=True) if accelerated else parameters
+    before = [None if slot.displacement is None else slot.parameter + 0 for slot in slots]
+    for vectors in sequences:
+        own = float(backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0])
+        norm = own if peers.world_size == 1 else math.sqrt(peers.added([own**2])[0])
+        if norm > method.radius:
+            for vector in vectors:
+                vector *= method.radius / norm
+    for slot, used, earlier in zip(slots, numbers, before, strict=True):
+        if accelerated:
+            z, y = slot.moments
+            slot.parameter[...] = (1 - used.coupling) * y + used.coupling * z
+        if slot.displacement is not None:
+            slot.displacement[...] = slot.displacement + (slot.parameter - earlier)
+
+
+def average(averaging: Averaging, averages: Sequence[Any], outcome: Sequence[Any], step: int) -> None:
+    """Take the method's outcome after step `step` into the averages, in place."""
+    weight = averaging.weight(step)
+    for kept, x in zip(averages, outcome, strict=True):
+        kept[...] = kept + weight * (x.reshape(-1) - kept) if weight < 1 else x.reshape(-1)

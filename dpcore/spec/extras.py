@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 # Package, as it is imported: the extra that brings it. The names are those of pyproject.toml; a test compares them.
-EXTRAS = {"matplotlib": "plots", "tensorboard": "tensorboard", "torch": "torch", "triton": "triton"}
+EXTRAS = {
+    "matplotlib": "plots", "safetensors": "torch", "tensorboard": "tensorboard", "torch": "torch", "triton": "triton",
+}  # fmt: skip
 
 
 def needs(what: str, package: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from dpcore.errors import DataError
+from dpcore.spec.extras import needs
 from dpcore.spec.whole_file import whole_file
 from dpcore.statement.card import model_card
 from dpcore.statement.statement import Statement
 from dpcore.torch.run import PrivateRun
-from dpcore.torch.state.safetensors import encode
 
 WRITTEN = ("model.safetensors", "statement.json", "statement.txt", "README.md")
 """The files of an export, the card last: where it stands, the others are complete."""
@@ -72,9 +72,10 @@ def export(
     if held and not overwrite:
         raise DataError(f"folder={str(target)!r}: already holds {held[0]}; name another folder or give overwrite=True")
     statement = private.statement(delta, note=note)
-    state = private.output_state_dict()
+    # Without a module's extra state, which is no tensor.
+    state = {k: v for k, v in private.output_state_dict().items() if isinstance(v, torch.Tensor)}
     counted = {"parameters": sum(p.numel() for p in private.model.parameters()), **(trained or {})}
-    contents = files(statement, *_arrays(state), title=title, trained=counted)
+    contents = files(statement, state, title=title, trained=counted)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
@@ -88,30 +89,23 @@ def export(
 
 def files(
     statement: Statement,
-    arrays: Mapping[str, Any],
-    dtypes: Mapping[str, str] | None = None,
+    tensors: Mapping[str, Any],
     *,
     title: str,
     trained: Mapping[str, Any],
 ) -> dict[str, bytes]:
-    """Return the content of each of `WRITTEN`, from public values alone."""
-    metadata = {"made by": "dpcore", "settings": statement.settings_hash, "statement": statement.statement_hash}
+    """Return the content of each of `WRITTEN`, from public values alone; tensors may be arrays."""
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise DataError(needs("a model's file", "safetensors")) from None
+    # One entry: the format keeps no order of several, and the card states the SHA-256 of these bytes.
+    metadata = {"statement": statement.statement_hash}
     contents = {
-        "model.safetensors": encode(arrays, metadata, dtypes),
+        # Copies, since the format refuses tensors that share memory, as tied weights do.
+        "model.safetensors": save({k: torch.as_tensor(v).detach().cpu().clone() for k, v in tensors.items()}, metadata),
         "statement.json": (statement.to_json() + "\n").encode(),
         "statement.txt": statement.text().encode(),
     }
     card = model_card(statement, title=title, trained=trained, files=contents)
     return {**contents, "README.md": card.encode()}
-
-
-def _arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a state dict's tensors as arrays, and the types that NumPy does not have."""
-    arrays, dtypes = {}, {}
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor):  # and not a module's extra state
-            tensor = value.detach().cpu().contiguous()
-            if tensor.dtype == torch.bfloat16:
-                dtypes[name], tensor = "BF16", tensor.view(torch.int16)
-            arrays[name] = tensor.numpy()
-    return arrays, dtypes

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
+import hashlib
+import hmac
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dpcore import accounting
-from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, SpeedWarning, TrainingWarning
-from dpcore.mechanism.peers import by_the_first
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DeltaWarning, SpeedWarning, TrainingWarning
+from dpcore.ledger import Ledger
+from dpcore.ledger.checks import different_data
+from dpcore.mechanism.ledger_account import LedgerAccount
+from dpcore.mechanism.peers import Peers, by_the_first
+from dpcore.mechanism.shared_account import SharedAccount
 from dpcore.sampling import Sampler
 from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
 from dpcore.torch.assemble import assembled, layout_of
-from dpcore.torch.check_data import check_labels, check_same_data
 from dpcore.torch.check_processes import check_alike, check_alone, check_plain
 from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
+from dpcore.torch.engine import Engine
 from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
@@ -33,7 +45,7 @@ from dpcore.torch.parameter_views import Working, backend_for, check_place, with
 from dpcore.torch.peers import gradient_of, peers_of, way_of
 from dpcore.torch.planning import plan_of, sampler_of, with_noise
 from dpcore.torch.processes import caveats_of
-from dpcore.torch.randomness import CAVEAT
+from dpcore.torch.randomness import CAVEAT, step_seed
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
@@ -226,8 +238,6 @@ def make_private(
     )
     engine.diagnostics = [] if private_diagnostics else None
     if ledger is not None:
-        from dpcore.torch.ledger import attach, open_ledger
-
         opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
 
     example = source.example(example_batch)
@@ -273,3 +283,164 @@ def _check_classes(gradient: PerExampleGradient, source: Data) -> None:
         _, targets = batches.normalize(source.tensors)
         for labels in batches.leaves(targets):
             check_labels(labels, gradient.classes, getattr(loss, "ignore_index", -100))
+
+
+_COMPARED = 64
+_PIECE = 1 << 22
+
+
+def check_same_data(peers: Peers, data: Data, keys: RunKeys) -> None:
+    """Refuse processes whose data differ: in an example, or in their order.
+
+    Notes
+    -----
+    Shares are disjoint sets of *indices*. Where an index is another example elsewhere, one example may be in two shares
+    of a step, and moves the sum by twice the clip norm. Tensors are compared whole. Of a dataset, 64 examples are read
+    that the run's key draws: two orders that differ in a share s of the places pass with probability (1 - s)^64, so
+    that any shuffled, sorted or shifted order is found, and two examples that changed places mostly are not. An example
+    that reads differently at a second reading in one process cannot be compared.
+
+    Digests are keyed by the run's key: the bare ones of private data would let anybody who sees the messages test a
+    guess of them.
+    """
+    if peers.world_size == 1:
+        return
+    secret = step_seed(keys, "comparison of data", 0)
+    failure: Exception | None = None
+    found = dict[str, str]()
+    try:
+        found |= {name: _digest(secret, tree) for name, tree in _examples(data, secret)}
+    except Exception as cause:  # noqa: BLE001 - all must be told before this one raises
+        failure = cause
+    told = hashlib.sha256(repr([*found.items(), failure is not None]).encode()).hexdigest()
+    try:
+        peers.check_alike({"data (an example, or their order)": told})
+    finally:
+        if failure is not None:
+            raise failure
+
+
+def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -> None:
+    """Refuse labels of classes that the model does not have.
+
+    Parameters
+    ----------
+    labels : torch.Tensor
+        Of integers, of any shape; others are passed over.
+    classes : int
+        Of the model's output.
+    ignore_index : int
+        The label that `torch.nn.functional.cross_entropy` leaves out.
+
+    Raises
+    ------
+    ArgumentError
+        If a label is neither in [0, classes) nor `ignore_index`.
+
+    Notes
+    -----
+    Whether it raises depends on the data: one example can decide whether there is a run. The error is for the one who
+    starts the run, and holds the data; it names no value, place or number of labels. It is not private: keep it with
+    the data, and start no run by itself where it failed once.
+    """
+    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
+        return
+    for piece in torch.split(labels.detach().reshape(-1), _PIECE):
+        if bool((((piece < 0) | (piece >= classes)) & (piece != ignore_index)).any()):
+            raise ArgumentError(
+                f"labels: must lie in [0, {classes}), one for each of the model's {classes} outputs, or be "
+                f"ignore_index={ignore_index}; some do not (none is shown, as labels are private)"
+            )
+
+
+def _examples(data: Data, secret: bytes) -> Iterator[tuple[str, Tree]]:
+    if data.tensors is not None:
+        yield "all", data.tensors
+        return
+    for number in range(min(_COMPARED, data.length)):
+        draw = hmac.digest(secret, b"place %d" % number, "sha256")
+        place = np.array([int.from_bytes(draw[:8], "big") % data.length])
+        first, second = (data.batch(place, secret) for _ in range(2))
+        if _digest(secret, first) == _digest(secret, second):
+            yield str(number), first
+
+
+def _digest(secret: bytes, tree: Tree) -> str:
+    total = hmac.new(secret, digestmod="sha256")
+    for tensor in batches.leaves(tree):
+        whole = tensor.detach().contiguous().cpu()
+        total.update(f"{tuple(whole.shape)} {whole.dtype}".encode())
+        total.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+    return total.hexdigest()
+
+
+def open_ledger(ledger: Any) -> Ledger:
+    """Return the ledger, opened if it was given as a path."""
+    if isinstance(ledger, Ledger):
+        return ledger
+    if isinstance(ledger, (str, Path)):
+        return Ledger.open(Path(ledger))
+    raise ArgumentTypeError(f"ledger={ledger!r}: must be a path or a dpcore.ledger.Ledger")
+
+
+def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str | None, run_name: str | None) -> None:
+    """Give the engine's mechanism an account in the ledger; nothing is written before the first batch is drawn.
+
+    Of several processes the first has the ledger; the others give None.
+    """
+    for name, value, wanted in (
+        ("data_id", data_id, "a name that changes when the data do"),
+        ("run_name", run_name, "what the ledger shall call the run"),
+    ):
+        if value is not None and not str(value).strip():
+            raise ArgumentError(f"{name}={value!r}: must be {wanted}")
+    mechanism = engine.mechanism
+
+    def made() -> LedgerAccount:
+        assert ledger is not None
+        fingerprint = _fingerprint(source, ledger.salt, data_id)
+        known = {run.dataset for run in ledger.runs() if run.dataset}
+        if fingerprint and known and fingerprint not in known:  # told before it is paid for, as by the total later
+            told = different_data(len(known) + 1)
+            warnings.warn(
+                f"ledger={str(ledger.path)!r}: {told} Other people need another ledger.", TrainingWarning, stacklevel=5
+            )
+        account = LedgerAccount(
+            ledger,
+            mechanism,
+            name=run_name or f"{type(engine.gradient.model).__name__}, {mechanism.plan.method.name}",
+            dataset=fingerprint,
+        )
+        # A process that ends in good order gives back what it reserved and did not release.
+        atexit.register(_close, weakref.ref(account))
+        return account
+
+    account = by_the_first(mechanism.peers, made, sent=False)
+    mechanism.account = account if mechanism.peers.world_size == 1 else SharedAccount(mechanism.peers, account)
+
+
+def _fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:
+    """Return an HMAC of the data, or of the caller's name for them; empty for a dataset that nobody named.
+
+    Keyed by the ledger's salt: the bare digest of private data would let anybody test a guess of them.
+    """
+    if data_id is not None:
+        return hmac.new(salt, f"named {data.length} {data_id}".encode(), "sha256").hexdigest()
+    if data.tensors is None:
+        return ""
+    total = hmac.new(salt, b"tensors", "sha256")
+    for tensor in data.tensors:
+        total.update(f"\0{tuple(tensor.shape)} {tensor.dtype}\0".encode())
+        whole = tensor.detach().contiguous().cpu().reshape(-1)
+        total.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+    return total.hexdigest()
+
+
+def _close(reference: weakref.ref[LedgerAccount]) -> None:
+    account = reference()
+    if account is None:
+        return
+    try:
+        account.close()
+    except DataError as error:  # moved or damaged since: the process ends with a sentence, and nothing is given back
+        warnings.warn(f"the steps that were reserved stay counted: {error}", stacklevel=1)

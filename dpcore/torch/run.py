@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
+from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
 from dpcore.statement.statement import Statement
+from dpcore.statement.text import counted, format_epsilon, format_number
 from dpcore.torch.check_processes import check_alone
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
-from dpcore.torch.described import described
 from dpcore.torch.explain import explain
 from dpcore.torch.explanation import Explanation
 from dpcore.torch.model.functional import whole_state
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.rehearsal import Rehearsal
-from dpcore.torch.stated import stated
 
 
 class PrivateRun:
@@ -243,3 +247,64 @@ class PrivateRun:
         if (chosen := self._target_delta if delta is None else delta) is None:
             raise ArgumentError("delta=None: must be given, since make_private got no target_delta")
         return chosen
+
+
+def described(run: PrivateRun, mechanism: Mechanism, delta: float | None) -> str:
+    """Return what is trained by which method, what was spent of what is planned, and where: all of it public."""
+    plan, peers = mechanism.plan, mechanism.peers
+    parameters, sampler = mechanism.layout.dimension, plan.sampler
+    lines = {
+        "model": f"{type(run.model).__name__}, {parameters:,} trained parameters",
+        "method": f"{plan.method.name}, noise multiplier {format_number(round(plan.noise_multiplier, 4))}",
+        "epsilon": _epsilon(run, delta),
+        "steps": f"{mechanism.step:,} of {plan.steps:,} done",
+        "sampling": f"{type(sampler).__name__}, batches of {plan.batch_size:,g} of {sampler.dataset_size:,} expected",
+        "backend": f"{mechanism.backend.name}, {peers.world_size} process{'es' * (peers.world_size > 1)}",
+    }
+    return "\n".join(["PrivateRun(", *(f"  {name}: {words}" for name, words in lines.items()), ")"])
+
+
+def _epsilon(run: PrivateRun, delta: float | None) -> str:
+    if delta is None:
+        return "private.epsilon(delta) says it; no target_delta was given"
+    planned = run.plan.epsilon(delta)
+    spent, whole = format_epsilon(run.epsilon(delta)), format_epsilon(planned)
+    return f"{spent} spent of {whole} planned, at delta {format_number(delta)}"
+
+
+def stated(
+    run: PrivateRun, mechanism: Mechanism, delta: float, caveats: tuple[str, ...], diagnostics: bool, note: str
+) -> Statement:
+    """Return the privacy statement for all that was released so far."""
+    taken = (PRIVATE_DIAGNOSTICS,) if diagnostics else ()
+    notes = " ".join(part for part in (note, _stop(run, delta), _rates(run)) if part)
+    software: dict[str, str] = {"torch": torch.__version__}
+    statement = mechanism.statement(delta, caveats=(*caveats, *taken), note=notes, software=software)
+    return replace(statement, date=datetime.now(UTC).date().isoformat())
+
+
+def _rates(run: PrivateRun) -> str:
+    """Say which learning rates are in force, where they are no longer the method's, which the statement lists."""
+    present = sorted({float(group["lr"]) for group in run.optimizer.param_groups})
+    if present == [run.plan.method.update.settings().learning_rate]:
+        return ""
+    return (
+        "The learning rate was set beside the method, by groups, a scheduler or a loaded state: at last "
+        f"{' and '.join(f'{rate:.6g}' for rate in present)}. The guarantee does not depend on it."
+    )
+
+
+def _stop(run: PrivateRun, delta: float) -> str:
+    """Say which epsilon holds after a stop that results decided.
+
+    The epsilon of a number of steps is that of a number fixed beforehand. Where it follows from what was released, what
+    is known in the end is a function of the releases of the whole plan: those up to the stop decide it, and the rest is
+    left out. So the epsilon of the plan holds.
+    """
+    if not run.stopped_by_results or run.steps_taken >= run.plan.steps:
+        return ""
+    return (
+        f"Results decided to stop after {run.steps_taken:,} of {counted(run.plan.steps, 'planned step')}: the epsilon "
+        f"that holds then is that of all planned steps, {format_epsilon(run.epsilon(delta, planned=True))}, and not "
+        "that of the steps taken, which is of a number fixed beforehand."
+    )

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from dpcore import methods
-from dpcore.audit import audit, participation, reruns
+from dpcore.audit import audit, auditing, releases
 from dpcore.mechanism.composed_step import Composition
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import (
@@ -282,11 +282,11 @@ KEY = bytes(range(32))
 # What no run of the plan can show. Not that the fused operation and the plain ones differ: most bugs of single
 # operations are planted in the plain ones alone.
 SURPRISES = {
-    participation.TWICE: "an example twice in a step",
-    participation.OTHERS: "other batches",
-    participation.OUTSIDE: "an example out of its turn",
-    participation.TOO_MANY: "a batch too large",
-    reruns.MORE: "parameters",
+    releases.TWICE: "an example twice in a step",
+    releases.OTHERS: "other batches",
+    releases.OUTSIDE: "an example out of its turn",
+    releases.TOO_MANY: "a batch too large",
+    auditing.MORE: "parameters",
 }
 
 

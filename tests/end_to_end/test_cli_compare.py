@@ -248,7 +248,7 @@ def test_how_many_runs_fit_is_what_the_ledger_grants(tmp_path, epsilon: float, b
 
 
 def test_nothing_is_left_by_a_plan_that_keeps_the_budget_and_ended_early(tmp_path):
-    steps = accounting.calibrate_steps(3.0, 1e-5, lambda n: accounting.PoissonSampledGaussian(0.05, 2.0, n))
+    steps = accounting.calibrate("steps", 3.0, 1e-5, lambda n: accounting.PoissonSampledGaussian(0.05, 2.0, n))
     ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
     run = ledger.begin(
         name="whole",

@@ -137,22 +137,6 @@ def test_recommend_names_what_fits_and_train_and_epsilon_take_its_file(tmp_path:
     assert "noise correlated by tree" in capsys.readouterr().out
 
 
-def test_growth_beside_the_bound(tmp_path: Path, capsys: Any):
-    file = tmp_path / "growth.png"
-    given = ["strategy", "growth", "--steps", "4,32", "--kinds", "blt,identity", "--epochs", "2"]
-    assert main([*given, "--out", str(file), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert file.stat().st_size > 5000
-    assert told["steps"] == [4, 32]
-    for place, steps in enumerate((4, 32)):
-        assert told["errors"]["blt"][place] == pytest.approx(strategies.optimal("blt", steps, epochs=2).error)
-        assert told["lower_bound"][place] <= told["errors"]["blt"][place] <= told["errors"]["identity"][place]
-    assert main(["strategy", "growth", "--steps", "600", "--kinds", "identity", "--epochs", "2"]) == 0
-    assert "unknown" in capsys.readouterr().out
-    assert main(["strategy", "growth", "--steps", "4,2.5"]) != 0
-    assert "whole numbers" in capsys.readouterr().err
-
-
 NOISY = "--dataset-size 10 --batch-size 5 --epochs 1 --noise-multiplier 1 --delta 1e-5"
 
 

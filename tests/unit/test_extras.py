@@ -29,7 +29,7 @@ sys.meta_path.insert(0, Refuse())
 from dpcore.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn", "safetensors"}
+NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn"}
 
 
 def command(refused: set[str], *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,7 @@ PROMISED = {
         "accounting",
     ],
     "dpcore.methods": ["dp_sgd", "doppler", "disk", "dp_adam"],
-    "dpcore.accounting": ["PoissonSampledGaussian", "epsilon", "delta", "calibrate_noise_multiplier"],
+    "dpcore.accounting": ["PoissonSampledGaussian", "epsilon", "delta", "calibrate"],
     "dpcore.torch": ["make_private"],
 }
 

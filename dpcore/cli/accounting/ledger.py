@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcore.cli.accounting import ledger_words as words
+from dpcore.accounting import Event
 from dpcore.cli.accounting.answer import large_delta
+from dpcore.cli.accounting.event_options import EventOptions
+from dpcore.cli.accounting.opacus import OpacusHistory, asked
 from dpcore.cli.options import Commands, Json, flag, option
 from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
 from dpcore.cli.waiting import tells_if_slow
-from dpcore.errors import ArgumentError, DataError
+from dpcore.errors import ArgumentError, BudgetError, DataError
 from dpcore.spec.canonical import plain
-from dpcore.statement.text import counted
+from dpcore.statement.text import counted, format_epsilon, format_number
 
 if TYPE_CHECKING:
-    from dpcore.ledger import Ledger
+    from dpcore.ledger import Ledger, Total
+
 
 ledger = Commands()  # its words stand in dpcore.cli.app
 
@@ -68,7 +73,7 @@ def create_command(
         write_json({"file": str(made.path), **_header(made)})
         return
     write_line(f"made    {made.path}")
-    write_line(f"budget  {words.budget(made)}")
+    write_line(f"budget  {_budget(made)}")
 
 
 @ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
@@ -87,15 +92,15 @@ def show_command(
         runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
         return
-    write_line(words.spent(shown, total))
+    write_line(_spent(shown, total))
     write_line()
     write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
-    write_line(f"budget  {words.budget(shown)}")
+    write_line(f"budget  {_budget(shown)}")
     if shown.file_systems:
         write_line(f"lies on {', '.join(shown.file_systems)}, on its owner's word")
     if total.runs:
-        words.table(shown, total.delta)
-    words.tell(total)
+        _table(shown, total.delta)
+    _tell(total)
 
 
 @ledger.command("verify", epilog="Example:  dpcore ledger verify patients.ledger")
@@ -158,8 +163,6 @@ def charge_command(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Charge a release that the ledger did not pay for step by step."""
-    from dpcore.cli.accounting.ledger_charge import charge
-
     opened = _open(file)
     run_id = charge(opened, statement, opacus, name, already_released)
     total = opened.total(1e-5 if opened.budget is None else None)
@@ -167,7 +170,7 @@ def charge_command(
         write_json({"file": str(opened.path), "run": run_id, "total": total.to_dict()})
         return
     write_line(f"charged  {name}, as run {run_id.partition('-')[2]}")
-    write_line(words.spent(opened, total))
+    write_line(_spent(opened, total))
 
 
 def _remark_on_delta(delta: float) -> None:
@@ -190,3 +193,136 @@ def _header(shown: Ledger) -> dict[str, Any]:
     return {"ledger": shown.ledger_id, "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
         "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
+
+
+def charge(ledger: Ledger, statement: Path | None, opacus: Path | None, name: str, already_released: bool) -> str:
+    """Charge what a file says was released, and return the run's id."""
+    if (statement is None) == (opacus is None):
+        raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
+    if not name.strip():
+        raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
+    event, description = _of_opacus(opacus) if opacus is not None else _of_statement(statement, ledger)
+    try:
+        return ledger.charge(event, name=name, description=description, already_released=already_released)
+    except BudgetError as cause:
+        raise BudgetError(
+            f"{cause}; if it was released already, add --already-released, which writes it down and leaves no budget"
+        ) from cause
+
+
+def _of_opacus(path: Path) -> tuple[Event, dict[str, Any]]:
+    history = asked(path, {item.name: item.default for item in fields(EventOptions)})
+    assert isinstance(history, OpacusHistory)
+    return history.event(), {"opacus": history.described()}
+
+
+def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, Any]]:
+    assert path is not None
+    read = single_statement(path)
+    if read.ledger.get("ledger") == ledger.ledger_id:
+        raise ArgumentError(f"statement={str(path)!r}: this ledger paid for it, as its run {read.ledger.get('run')}")
+    hashes = {"settings_hash": read.settings_hash, "statement_hash": read.statement_hash}
+    if any(run.description == hashes for run in ledger.runs()):
+        raise ArgumentError(f"statement={str(path)!r}: this ledger was charged for it before")
+    return Event.from_dict(read.event), hashes
+
+
+_NARROWEST = 80
+_CALIBRATE = "dpcore calibrate --ledger FILE --dataset-size N --batch-size B --epochs E"
+
+
+def _budget(shown: Ledger) -> str:
+    """Return the budget, and how runs add up."""
+    how = "Gaussian (GDP) filter"
+    if shown.filter.kind == "rdp":
+        order = "to be fixed with the first row" if shown.order is None else f"{shown.order:g}"
+        how = f"Renyi filter of order {order}"
+    if shown.budget is None:
+        return f"none; {how}"
+    epsilon, delta = shown.budget
+    return f"epsilon = {format_number(epsilon)} at delta = {format_number(delta)}; {how}"
+
+
+def _table(shown: Ledger, delta: float) -> None:
+    """Write the table of runs."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dpcore.cli.output import results
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):
+        made.add_column(
+            column,
+            justify="right" if column in ("steps", "forks", "epsilon alone") else "left",
+            no_wrap=column != "name",
+            overflow="fold",
+        )
+    for run in shown.runs():
+        begun = run.begun[:16].replace("T", " ")
+        counted = f"{run.releases:,} / {run.steps:,}"
+        alone = format_epsilon(run.epsilon(delta))
+        made.add_row(run.run_id.partition("-")[2], escape(run.name), begun, counted, str(run.forks), alone)
+    console = results()
+    # On a narrower terminal lines are broken, and no figure is cut off.
+    console.width = max(console.width, _NARROWEST)
+    write_line()
+    console.print(made)
+    write_line()
+
+
+def _spent(shown: Ledger, total: Total) -> str:
+    """Say in one line what is spent, what is left, and of what."""
+    who = counted(total.runs, "run")
+    if shown.budget is None or total.limit is None:
+        at = f"at delta = {format_number(total.delta)}"
+        return f"Spent: epsilon = {format_epsilon(total.odometer)} {at} by {who}; there is no budget."
+    epsilon, delta = shown.budget
+    whole = f"of a budget of epsilon = {format_number(epsilon)} at delta = {format_number(delta)}"
+    if total.alone:
+        return f"Spent, or kept for plans fixed beforehand: all {whole}, by {who}. Nothing is left for another run."
+    used, kept, left = _shares(total, total.limit)
+    middle = f"; kept for plans fixed beforehand: {kept:.1f}%" if kept else ""
+    return f"Spent: {used:.1f}% {whole}, by {who}{middle}; left: {left:.1f}%."
+
+
+def _shares(total: Total, limit: float) -> tuple[float, float, float]:
+    """Return which percentages of a budget are spent, kept and left."""
+    used, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
+    return used, kept, max(0.0, 100 - used - kept)
+
+
+def _tell(total: Total) -> None:
+    """Write what the runs come to, line by line."""
+    at = f"at delta = {format_number(total.delta)}"
+    if total.adjacency is not None:
+        at += f", {total.adjacency} adjacency"
+    write_line(f"so far, if all were fixed beforehand     epsilon = {format_epsilon(total.fixed)} {at}")
+    if not total.alone:
+        write_line(f"so far, however they were chosen         epsilon = {format_epsilon(total.odometer)} {at}")
+        if total.budget is not None and total.odometer:
+            write_line(" " * 41 + "(holds whenever one looks, which costs more than its share of the budget)")
+    if total.plan is not None:
+        plans = counted(len(total.fixed_runs), "plan")
+        write_line(f"{f'whole, {plans} fixed beforehand':<40} epsilon = {format_epsilon(total.plan)} {at}")
+    if total.budget is not None and total.limit is not None:
+        write_line(f"with all to come, however it is chosen   epsilon = {format_epsilon(total.budget)} {at}")
+        _tell_budget(total, total.limit)
+    for note in total.notes:
+        write_line(f"note: {note}")
+
+
+def _tell_budget(total: Total, limit: float) -> None:
+    start = "of the budget                            "
+    if total.alone:
+        write_line(f"{start}all kept for the plans fixed beforehand: no later run, and no fork, can be paid for")
+        return
+    if not total.fixed_runs and total.spent == 0.0:
+        write_line(f"{start}0.0% spent, 100.0% left; what is begun before the first row is reserved may use all of it")
+        return
+    used, kept, left = _shares(total, limit)
+    middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
+    write_line(f"{start}{used:.1f}% spent{middle}, {left:.1f}% left")
+    if left:
+        # Whole, as it is to be typed: what is left out of the plan is what calibrate looks for.
+        write_line(f"{'what noise a plan then needs':<40} {_CALIBRATE}")

@@ -69,7 +69,7 @@ def optimize_command(
 
     if out is not None and Path(out).suffix != ".npz":
         raise ArgumentError(f"--out {out}: must end in .npz")
-    wanted = workload_of(workload, steps, momentum, decay)
+    wanted = _workload_of(workload, steps, momentum, decay)
     given = {} if tolerance is None else {"tolerance": tolerance}
     found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
         keep=not no_cache, told=None if as_json else _teller(), **given)  # fmt: skip
@@ -77,7 +77,7 @@ def optimize_command(
         strategies.save(out, found.strategy)
     if as_json:
         write_json({"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
-            **_figures(found), "finished": found.finished, "strategy": plain(described(found.strategy))})  # fmt: skip
+            **_figures(found), "finished": found.finished, "strategy": plain(_described(found.strategy))})  # fmt: skip
         return
     what = "largest" if largest else "root mean squared"
     write_line(f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms")
@@ -109,7 +109,7 @@ def compare_command(
     """Compare strategies on a workload, each with its distance from the best of all."""
     from dpcore import strategies
 
-    wanted = workload_of(workload, steps, momentum, decay)
+    wanted = _workload_of(workload, steps, momentum, decay)
     found: dict[str, tuple[Strategy, float]] = {}
     for kind in kinds:
         own = {"bands": bands} if kind in WITH_BANDS else {"buffers": buffers} if kind == "blt" else {}
@@ -160,7 +160,7 @@ def show_command(
     if steps is None and chosen.steps is None:
         raise ArgumentError(f"{file}: has any number of steps; say how many with --steps")
     length = int(chosen.steps or 0) if steps is None else steps
-    wanted = workload_of(workload, length, momentum, decay)
+    wanted = _workload_of(workload, length, momentum, decay)
     strategies.check_steps(chosen, length)
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
     cost = strategies.streaming_cost(chosen, length)
@@ -169,7 +169,7 @@ def show_command(
 
         matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {counted(length, 'step')}")
     if as_json:
-        write_json({"strategy": plain(described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
+        write_json({"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
             "error": error, "lower_bound": bound, "above": error / bound - 1,
             "state_vectors": chosen.order, "streaming": asdict(cost)})  # fmt: skip
         return
@@ -180,7 +180,53 @@ def show_command(
     )
 
 
-def workload_of(name: str, steps: int, momentum: float, decay: float | None) -> Workload:
+@strategy.command(
+    "recommend", epilog="Example:  dpcore strategy recommend --steps 2350 --epochs 10 --workload momentum"
+)
+def recommend_command(
+    steps: _Steps,
+    epochs: _Epochs = 1,
+    workload: _Workload = "prefix",
+    momentum: _Momentum = 0.9,
+    decay: _Decay = None,
+    vectors: Annotated[int, option(count, "V", "Vectors of the model's size that the noise may keep.")] = 4,
+    rows: Annotated[int, option(count, "R", "Rows of noise that may be drawn in a step.")] = 1,
+    bands: Annotated[Any, option(count, "B", "The most bands: the groups of cyclic-poisson.")] = None,
+    out: Annotated[Any, option(Path, "FILE", "Keep the strategy in this file (.npz).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Name the strategy with the least error that streams in so much memory, and why it is this one."""
+    from dpcore import strategies
+
+    if out is not None and Path(out).suffix != ".npz":
+        raise ArgumentError(f"--out {out}: must end in .npz")
+    wanted = _workload_of(workload, steps, momentum, decay)
+    found = strategies.candidates(wanted, epochs=epochs, vectors=vectors, rows=rows, bands=bands)
+    first, best = found[0], min(one.error for one in found)
+    if out is not None:
+        strategies.save(out, first.strategy)
+    if as_json:
+        write_json({"workload": wanted.name, "steps": steps, "epochs": epochs, "recommended": first.kind,
+            "strategy": plain(_described(first.strategy)), "candidates": [
+                {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in found]})  # fmt: skip
+        return
+    write_line(f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}, at most {vectors} vectors kept")
+    write_line(f"take {first.kind}: {first.strategy!r}" if len(repr(first.strategy)) < 200 else f"take {first.kind}")
+    why = "its error is the least of those that fit"
+    if first.error > best:
+        why = f"its error is {first.error / best - 1:.2%} above the least of those that fit, and it keeps less"
+    write_line(f"because {why}; independent noise has {_error(found, 'identity') / first.error:.3g} times its error")
+    for one in found:
+        write_line(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}")
+    if out is not None:
+        write_line(f"kept in {out}; dpcore train --strategy {out} takes it")
+
+
+def _error(found: list[Any], kind: str) -> float:
+    return next(float(one.error) for one in found if one.kind == kind)
+
+
+def _workload_of(name: str, steps: int, momentum: float, decay: float | None) -> Workload:
     """Return the workload that the options name."""
     import math
 
@@ -203,7 +249,7 @@ def _figures(found: Optimum) -> dict[str, Any]:
     return {"error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds}
 
 
-def described(chosen: Strategy) -> dict[str, Any]:
+def _described(chosen: Strategy) -> dict[str, Any]:
     """Return what a strategy says of itself, without long lists."""
     return {k: v for k, v in chosen.describe().items() if not isinstance(v, list) or len(v) <= 64}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,28 +52,4 @@ def matrices_picture(path: PathLike, matrix: Array, *, title: str = "") -> Path:
             label(axes, "step of the seed noise" if words != "C" else "step of the sum", "step", words)
             bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.8)
             bar.set_ticklabels([f"{-most:.2g}", "0", f"{most:.2g}"])
-    return Path(path)
-
-
-def growth_picture(
-    path: PathLike,
-    steps: Sequence[int],
-    errors: Mapping[str, Sequence[float]],
-    bounds: Sequence[float | None],
-    *,
-    title: str = "",
-) -> Path:
-    """Draw the error of each strategy against the number of steps, and what no mechanism is below where it is known."""
-    with drawing(path, (7.5, 4.4), title) as figure:
-        axes = figure.subplots()
-        for i, (name, values) in enumerate(sorted(errors.items(), key=lambda item: -item[1][-1])):
-            dashes = "-" if i < len(COLORS) else "--"
-            axes.plot(steps, values, "o", color=COLORS[i % len(COLORS)], linestyle=dashes, markersize=3, label=name)
-        known = [(size, bound) for size, bound in zip(steps, bounds, strict=True) if bound is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), color="black", linewidth=2, label="no mechanism is below")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        label(axes, "steps", "root mean squared error at mu = 1 (clip norms)", "Error")
     return Path(path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +14,13 @@ from dpcore.cli.options import Json
 from dpcore.cli.output import results, write_json, write_line
 from dpcore.cli.stored import overview, stored_in
 from dpcore.cli.waiting import tells_if_slow
-from dpcore.statement.text import counted
+from dpcore.errors import DpcoreError
+from dpcore.statement.statement import Statement
+from dpcore.statement.text import WRITTEN_BEFORE, counted
+from dpcore.statement.verify.finding import FAILED, OK, REMARK, Finding, difference
 
 if TYPE_CHECKING:
+    from dpcore.ledger import Ledger, RunRecord
     from dpcore.statement.verify import Finding
 
 
@@ -49,7 +53,6 @@ def verify(
 def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
     """Return what is found of each statement, and where `path` is a folder, of the files beside it."""
     from dpcore.cli.reports.folder import comparison_findings, folder_findings
-    from dpcore.cli.reports.ledger_check import ledger_findings
     from dpcore.statement.verify import verify as check
 
     statements, whole = stored_in(path), overview(path)
@@ -92,3 +95,56 @@ def _verdict(found: Collection[list[Finding]]) -> str:
     if any(finding.status == "trusted" for finding in events):
         return f"\nNothing contradicts the statement, but its epsilon rests on an event taken on trust: {beside}."
     return f"\nThe statement follows from its settings: {beside}."
+
+
+def ledger_findings(content: Mapping[str, Any], path: Path) -> list[Finding]:
+    """Compare a statement's run, event and steps with those that the ledger holds."""
+    from dpcore.ledger import Ledger
+
+    ledger = Ledger.open(path, read_only=True)
+    try:
+        return list(_compared(Statement.unchecked(content), ledger))
+    except (DpcoreError, LookupError, TypeError, ValueError, AttributeError) as cause:
+        return [Finding("ledger", FAILED, f"the statement cannot be compared with {path} ({type(cause).__name__})")]
+
+
+def _compared(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
+    named, path = statement.ledger, ledger.path
+    if named.get("ledger") != ledger.ledger_id:
+        other = f"names the ledger {named['ledger']}" if named else "names no ledger"
+        yield Finding("ledger", FAILED, f"the statement {other}, and {path} is {ledger.ledger_id}")
+        return
+    found = [run for run in ledger.runs() if run.run_id == named.get("run")]
+    if not found:
+        yield Finding("ledger", FAILED, f"{path} has no run {named.get('run')}: it is an older copy, or never paid")
+        return
+    yield Finding("ledger", OK, f"{path} paid for it, as its run {found[0].run_id}")
+    yield _steps(statement, found[0])
+    if not statement.steps_abandoned:  # those come on top of the plan
+        yield _event("ledger: event planned", statement.event_planned, found[0].planned.to_dict())
+    if "seal" not in named:
+        return
+    seal = str(named["seal"])
+    missing = [problem for problem in ledger.verify(seal=seal).problems if f"the seal {seal}" in problem]
+    yield Finding("ledger: seal", FAILED if missing else OK, missing[0] if missing else f"{seal[:16]}... is an entry's")
+
+
+def _steps(statement: Statement, run: RunRecord) -> Finding:
+    name, stated = "ledger: event", statement.steps_taken + statement.steps_abandoned
+    held = counted(run.releases, "step")
+    if stated == run.releases:
+        return _event(name, statement.event, run.event.to_dict())
+    if stated < run.releases:
+        words = f"the ledger holds {held} of this run and the statement {stated:,}: it is older, or leaves steps out"
+        return Finding(name, FAILED, words)
+    if statement.note.startswith(WRITTEN_BEFORE):
+        words = f"the statement counts {stated:,} steps before they were taken, and the ledger holds {held}"
+        return Finding(name, REMARK, words)
+    return Finding(name, FAILED, f"the statement counts {stated:,} steps, and the ledger paid for {held}")
+
+
+def _event(name: str, stated: Mapping[str, Any], held: Mapping[str, Any]) -> Finding:
+    problem = difference(stated, held)
+    if problem is None:
+        return Finding(name, OK, "the one that the ledger holds")
+    return Finding(name, FAILED, f"is not the one that the ledger holds: {problem}")

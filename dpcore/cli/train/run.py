@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from dpcore import accounting
+from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.train.processes import check_alone, follow, joined
 from dpcore.cli.train.quick_checks import check_run, first_line
 from dpcore.cli.train.run_folder import NAMES, RESULTS, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import DivergenceError
+from dpcore.errors import ArgumentError, DivergenceError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import WRITTEN_BEFORE, format_epsilon, format_number
 
@@ -243,3 +245,51 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     write_line(f"run folder         {folder.path}")
     if folder.checkpoint.exists():
         write_line(f"to go on           {_command(folder)}{when}")
+
+
+def check_alone(ledger: Path | None) -> None:
+    """Refuse a ledger where torchrun started several processes."""
+    if ledger is not None and _started():
+        raise ArgumentError(
+            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
+            "processes; dpcore.torch.make_private(ledger=) takes one"
+        )
+
+
+def _started() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[int]:
+    """Join the other processes that torchrun started, for the length of the block; gives this one's rank.
+
+    Without torchrun this process is alone, of rank 0.
+    """
+    if not _started():
+        yield 0
+        return
+    import torch
+    import torch.distributed as dist
+
+    if settings.backend == "triton" and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl")
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def follow(settings: Settings, dataset: Dataset) -> int:
+    """Train beside the first process, without a word; return the exit status."""
+    from dpcore.cli.train.threads import suited
+    from dpcore.cli.train.training import Training
+
+    training = Training(settings, dataset)
+    training.private.begin()
+    with deferred() as interruption, suited(training):
+        outcome = training.run([], interruption, halt=True)
+    return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status

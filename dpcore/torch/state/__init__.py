@@ -1,1 +1,1 @@
-"""Saved runs: checkpoints, and parameters as safetensors."""
+"""Saved runs: checkpoints."""

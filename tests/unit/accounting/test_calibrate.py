@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore import accounting
-from dpcore.accounting import calibrate_batch_size, calibrate_noise_multiplier, calibrate_sample_rate, calibrate_steps
+from dpcore.accounting import calibrate
+from dpcore.accounting.calibrate import greatest_meeting, least_meeting
 from dpcore.accounting.events import Composed, Event, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
-from dpcore.accounting.search import greatest_meeting, least_meeting
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
 from tests.unit.pld_work import counted
@@ -36,7 +36,7 @@ def poisson_at(sigma: float) -> PoissonSampledGaussian:
 def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: float, kind: str) -> None:
     target, delta, make = 10.0**log_epsilon, 10.0**log_delta, EVENT_MAKERS[kind](10.0**log_rate)
     for name in {"rdp", "gaussian"} & set(accounting.accountants_for(make(1.0))):
-        sigma = calibrate_noise_multiplier(target, delta, make, name)
+        sigma = calibrate("noise_multiplier", target, delta, make, name)
         reached = accounting.epsilon(make(sigma), delta, name)
         assert target * (1 - EXACT) <= reached <= target
 
@@ -49,7 +49,7 @@ def test_steps_meet_their_target(log_epsilon: float, log_delta: float, log_rate:
     def make(steps: int) -> Event:
         return PoissonSampledGaussian(q, sigma, steps)
 
-    steps = calibrate_steps(target, delta, make, "rdp")
+    steps = calibrate("steps", target, delta, make, "rdp")
     assert accounting.epsilon(make(steps), delta, "rdp") <= target < accounting.epsilon(make(steps + 1), delta, "rdp")
 
 
@@ -61,7 +61,7 @@ def test_rate_meets_its_target(log_epsilon: float, log_delta: float, log_steps: 
     def make(q: float) -> Event:
         return PoissonSampledGaussian(q, sigma, steps)
 
-    rate = calibrate_sample_rate(target, delta, make, "rdp")
+    rate = calibrate("sample_rate", target, delta, make, "rdp")
     reached = accounting.epsilon(make(rate), delta, "rdp")
     assert reached <= target
     # Below the target by more than the tolerance only at the end of the range, or right before RDP's jump to 0.
@@ -73,19 +73,19 @@ def test_batch_size_meets_its_target() -> None:
     def make(size: int) -> Event:
         return FixedSizeSampledGaussian(10_000, size, 0.8, 200)
 
-    size = calibrate_batch_size(4.0, 1e-6, make, 10_000, "rdp")
+    size = calibrate("batch_size", 4.0, 1e-6, make, "rdp", dataset_size=10_000)
     assert accounting.epsilon(make(size), 1e-6, "rdp") <= 4.0 < accounting.epsilon(make(size + 1), 1e-6, "rdp")
-    assert calibrate_batch_size(1e5, 1e-6, make, 10_000, "rdp") == 10_000
-    with pytest.raises(ArgumentError, match=r"target_epsilon=0\.001: even a batch of one example costs epsilon="):
-        calibrate_batch_size(0.001, 1e-9, make, 10_000, "rdp")
-    refused(ArgumentError, "dataset_size=0", calibrate_batch_size, 1.0, 1e-9, make, 0, "rdp")
+    assert calibrate("batch_size", 1e5, 1e-6, make, "rdp", dataset_size=10_000) == 10_000
+    with pytest.raises(ArgumentError, match=r"target_epsilon=0\.001: even batch_size=1 gives epsilon="):
+        calibrate("batch_size", 0.001, 1e-9, make, "rdp", dataset_size=10_000)
+    refused(ArgumentError, "dataset_size=0", calibrate, "batch_size", 1.0, 1e-9, make, "rdp", dataset_size=0)
 
 
 def test_of_the_gaussian_it_is_the_analytic_one() -> None:
-    sigma = calibrate_noise_multiplier(1.3, 1e-6, lambda sigma: Gaussian(sigma, 7), "gaussian")
+    sigma = calibrate("noise_multiplier", 1.3, 1e-6, lambda sigma: Gaussian(sigma, 7), "gaussian")
     assert sigma == pytest.approx(accounting.analytic_noise_multiplier(1.3, 1e-6, 7), rel=2e-6)
     # Gaussian privacy: mu = sqrt(steps)/sigma.
-    steps = calibrate_steps(1.3, 1e-6, lambda steps: Gaussian(30.0, steps), "gaussian")
+    steps = calibrate("steps", 1.3, 1e-6, lambda steps: Gaussian(30.0, steps), "gaussian")
     assert steps == math.floor((30.0 / accounting.analytic_noise_multiplier(1.3, 1e-6)) ** 2)
 
 
@@ -93,28 +93,30 @@ def test_what_is_left() -> None:
     # Two runs of one Gaussian mechanism each: mu^2 adds up.
     whole = accounting.analytic_noise_multiplier(2.0, 1e-6)
     spent = Gaussian(2.0 * whole)
-    sigma = calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=spent)
+    sigma = calibrate("noise_multiplier", 2.0, 1e-6, Gaussian, "gaussian", spent=spent)
     assert sigma == pytest.approx(whole / math.sqrt(0.75), rel=1e-5)
-    steps = calibrate_steps(2.0, 1e-6, lambda steps: Gaussian(20.0 * whole, steps), "gaussian", spent=spent)
+    steps = calibrate("steps", 2.0, 1e-6, lambda steps: Gaussian(20.0 * whole, steps), "gaussian", spent=spent)
     assert steps in (299, 300)
-    rate = calibrate_sample_rate(2.0, 1e-5, lambda q: PoissonSampledGaussian(q, 1.0, 500), "rdp", spent=Gaussian(5.0))
+    rate = calibrate(
+        "sample_rate", 2.0, 1e-5, lambda q: PoissonSampledGaussian(q, 1.0, 500), "rdp", spent=Gaussian(5.0)
+    )
     together = Composed((Gaussian(5.0), PoissonSampledGaussian(rate, 1.0, 500)))
     assert 2.0 * (1 - EXACT) <= accounting.epsilon(together, 1e-5, "rdp") <= 2.0
     with pytest.raises(ArgumentError, match=r"spent: costs epsilon=.* more than target_epsilon=2\.0: nothing is left"):
-        calibrate_noise_multiplier(2.0, 1e-6, Gaussian, "gaussian", spent=Gaussian(0.9 * whole))
-    refused(ArgumentTypeError, "spent=3", calibrate_noise_multiplier, 2.0, 1e-6, Gaussian, "gaussian", spent=3)
+        calibrate("noise_multiplier", 2.0, 1e-6, Gaussian, "gaussian", spent=Gaussian(0.9 * whole))
+    refused(ArgumentTypeError, "spent=3", calibrate, "noise_multiplier", 2.0, 1e-6, Gaussian, "gaussian", spent=3)
     with pytest.raises(ArgumentError, match="replace-one cannot be composed with another adjacency"):
-        calibrate_noise_multiplier(2.0, 1e-6, poisson_at, spent=FixedSizeSampledGaussian(10, 2, 5.0, 1))
+        calibrate("noise_multiplier", 2.0, 1e-6, poisson_at, spent=FixedSizeSampledGaussian(10, 2, 5.0, 1))
 
 
 def test_nothing_left_is_zero_steps() -> None:
     spent = Gaussian(accounting.analytic_noise_multiplier(2.0, 1e-6) * 1.0001)
-    assert calibrate_steps(2.0, 1e-6, lambda steps: Gaussian(1.0, steps), "gaussian", spent=spent) == 0
+    assert calibrate("steps", 2.0, 1e-6, lambda steps: Gaussian(1.0, steps), "gaussian", spent=spent) == 0
 
 
 def test_is_quick() -> None:
     with counted() as work:
-        calibrate_noise_multiplier(3.0, 1e-5, lambda sigma: PoissonSampledGaussian(0.004, sigma, 2345))
+        calibrate("noise_multiplier", 3.0, 1e-5, lambda sigma: PoissonSampledGaussian(0.004, sigma, 2345))
     # Six multipliers are looked at, each with four or five short transforms.
     assert 0 < len(work.transforms) <= 30
     assert sum(work.transforms) < 2**21
@@ -123,24 +125,22 @@ def test_is_quick() -> None:
 def test_says_why_a_target_is_out_of_reach() -> None:
     # An order has a floor: with no divergence at all it finds log(1/(alpha delta))/(alpha-1) + log(1-1/alpha).
     with pytest.raises(ArgumentError, match=r"target_epsilon=0\.05: even noise_multiplier=1e\+07 .* 8192"):
-        calibrate_noise_multiplier(0.05, 1e-300, poisson_at, "rdp")
-    with pytest.raises(ArgumentError, match="check that make_event uses the multiplier"):
-        calibrate_noise_multiplier(50.0, 1e-5, lambda sigma: POISSON)
+        calibrate("noise_multiplier", 0.05, 1e-300, poisson_at, "rdp")
+    with pytest.raises(ArgumentError, match="check that make_event uses what it is"):
+        calibrate("noise_multiplier", 50.0, 1e-5, lambda sigma: POISSON)
     with pytest.raises(ArgumentError, match=r"even noise_multiplier=1e\+07 gives epsilon=inf"):
-        calibrate_noise_multiplier(1.0, 1e-5, lambda sigma: accounting.NonPrivate("a baseline"))
-    with pytest.raises(ArgumentError, match=r"even 1000000000 steps cost only epsilon=.* check that make_event uses"):
-        calibrate_steps(50.0, 1e-5, lambda steps: POISSON, "rdp")
+        calibrate("noise_multiplier", 1.0, 1e-5, lambda sigma: accounting.NonPrivate("a baseline"))
+    with pytest.raises(ArgumentError, match=r"even steps=1e\+09 gives only epsilon=.* check that make_event uses"):
+        calibrate("steps", 50.0, 1e-5, lambda steps: POISSON, "rdp")
     with pytest.raises(ArgumentError, match=r"even sample_rate=1e-09 gives epsilon=inf"):
-        calibrate_sample_rate(1.0, 1e-5, lambda q: accounting.NonPrivate("a baseline"))
+        calibrate("sample_rate", 1.0, 1e-5, lambda q: accounting.NonPrivate("a baseline"))
     with pytest.raises(PrivacyError, match="accountant='gaussian': does not cover the event Poisson"):
-        calibrate_noise_multiplier(1.0, 1e-5, poisson_at, "gaussian")
+        calibrate("noise_multiplier", 1.0, 1e-5, poisson_at, "gaussian")
 
 
-BATCH_OF_100 = partial(calibrate_batch_size, dataset_size=100)
-
-
-@pytest.mark.parametrize("ask", [calibrate_noise_multiplier, calibrate_steps, calibrate_sample_rate, BATCH_OF_100])
-def test_refuses_mistyped_arguments(ask: Callable[..., float]) -> None:
+@pytest.mark.parametrize("unknown", ["noise_multiplier", "steps", "sample_rate", "batch_size"])
+def test_refuses_mistyped_arguments(unknown: str) -> None:
+    ask = partial(calibrate, unknown, dataset_size=100)
     for bad in (0, 1, -0.1, 1.5, math.nan, math.inf):
         refused(ArgumentError, "target_delta=", ask, 1.0, bad, poisson_at)
     for bad in (-0.1, 0, math.nan, math.inf):
@@ -154,7 +154,7 @@ def test_stops_right_behind_a_jump() -> None:
     def make(sigma: float) -> PoissonSampledGaussian:
         return PoissonSampledGaussian(1e-4, sigma, 8)
 
-    sigma = calibrate_noise_multiplier(0.5, 0.004, make, "rdp")
+    sigma = calibrate("noise_multiplier", 0.5, 0.004, make, "rdp")
     assert accounting.epsilon(make(sigma), 0.004, "rdp") == 0.0
     assert accounting.epsilon(make(sigma * (1 - 1e-9)), 0.004, "rdp") > 0.5
 

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as theirs
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
-from dpcore.accounting.estimate import estimated_epsilon
+from dpcore.accounting.calibrate import estimated_epsilon
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, phases
 from tests.depth import chosen
@@ -151,6 +151,6 @@ def test_no_order_is_turned_round(
 @given(st.sampled_from(sorted(MAKERS)), st.floats(0.2, 8), st.floats(-8, -4), st.floats(-3, -1))
 def test_calibration_with_the_default_meets_its_target(kind: str, target: float, log_delta_: float, log_rate: float):
     make, delta = MAKERS[kind], 10.0**log_delta_
-    sigma = accounting.calibrate_noise_multiplier(target, delta, lambda sigma: make(10.0**log_rate, sigma, 500))
+    sigma = accounting.calibrate("noise_multiplier", target, delta, lambda sigma: make(10.0**log_rate, sigma, 500))
     reached = accounting.epsilon(make(10.0**log_rate, sigma, 500), delta)
     assert target - max(1e-3 * target, 1e-4) <= reached <= target

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
+from dpcore.cli.compare.compare import from_methods, from_tables
 from dpcore.cli.compare.comparison import FINAL, SEARCH, Comparison, Contestant, Run
-from dpcore.cli.compare.contestants import from_methods, from_tables
 from dpcore.cli.compare.log import Record
 from dpcore.cli.compare.report import Row
 from dpcore.cli.compare.words import verdict

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 
-import numpy as np
 import pytest
 
 from dpcore.cli.train.callbacks import EpochReleased, JsonLines, StepReleased
 from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, next_folder, read_run
 from dpcore.errors import DataError
-from dpcore.torch.state.safetensors import encode
 from tests.unit.cli.refused import refused
 
 
@@ -104,13 +102,3 @@ def test_callbacks_have_no_room_for_private_quantities():
     released = {*StepReleased.__dataclass_fields__, *EpochReleased.__dataclass_fields__}
     known = "step steps_planned epsilon epoch delta test_accuracy test_loss learning_rate"
     assert released == {*known.split()}
-
-
-def test_weights_are_read_by_the_safetensors_package():
-    safetensors, six = pytest.importorskip("safetensors.numpy"), np.arange(6).reshape(2, 3)
-    tensors = {"w": six.astype(np.float32), "b": np.array([1.5, -2]), "none": np.zeros((0, 3), np.float32), "t": six.T}
-    content = encode(tensors, {"made by": "dpcore"})
-    read = safetensors.load(content)
-    told, held = ({name: (t.dtype, t.shape, t.tolist()) for name, t in all_.items()} for all_ in (read, tensors))
-    assert told == held
-    assert int.from_bytes(content[:8], "little") % 8 == 0

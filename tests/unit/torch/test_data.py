@@ -30,8 +30,8 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError, PrivacyError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
-from dpcore.torch.check_data import check_labels
 from dpcore.torch.data.overlap import identities
+from dpcore.torch.make_private import check_labels
 from dpcore.torch.model.state_probe import Snapshot
 from tests.refused import refused
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
