@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dpcore.accounting import base
-from dpcore.accounting.base import Accountant
+from dpcore.accounting.base import Accountant, accountants_for
 from dpcore.accounting.calibrate import calibrate
 from dpcore.accounting.events import (
     Adjacency,
@@ -143,11 +143,6 @@ def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
 def available_accountants() -> tuple[str, ...]:
     """Return the names of all accountants."""
     return tuple(base.ACCOUNTANTS)
-
-
-def accountants_for(event: Event) -> tuple[str, ...]:
-    """Return the names of the accountants that cover the event, the default first; empty if none does."""
-    return base.covering(event)
 
 
 def delta_remark(delta: float, dataset_size: int | None) -> str | None:

@@ -45,7 +45,7 @@ def find(accountant: str | Accountant | None, event: Event) -> Accountant:
     """Return the accountant of that name, or the object itself; None is the default for the event."""
     if accountant is None:
         # Where none covers the event, the first at all: it will say so.
-        accountant = (*covering(event), *ACCOUNTANTS)[0]
+        accountant = (*accountants_for(event), *ACCOUNTANTS)[0]
     if isinstance(accountant, str):
         return ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]
     if all(hasattr(accountant, part) for part in ("name", "supports", "epsilon", "delta")):
@@ -53,8 +53,8 @@ def find(accountant: str | Accountant | None, event: Event) -> Accountant:
     raise ArgumentTypeError(f"accountant={accountant!r}: must be a name, one of {', '.join(map(repr, ACCOUNTANTS))}")
 
 
-def covering(event: Event) -> tuple[str, ...]:
-    """Return the names of the accountants that support the event, the default first."""
+def accountants_for(event: Event) -> tuple[str, ...]:
+    """Return the names of the accountants that cover the event, the default first; empty if none does."""
     event = _checked(event)
     return tuple(name for name, accountant in ACCOUNTANTS.items() if accountant.supports(event))
 
@@ -69,7 +69,7 @@ def demand_support(accountant: Accountant, event: Event) -> None:
     """Raise `PrivacyError` unless the accountant supports the event."""
     if accountant.supports(_checked(event)):
         return
-    names, kind = covering(event), type(event).__name__
+    names, kind = accountants_for(event), type(event).__name__
     if names:
         others = " or ".join(f"accountant={name!r}" for name in names)
         raise PrivacyError(f"accountant={accountant.name!r}: does not cover the event {kind}; use {others}")

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import os
+import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from dpcore.accounting import Composed, Event
-from dpcore.errors import ArgumentTypeError, DataError
-from dpcore.ledger import making
-from dpcore.ledger.checks import EventAfter
-from dpcore.ledger.making import AnyPath, Budget
+from dpcore.accounting import Composed, Event, smallest_epsilon
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.ledger import checks
+from dpcore.ledger.book import Book, now
+from dpcore.ledger.checks import EventAfter, follow
+from dpcore.ledger.entries import START, Entry, seal, write
 from dpcore.ledger.places import check_place, check_writable
+from dpcore.ledger.privacy_filter import PrivacyFilter
+from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
+from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.run import LedgerRun
-from dpcore.ledger.storage import Storage
-from dpcore.ledger.view import LedgerView
+from dpcore.ledger.state import FORMAT, State
+from dpcore.ledger.storage import Storage, exists
+from dpcore.spec import validate
+from dpcore.spec.canonical import read_json
+from dpcore.spec.version import __version__
 
 
-class Ledger(LedgerView):
+class Ledger:
     """A privacy ledger; made by `Ledger.create`, `Ledger.open` and `Ledger.open_or_create`.
 
     One ledger stands for one data set: its runs are charged to the same people. Many processes of one machine may use
     it at once, and be killed at any moment. It holds no key, but it tells of runs: only its owner can read the file.
     """
+
+    def __init__(self, storage: Storage) -> None:
+        if not isinstance(storage, Storage):
+            raise ArgumentTypeError(f"storage={storage!r}: open a ledger with Ledger.open(path)")
+        self.path = storage.path
+        self._book = Book(storage)
+        self._rows = Reservations(self._book)
 
     @classmethod
     def create(
@@ -59,7 +77,7 @@ class Ledger(LedgerView):
         DataError, ArgumentError
             If the file exists or cannot be written safely there; if the budget leaves nothing to spend.
         """
-        storage, place = making.create(path, budget, order, name, composition, accept_file_system)
+        storage, place = create(path, budget, order, name, composition, accept_file_system)
         return cls(storage)._accept(place)
 
     @classmethod
@@ -79,7 +97,7 @@ class Ledger(LedgerView):
         DataError
             If there is none, it is damaged or of a newer version, or it could not be written safely there.
         """
-        storage = Storage(making.resolved(path), read_only=read_only)
+        storage = Storage(resolved(path), read_only=read_only)
         storage.check()
         if read_only:
             return cls(storage)
@@ -107,7 +125,7 @@ class Ledger(LedgerView):
         DataError, ArgumentError
             As `open` and `create`, and if the ledger exists with another budget or name.
         """
-        target = making.resolved(path)
+        target = resolved(path)
         if not target.exists():
             try:
                 return cls.create(path, budget=budget, name=name, accept_file_system=accept_file_system)
@@ -115,7 +133,7 @@ class Ledger(LedgerView):
                 if not target.exists():
                     raise
         ledger = cls.open(path, accept_file_system=accept_file_system)
-        ledger.check_made_with(budget=making.checked(budget), name=name or None)
+        ledger.check_made_with(budget=checked(budget), name=name or None)
         return ledger
 
     @classmethod
@@ -127,7 +145,7 @@ class Ledger(LedgerView):
         DataError
             If an entry does not follow from those before it.
         """
-        storage, place = making.restore(path, exported, accept_file_system)
+        storage, place = restore(path, exported, accept_file_system)
         return cls(storage)._accept(place)
 
     def _accept(self, place: str | None) -> Ledger:
@@ -248,3 +266,226 @@ class Ledger(LedgerView):
             (run := LedgerRun(self._rows, *known, event_after)).reserve(0)
             run.close(1)
         return known[0].run_id
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r})"
+
+    @property
+    def ledger_id(self) -> str:
+        """Random, and the same wherever the file is moved."""
+        return self._book.ledger_id
+
+    @property
+    def name(self) -> str:
+        """What a person calls the data set."""
+        return str(self._book.state.header["name"])
+
+    @property
+    def file_systems(self) -> tuple[str, ...]:
+        """Kinds of file system that are not known to be safe, and that the owner accepted for it."""
+        return self._book.state.file_systems
+
+    @property
+    def stated_place(self) -> dict[str, Any]:
+        """What every statement of a run on it must say of where it lies: nothing on file systems known to be safe."""
+        return {"file_systems": list(self.file_systems)} if self.file_systems else {}
+
+    @property
+    def budget(self) -> tuple[float, float] | None:
+        """(epsilon, delta), or None."""
+        return self._rows.allowance.budget
+
+    @property
+    def filter(self) -> PrivacyFilter:
+        """How runs add up here. As long as no row is reserved, the order may still become another one."""
+        return self._rows.allowance.filter
+
+    @property
+    def order(self) -> float | None:
+        """The Renyi order; None as long as it is not fixed, and where composition is "gdp"."""
+        return None if self.filter.kind == "gdp" else self._book.state.order
+
+    @property
+    def salt(self) -> bytes:
+        """32 random bytes for fingerprints of the data, so that they cannot be compared with guesses elsewhere."""
+        return self._book.storage.salt()
+
+    @property
+    def seal(self) -> str:
+        """The seal of the last entry: it stands for all of the ledger up to now."""
+        with self._book.reading():
+            return self._book.seal
+
+    def check_made_with(self, **given: Any) -> None:
+        """Refuse a budget or a name that this ledger was not made with; None stands for any."""
+        for setting, wanted in given.items():
+            has = getattr(self, setting)
+            if wanted is not None and wanted != has:
+                raise ArgumentError(f"{setting}={wanted!r}: the ledger {self.path} has {has!r}, fixed when it was made")
+
+    def runs(self) -> tuple[RunRecord, ...]:
+        """Return all runs in the order in which they were begun."""
+        with self._book.reading():
+            return tuple(checks.record(run) for run in self._book.state.runs.values())
+
+    def total(self, delta: float | None = None) -> Total:
+        """Return what all runs cost together, at `delta` or that of the budget.
+
+        Raises
+        ------
+        ArgumentError
+            If there is neither a delta nor a budget.
+        """
+        rows = self._rows.allowance
+        with self._book.reading() as draft:
+            state = self._book.state
+            runs = tuple(checks.record(run) for run in state.runs.values())
+            spent, counted, limit = rows.spent, rows.counted(draft), rows.limit
+            fixed, beside = state.fixed, checks.beside(state)
+        if delta is None and rows.budget is None:
+            raise ArgumentError("delta=None: must be given, since the ledger has no budget to take it from")
+        chosen = validate.open_unit(delta=rows.budget[1] if delta is None and rows.budget is not None else delta)
+        alone = fixed is not None and fixed.alone
+        exceeded = beside if alone else limit is not None and spent > limit
+        whole = Composed(tuple(run.event for run in runs if run.releases))
+        epsilon, accountant = smallest_epsilon(whole, chosen) if whole.events else (0.0, "")
+        plan = smallest_epsilon(Event.from_dict(fixed.event), chosen)[0] if fixed is not None and fixed.runs else None
+        odometer = rows.filter.odometer(spent, chosen)
+        budget = None if limit is None else rows.filter.epsilon(max(limit, spent), chosen)
+        if alone and not beside:
+            budget = plan
+        elif exceeded and budget is not None:  # where the sum stopped was fixed by nobody
+            budget = max(budget, odometer)
+        return Total(
+            delta=chosen,
+            adjacency=None if whole.adjacency is None else str(whole.adjacency),
+            runs=len(runs),
+            fixed=epsilon,
+            accountant=accountant,
+            budget=budget,
+            plan=plan,
+            fixed_runs=() if fixed is None else fixed.runs,
+            alone=alone,
+            odometer=odometer,
+            spent=spent,
+            kept=max(0.0, counted - spent) if math.isfinite(counted) else 0.0,
+            limit=limit,
+            notes=checks.notes(runs, spent, exceeded),
+        )
+
+    def remaining(self) -> Remaining:
+        """Return what the budget leaves, with which steps and noise can be calibrated to it.
+
+        Raises
+        ------
+        ArgumentError
+            If the ledger has no budget.
+        """
+        rows = self._rows.allowance
+        if rows.budget is None:
+            raise ArgumentError(f"budget=None: the ledger {self.path} has none, so there is no end to what is left")
+        with self._book.reading() as draft:
+            state, limit = self._book.state, rows.limit
+            assert limit is not None
+            plans = tuple(run.plan for run in state.runs.values() if draft.alive(run))
+            kept = state.fixed is not None and state.fixed.alone
+            spent = limit if kept else rows.counted(draft)
+            begun = Composed(plans) if state.fixed is None else None
+            return Remaining(rows.filter, spent, limit, rows.budget, begun)
+
+    def verify(self, *, seal: str | None = None) -> Verification:
+        """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.
+
+        With `seal`, from a statement or a note, some entry must bear it: neither was the end cut off nor all written
+        anew.
+        """
+        with self._book.storage.connection() as connection:
+            return checks.verify(self._book.storage, connection, seal)
+
+    def export(self) -> dict[str, Any]:
+        """Return all entries as JSON values, with their seals: what `restore` takes. The salt is left out."""
+        with self._book.storage.connection() as connection:
+            entries = list(self._book.storage.entries(connection, 0))
+        return {
+            "format": FORMAT,
+            "ledger": self.ledger_id,
+            "entries": [read_json(entry.body) for entry in entries],
+            "seals": [entry.seal for entry in entries],
+        }
+
+
+AnyPath = str | os.PathLike[str]
+Budget = tuple[float, float] | None
+
+
+def create(
+    path: AnyPath, budget: Budget, order: float | None, name: str, composition: str, accept: bool
+) -> tuple[Storage, str | None]:
+    """Make a file, and return it with the file system that its owner has just accepted; see `Ledger.create`."""
+    target = resolved(path)
+    budget = checked(budget)
+    chosen = PrivacyFilter.of(composition, order, budget)
+    limit = None if budget is None else chosen.limit(*budget)
+    late = chosen.kind == "rdp" and order is None  # fixed with the first row
+    if target.exists():
+        raise exists(target)
+    place = check_place(target, accept)
+    check_writable(target)
+    body = write(
+        {
+            "entry": 0,
+            "kind": "create",
+            "time": now(),
+            "format": FORMAT,
+            "ledger": secrets.token_hex(8),
+            "name": str(name),
+            "composition": chosen.kind,
+            "order": None if late else chosen.order,
+            "budget": None if budget is None else list(budget),
+            "limit": None if late else limit,
+            "software": __version__,
+        }
+    )
+    return Storage.create(target, [Entry(0, body, seal(START, body))]), place
+
+
+def restore(path: AnyPath, exported: Mapping[str, Any], accept: bool) -> tuple[Storage, str | None]:
+    """Make a file from an export; see `Ledger.restore`."""
+    target = resolved(path)
+    place = check_place(target, accept)
+    check_writable(target)
+    state, last, entries = State(), START, []
+    try:
+        pairs = list(zip(exported["entries"], exported["seals"], strict=True))
+    except (KeyError, TypeError, ValueError) as cause:
+        raise DataError("exported: must be what `Ledger.export` returned, entries and as many seals") from cause
+    for number, (content, sealed) in enumerate(pairs):
+        entry = Entry(number, write(content), sealed)
+        problem = follow(state, last, entry)
+        if problem:
+            raise DataError(f"exported: {problem}; what cannot be relied on is not restored")
+        last = entry.seal
+        entries.append(entry)
+    if not entries:
+        raise DataError("exported: holds no entry")
+    return Storage.create(target, entries), place
+
+
+def checked(budget: Any) -> Budget:
+    """Return a budget as two floats."""
+    if budget is None:
+        return None
+    try:
+        epsilon, delta = budget
+    except (TypeError, ValueError) as cause:
+        raise ArgumentTypeError(f"budget={budget!r}: must be (epsilon, delta), such as (3.0, 1e-5)") from cause
+    epsilon = validate.positive(budget_epsilon=epsilon)
+    return epsilon, validate.open_unit(budget_delta=delta)
+
+
+def resolved(path: AnyPath) -> Path:
+    """Return the path of the file itself, behind all links."""
+    try:
+        return Path(os.path.realpath(Path(path)))
+    except TypeError as cause:
+        raise ArgumentTypeError(f"path={path!r}: must be a path") from cause

@@ -10,9 +10,8 @@
 
 from __future__ import annotations
 
-from dpcore.accounting.pld.accountant import PldAccountant
 from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.intervals import delta_interval, epsilon_interval
+from dpcore.accounting.pld.intervals import PldAccountant, delta_interval, epsilon_interval
 from dpcore.accounting.pld.tradeoff import TradeOff, curve, trade_off
 
 __all__ = ["Interval", "PldAccountant", "TradeOff", "curve", "delta_interval", "epsilon_interval", "trade_off"]

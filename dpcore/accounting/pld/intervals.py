@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dpcore.accounting.events import Event
@@ -212,3 +212,26 @@ def _gaussian_slack(mu: float) -> float:
     for mu from 1e-3 to 40.
     """
     return min(0.5, 4e-11 + 1.6e-14 * (mu + 1.0 / mu))
+
+
+@dataclass(frozen=True)
+class PldAccountant:
+    """Privacy-loss distributions: the upper ends of `epsilon_interval` and `delta_interval`.
+
+    Covers every event that comes down to a Gaussian mechanism and sampled Gaussian steps (`dpcore.accounting.phases`).
+    """
+
+    name = "pld"
+    floor = "the PLD accountant rounds epsilon up, as a rule by at most max(1e-3 epsilon, 1e-4)"
+
+    def supports(self, event: Event) -> bool:
+        """Whether every part of the event is known."""
+        return phases(event) is not None
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        """Return the upper end at the default tolerance."""
+        return epsilon_interval(event, delta).upper
+
+    def delta(self, event: Event, epsilon: float) -> float:
+        """Return the upper end at the default tolerance, at most 1."""
+        return min(1.0, delta_interval(event, epsilon).upper)

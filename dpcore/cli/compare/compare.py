@@ -11,8 +11,8 @@ import typer
 from dpcore.cli.compare.comparison import SAME_FOR_ALL, Comparison, Contestant
 from dpcore.cli.options import Json, flag, option, parsers, takes
 from dpcore.cli.train import config_file
+from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
 from dpcore.cli.train.train import Ledger
-from dpcore.cli.train.training_options import DATA, METHOD, PRIVACY, RUN, TrainingOptions
 from dpcore.cli.values import count, names, reals
 from dpcore.errors import ArgumentError
 from dpcore.methods import METHODS
@@ -25,7 +25,7 @@ def _use_file(context: typer.Context, path: Path | None) -> Path | None:
     return config_file.use_with_tables(context, path, (_TABLES,))
 
 
-@takes(TrainingOptions, without=("noise_multiplier",))
+@takes(Settings, without=("noise_multiplier",))
 def compare(
     context: typer.Context,
     methods: Annotated[Any, option(names(METHODS), "M1,M2,...",
@@ -96,7 +96,7 @@ def _rates(value: Any) -> tuple[float, ...]:
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:
-    known = parsers(TrainingOptions)
+    known = parsers(Settings)
     if key in SAME_FOR_ALL:
         raise ArgumentError(f"contestant {contestant!r}: {key!r} is the same for all; set it outside of the table")
     if key in known:

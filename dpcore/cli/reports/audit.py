@@ -11,15 +11,14 @@ from dpcore.cli.options import ACCOUNTED, Json, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.reports.doctor import Arguments
 from dpcore.cli.reports.own_run import own_run
-from dpcore.cli.train.settings import SETTINGS, settings_from
-from dpcore.cli.train.training_options import TrainingOptions
+from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.cli.values import count, multiplier, one_of, real
 from dpcore.statement.text import format_number
 
 _OWN = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
 
 
-@takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
+@takes(Settings, without=[name for name in SETTINGS if name not in _OWN])
 def audit(
     place: Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
         help="A script that calls make_private, or a function that returns model, data, method and loss: canaries then "

@@ -11,8 +11,7 @@ import typer
 from dpcore.cli.options import Json, flag, option, takes
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.reports.own_run import own_run
-from dpcore.cli.train.settings import SETTINGS, settings_from
-from dpcore.cli.train.training_options import TrainingOptions
+from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.cli.values import real
 
 Place = Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
@@ -26,7 +25,7 @@ _OWN = ("data", "data_dir", "model", "seed", "epsilon", "delta", "noise_multipli
         "clipping_groups", "sampling", "max_batch_size", "groups", "method", "epochs", "batch_size", "lr")  # fmt: skip
 
 
-@takes(TrainingOptions, without=[name for name in SETTINGS if name not in _OWN])
+@takes(Settings, without=[name for name in SETTINGS if name not in _OWN])
 def doctor(
     place: Place = None,
     arguments: Arguments = None,

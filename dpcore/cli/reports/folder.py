@@ -12,7 +12,6 @@ from dpcore.cli.options import parsers
 from dpcore.cli.train.quick_checks import plan_of
 from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
-from dpcore.cli.train.training_options import TrainingOptions
 from dpcore.errors import DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import read_json_file
@@ -83,7 +82,7 @@ def _config(folder: Path, statement: Statement) -> Finding:
 
 def _problem(folder: Path, given: Mapping[str, Any], statement: Statement) -> str | None:
     """Say where the settings make another plan than the one that is stated."""
-    read = parsers(TrainingOptions)
+    read = parsers(Settings)
     settings = settings_from({n: read[n](v) for n, v in given.items() if n in SETTINGS and v is not None})
     strange = sorted(set(given) - {*SETTINGS, "ledger"})
     if strange:

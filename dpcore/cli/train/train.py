@@ -11,8 +11,7 @@ from dpcore.cli.options import Json, flag, takes
 from dpcore.cli.train import config_file
 from dpcore.cli.train import resume as resumed
 from dpcore.cli.train.run import run
-from dpcore.cli.train.settings import settings_from
-from dpcore.cli.train.training_options import PRIVACY, RUN, TrainingOptions
+from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from
 
 Ledger = Annotated[
     Path | None,
@@ -24,7 +23,7 @@ Ledger = Annotated[
 ]
 
 
-@takes(TrainingOptions)
+@takes(Settings)
 def train(
     context: typer.Context,
     ledger: Ledger = None,

@@ -3,21 +3,105 @@
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import TrainOutput
+from transformers.utils import is_datasets_available
 
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.stages.method import Method
 from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.hosts import resuming
 from dpcore.torch.hosts.arguments import check_arguments
-from dpcore.torch.hosts.private_loop import PrivateLoop
 from dpcore.torch.make_private import make_private
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.wrong_arguments import check_method
+
+
+def data_of(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+    """Return a trainer's training data and what joins its examples, without the columns that the model does not take.
+
+    Labels are the batch's target, and no input of the model, where the loss is not the model's own.
+    """
+    data, collate = trainer.train_dataset, trainer.data_collator
+    if is_datasets_available() and _is_table(data):
+        data = trainer._remove_unused_columns(data, description="training")
+    else:
+        collate = trainer._get_collator_with_removed_columns(collate, description="training")
+    return data, collate if _loss_of_labels(trainer) is None else LabelsApart(collate)
+
+
+def loss_of(trainer: Any) -> Callable[..., Any]:
+    """Return the loss of one example: `compute_loss_func`, the smoothed one, or what the model returns."""
+    return _loss_of_labels(trainer) or returned_loss
+
+
+def returned_loss(output: Any) -> Any:
+    """Return the loss that a model of transformers computes where its inputs have labels."""
+    return output["loss"] if isinstance(output, dict) else output[0]
+
+
+@dataclass(frozen=True)
+class LabelsApart:
+    """Joins examples to ``(inputs, labels)``, as Trainer takes the labels out for a loss that is not the model's."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, examples: list[Any]) -> Any:
+        """Return the batch."""
+        inputs = dict(self.collate(examples))
+        return (inputs, inputs.pop("labels")) if "labels" in inputs else (inputs,)
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """A `compute_loss_func`, of one example: it is told no number of items in a batch."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, output: Any, labels: Any = None) -> Any:
+        """Return the loss."""
+        return self.function(output, labels, num_items_in_batch=None)
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """Trainer's label smoothing, over the labels of one example."""
+
+    smoother: Callable[..., Any]
+    shift_labels: bool
+
+    def __call__(self, output: Any, labels: Any) -> Any:
+        """Return the loss."""
+        return self.smoother(output, labels, shift_labels=self.shift_labels)
+
+
+def _loss_of_labels(trainer: Any) -> Callable[..., Any] | None:
+    if trainer.compute_loss_func is not None:
+        return LossFunction(trainer.compute_loss_func)
+    if trainer.label_smoother is None:
+        return None
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    while hasattr(model, "base_model") and type(model).__module__.startswith("peft."):
+        model = model.base_model.model if hasattr(model.base_model, "model") else model.base_model
+    return Smoothed(trainer.label_smoother, type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def _is_table(data: Any) -> bool:
+    import datasets
+
+    return isinstance(data, datasets.Dataset)
+
 
 FORWARDED = frozenset(inspect.signature(make_private).parameters) - {"model", "method"}
 TAKEN = {
@@ -30,7 +114,7 @@ REPLACED = ("compute_loss", "create_optimizer", "create_optimizer_and_scheduler"
             "get_train_dataloader", "optimizer_step", "training_step")  # fmt: skip
 
 
-class PrivateTrainer(PrivateLoop):
+class PrivateTrainer(Trainer):  # type: ignore[misc]
     """The Trainer of transformers, whose every step is ``private.step(batch)``.
 
     Evaluation, prediction, callbacks, schedulers, saving and resuming are Trainer's own. Loss and gradient norm of
@@ -57,15 +141,26 @@ class PrivateTrainer(PrivateLoop):
     The loss is the one that the model returns, or `compute_loss_func`, of one example at a time: the mean over its own
     tokens, where Trainer takes that over all tokens of the batch.
 
-    `dpcore.torch.hosts.private_loop` has the loop.
+    The loop is short and our own: Trainer's reads a loss, a gradient norm and counts of tokens in the middle of it.
+    What surrounds it (`train`, `evaluation_loop`, `_save_checkpoint`, the callbacks and their order) is used as it is.
     """
+
+    # What Trainer declares for itself.
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    state: Any
+    control: Any
 
     def __init__(self, *arguments: Any, method: Method, **options: Any) -> None:
         check_method(method)
         for name in sorted(TAKEN.keys() & options.keys()):
             raise ArgumentError(f"{name}: must be given as {TAKEN[name]}")
         chosen = {name: options.pop(name) for name in sorted(FORWARDED & options.keys())}
-        super().__init__(*arguments, method=method, chosen=chosen, **options)
+        self._method, self._chosen = method, chosen
+        self._private: PrivateRun | None = None
+        self._logged = -1
+        super().__init__(*arguments, **options)
         check_arguments(self.args, TrainingArguments, method, processes=self.args.world_size)
         self._check_pieces()
 
@@ -162,3 +257,147 @@ class PrivateTrainer(PrivateLoop):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save no generators: what training draws follows from the run's keys."""
+
+    def _begin(self, resume_from_checkpoint: str | None) -> PrivateRun:
+        """Make the run, or take the one that is there, and load a checkpoint into it."""
+        if self._private is not None and resume_from_checkpoint is None and self._private.steps_taken:
+            raise PrivacyError(
+                f"train(): this trainer's run took {self._private.steps_taken} steps already; give "
+                "resume_from_checkpoint, or make a new PrivateTrainer, which is a run with an epsilon of its own"
+            )
+        if self.train_dataset is None:
+            raise ArgumentError("train_dataset=None: must be given to train")
+        self._set_training_mode()
+        if self._private is None or resume_from_checkpoint is None:
+            args, (data, collate) = self.args, data_of(self)
+            length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
+            options = {"loss": loss_of(self), "prefetch": args.dataloader_num_workers, **self._chosen, **length}
+            self._private = make_private(self.model, data, self._method, collate_fn=collate, **options)
+        private = self._private
+        self.optimizer, self.lr_scheduler = private.optimizer, None
+        self.create_scheduler(num_training_steps=private.plan.steps, optimizer=self.optimizer)
+        callbacks = [
+            one for one in [*self.callback_handler.callbacks, self.control] if isinstance(one, ExportableState)
+        ]
+        self.state = TrainerState(stateful_callbacks=callbacks)
+        if resume_from_checkpoint is not None:
+            self.state = resuming.load(resume_from_checkpoint, self.model, private, self.lr_scheduler)
+            self._load_callback_state()
+        state, epochs = self.state, math.ceil(private.plan.steps / len(private.loader))
+        state.max_steps, state.num_train_epochs = private.plan.steps, epochs
+        state.train_batch_size = private.plan.batch_size  # the expected one
+        state.compute_steps(self.args, state.max_steps)
+        state.is_local_process_zero = self.is_local_process_zero()
+        state.is_world_process_zero = self.is_world_process_zero()
+        self._logged = state.global_step
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.train_dataloader = private.loader
+        return private
+
+    def _set_training_mode(self) -> None:
+        """Put the model into training mode, but for BatchNorm that is frozen in evaluation mode."""
+        normal = torch.nn.modules.batchnorm._BatchNorm
+        modules = [module for module in self.model.modules() if isinstance(module, normal) and not module.training]
+        self.model.train()
+        for module in modules:
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                module.eval()
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train to the end of the plan: what `Trainer.train` calls."""
+        self.is_in_train = True
+        private, told = self._begin(resume_from_checkpoint), ignore_keys_for_eval
+        handler = self.callback_handler
+        self.control = handler.on_train_begin(self.args, self.state, self.control)
+        if self.args.eval_on_start:
+            self._evaluate(trial, told, skip_scheduler=True)
+        while private.steps_taken < private.plan.steps:
+            self.control = handler.on_epoch_begin(self.args, self.state, self.control)
+            if self._epoch(private, trial, told):
+                break
+        return self._finish(private)
+
+    def _epoch(self, private: PrivateRun, trial: Any, told: list[str] | None) -> bool:
+        """Take the steps up to the end of the epoch, and return whether training stops."""
+        handler, length = self.callback_handler, len(private.loader)
+        first, batches = private.steps_taken, iter(private.loader)
+        stop = False
+        for _ in range(min(length - first % length, private.plan.steps - first)):
+            self.control = handler.on_step_begin(self.args, self.state, self.control)
+            if not self.model.training:
+                self._set_training_mode()
+            try:
+                batch = next(batches)
+            except BudgetError as reason:
+                warnings.warn(
+                    f"training ends after {private.steps_taken} steps: {reason}", RuntimeWarning, stacklevel=2
+                )
+                stop, self.control.should_save = True, self.args.save_strategy != "no"
+                break
+            private.step(batch)
+            del batch
+            self.control = handler.on_optimizer_step(self.args, self.state, self.control)
+            rate = self._get_learning_rate()
+            if "metrics" not in inspect.signature(self.lr_scheduler.step).parameters:  # those wait for an evaluation
+                self.lr_scheduler.step()
+            self.state.global_step = private.steps_taken
+            self.state.epoch = private.steps_taken / length
+            self.control = handler.on_step_end(self.args, self.state, self.control)
+            self._log_evaluate_save(private, trial, told, rate)
+            # One process alone cannot stop: the others would wait for its sum.
+            if private.any_process(self.control.should_training_stop or self.control.should_epoch_stop):
+                break
+        self.control = handler.on_epoch_end(self.args, self.state, self.control)
+        self._log_evaluate_save(private, trial, told, self._get_learning_rate())
+        asked = private.any_process(self.control.should_training_stop)
+        # A callback has seen the evaluations; the end of a budget follows from what was charged.
+        private.stopped_by_results = asked and private.steps_taken < private.plan.steps
+        return stop or asked
+
+    def _log_evaluate_save(self, private: PrivateRun, trial: Any, told: list[str] | None, rate: float) -> None:
+        """Do what the callbacks asked for, in Trainer's order."""
+        if self.control.should_log and self._logged != self.state.global_step:
+            self._logged = self.state.global_step
+            self.log({"learning_rate": rate, **self._spent(private)})
+        if self.control.should_evaluate:
+            best = self._determine_best_metric(metrics=self._evaluate(trial, told), trial=trial)
+            if self.args.save_strategy == "best":
+                self.control.should_save = best
+        if self.control.should_save:
+            self._save_checkpoint(self.model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _spent(self, private: PrivateRun) -> dict[str, float]:
+        """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs.
+
+        "epsilon" is of the steps so far, and holds for a number of them that was fixed beforehand. After a stop that
+        somebody asked for, who had seen results, it is not told: what holds is "epsilon_planned".
+        """
+        delta = self._chosen.get("target_delta")
+        if delta is None or not self.is_world_process_zero():
+            return {}
+        spent = {} if private.stopped_by_results else {"epsilon": private.epsilon()}
+        return {**spent, "epsilon_planned": private.epsilon(planned=True), "delta": delta}
+
+    def _finish(self, private: PrivateRun) -> TrainOutput:
+        """Leave the method's output, or the best checkpoint, in the model, and end the run's account."""
+        method = private.plan.method
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        elif method.averaging is not None or method.update.rule == "accelerated":
+            self.model.load_state_dict(private.output_state_dict())
+        private.close()
+        metrics = {"train_steps": private.steps_taken, **self._spent(private)}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._finish_current_push()
+        self.is_in_train = False
+        return TrainOutput(private.steps_taken, math.nan, metrics)
