@@ -47,7 +47,9 @@ print(keep_freed_memory(), first, faults(), faults())
 def test_freed_memory_is_kept_unless_the_user_chose_otherwise() -> None:
     def told(**more: str) -> list[str]:
         environment = {name: value for name, value in os.environ.items() if name not in memory._OWN} | more
-        run = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True
+        )
         return run.stdout.split()
 
     done, before, _, after = told()

@@ -607,6 +607,12 @@ def check_sum(
         assert not same(before[example], after[example])
 
 
+def assert_near(one: torch.Tensor, two: torch.Tensor) -> None:
+    """A processor's kernels may treat the last entries of a row of memory otherwise than the first ones."""
+    limit = 1e-9 if one.dtype in (torch.float64, torch.complex128) else 1e-6
+    torch.testing.assert_close(one, two, rtol=limit, atol=limit, equal_nan=True)
+
+
 def check_order(target: Any, leaves: Any, form: Any, marks: Any, found: Any, before: Any) -> None:
     """Examples in another order give the same in that order: no place in the batch is told from another one."""
     order = [3, 0, 4, 1, 2]
@@ -616,7 +622,7 @@ def check_order(target: Any, leaves: Any, form: Any, marks: Any, found: Any, bef
     for mark, one, two in zip(found, before, after, strict=True):
         if one is not None:
             wanted = chosen(one, mark, order) if isinstance(mark, Axis) else one
-            torch.testing.assert_close(two, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
+            assert_near(two, wanted)
 
 
 def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any, before: Any, known: Any) -> None:
@@ -636,7 +642,7 @@ def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any,
                 assert torch.equal(two, torch.arange(n))
                 continue
             wanted = chosen(one, mark, range(n)) if isinstance(mark, Axis) else one
-            torch.testing.assert_close(two, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
+            assert_near(two, wanted)
 
 
 @pytest.mark.parametrize("name", sorted({key.partition(".")[0] for key in CASES}))
@@ -656,7 +662,7 @@ def _first_of(op: axis.Op) -> axis.Marks:
 
 WRONG: dict[str, axis.Rule] = {
     **dict.fromkeys(
-        ("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin", "multinomial"),
+        ("flip", "_softmax", "cumsum", "sort", "logcumsumexp", "roll", "bucketize", "isin"),
         axis._pointwise,
     ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
