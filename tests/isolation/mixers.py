@@ -305,7 +305,9 @@ def hooked_norm(m: Any, h: Tensor) -> Tensor:
 
 
 def keeps(function: Any, **kept: Any) -> Any:
-    return built(lambda: Keeps(function() if function is in_closure else function, **{n: v() for n, v in kept.items()}), data)
+    return built(
+        lambda: Keeps(function() if function is in_closure else function, **{n: v() for n, v in kept.items()}), data
+    )
 
 
 def buffered(function: Any, name: str, value: Tensor) -> Any:

@@ -162,7 +162,6 @@ DRAWN: dict[str, Function] = {
 # fmt: on
 
 
-
 CASES: list[Case] = [
     *table("apart", "entries", SEQUENCE, ENTRIES), *table("apart", "reduction", SEQUENCE, REDUCTIONS),
     *table("apart", "view", SEQUENCE, VIEWS), *table("apart", "indexed", SEQUENCE, INDEXED),
