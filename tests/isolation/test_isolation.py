@@ -7,8 +7,8 @@ with ten seeds.
 
 from __future__ import annotations
 
-import importlib.util
 import importlib
+import importlib.util
 import os
 from typing import Any
 
