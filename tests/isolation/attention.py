@@ -190,7 +190,11 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Any]]]
 CASES: list[Case] = [
     *table("apart", "attention", SEQUENCE, SPELLED, bias=lambda: nn.Embedding(2 * T, 1)),
     *[
-        Case(f"module: {name}", built(lambda m=make, c=call: Module(m(), c), lambda: torch.randn(ROWS, T, D)), "apart")
+        Case(
+            f"attention module: {name}",
+            built(lambda m=make, c=call: Module(m(), c), lambda: torch.randn(ROWS, T, D)),
+            "apart",
+        )
         for name, (make, call) in MODULES.items()
     ],
 ]
