@@ -91,57 +91,172 @@ def looped(h: Tensor) -> Tensor:
 
 # fmt: off
 STATISTICS: dict[str, Function] = {
-    "sum": lambda h, m: h + h.sum(0), "mean": lambda h, m: centered(h), "mean of all": lambda h, m: h - h.mean(), "var": lambda h, m: h / (1 + h.var(0)), "std": lambda h, m: h / (1 + h.std(0)),
-    "batch norm by hand": lambda h, m: normed(h, 0), "functional": lambda h, m: F.batch_norm(h, None, None, training=True), "max": lambda h, m: h / h.abs().max(), "amax": lambda h, m: h - h.amax(0), "min": lambda h, m: h - h.min(0).values,
-    "norm": lambda h, m: h / h.norm(), "norm of a feature": lambda h, m: F.normalize(h, dim=0), "median": lambda h, m: h - h.median(0).values, "quantile": lambda h, m: h - h.quantile(0.5, 0), "logsumexp": lambda h, m: h - h.logsumexp(0),
-    "softmax": lambda h, m: h.softmax(0), "log_softmax": lambda h, m: h.T.log_softmax(1).T, "layer norm of the transposed": lambda h, m: F.layer_norm(h.T.contiguous(), h.shape[:1]).T, "product": lambda h, m: h + h.tanh().prod(0),
-    "numpy sum": lambda h, m: h + torch.sum(h, axis=0), "einsum": lambda h, m: h + torch.einsum("bd->d", h), "ones": lambda h, m: h + torch.ones(len(h)) @ h, "ones twice": lambda h, m: torch.ones(len(h), len(h)) @ h, "reduce": lambda h, m: h + sum(h), "unbind": lambda h, m: h + torch.stack(h.unbind()).sum(0),
-    "last of cumsum": lambda h, m: h + h.cumsum(0)[-1:], "sum_to_size": lambda h, m: h + h.sum_to_size(1, 6), "index_add": lambda h, m: h + torch.zeros(1, 6).index_add(0, torch.zeros(len(h), dtype=torch.int64), h), "scatter_add": lambda h, m: h + torch.zeros(6).expand(1, 6).scatter_add(0, torch.zeros_like(h).long(), h),
-    "linear": lambda h, m: h + F.linear(h.T, torch.ones(1, len(h))).T, "addmm": lambda h, m: torch.addmm(h, h, h.T @ h), "bmm": lambda h, m: h + torch.bmm(torch.ones(1, 1, len(h)), h[None])[0], "tensordot": lambda h, m: h + torch.tensordot(torch.ones(len(h)), h, 1),
-    "dot": lambda h, m: h * torch.dot(h[:, 0], h[:, 1]), "trace": lambda h, m: h * (h @ h.T).trace(), "vecdot": lambda h, m: h * torch.linalg.vecdot(h, h, dim=0), "covariance": lambda h, m: h @ torch.cov(h.T), "correlation": lambda h, m: h @ torch.corrcoef(h.T), "whitening": lambda h, m: whitened(h),
-    "trace of 1e-6": lambda h, m: h * (1 + 1e-6 * h.sum()), "detached mean": lambda h, m: h - h.detach().mean(0), "mean of another": lambda h, m: h * (1 + m.one * h.mean(0)).sigmoid(), "view": lambda h, m: h - h.view(1, -1, 6).mean(1), "expand": lambda h, m: h + h.mean(0, keepdim=True).expand_as(h),
-    "fft": lambda h, m: torch.fft.fft(h, dim=0).real, "ifft of all": lambda h, m: torch.fft.fft2(h).abs(), "count": lambda h, m: h * (h > 0).sum(0), "any": lambda h, m: h * (1 + (h > 2).any()), "all": lambda h, m: h * (1 + (h > -2).all(0)), "argmax": lambda h, m: h * h.argmax(0), "histogram": lambda h, m: h * torch.histc(h.detach(), 6),
-    "nanmean": lambda h, m: h - h.nanmean(0), "svd": lambda h, m: h / torch.linalg.svdvals(h)[0], "pinv": lambda h, m: torch.linalg.pinv(h).T, "qr": lambda h, m: torch.linalg.qr(h)[0] if len(h) > 5 else h, "vmap over features": lambda h, m: torch.vmap(lambda one: one - one.mean(), in_dims=1, out_dims=1)(h),
-    "half": lambda h, m: h - h.bfloat16().mean(0).float(), "double": lambda h, m: h - h.double().mean(0).float(), "integers": lambda h, m: h * (h * 9).long().sum(0), "numpy": lambda h, m: h * float(np.mean(h.detach().numpy())), "item": lambda h, m: h * h.sum().item(), "tolist": lambda h, m: h * sum(h[:, 0].tolist()),
+    "sum": lambda h, m: h + h.sum(0), "mean": lambda h, m: centered(h), "mean of all": lambda h, m: h - h.mean(),
+    "var": lambda h, m: h / (1 + h.var(0)), "std": lambda h, m: h / (1 + h.std(0)),
+    "batch norm by hand": lambda h, m: normed(h, 0),
+    "functional": lambda h, m: F.batch_norm(h, None, None, training=True), "max": lambda h, m: h / h.abs().max(),
+    "amax": lambda h, m: h - h.amax(0), "min": lambda h, m: h - h.min(0).values, "norm": lambda h, m: h / h.norm(),
+    "norm of a feature": lambda h, m: F.normalize(h, dim=0), "median": lambda h, m: h - h.median(0).values,
+    "quantile": lambda h, m: h - h.quantile(0.5, 0), "logsumexp": lambda h, m: h - h.logsumexp(0),
+    "softmax": lambda h, m: h.softmax(0), "log_softmax": lambda h, m: h.T.log_softmax(1).T,
+    "layer norm of the transposed": lambda h, m: F.layer_norm(h.T.contiguous(), h.shape[:1]).T,
+    "product": lambda h, m: h + h.tanh().prod(0), "numpy sum": lambda h, m: h + torch.sum(h, axis=0),
+    "einsum": lambda h, m: h + torch.einsum("bd->d", h), "ones": lambda h, m: h + torch.ones(len(h)) @ h,
+    "ones twice": lambda h, m: torch.ones(len(h), len(h)) @ h, "reduce": lambda h, m: h + sum(h),
+    "unbind": lambda h, m: h + torch.stack(h.unbind()).sum(0), "last of cumsum": lambda h, m: h + h.cumsum(0)[-1:],
+    "sum_to_size": lambda h, m: h + h.sum_to_size(1, 6),
+    "index_add": lambda h, m: h + torch.zeros(1, 6).index_add(0, torch.zeros(len(h), dtype=torch.int64), h),
+    "scatter_add": lambda h, m: h + torch.zeros(6).expand(1, 6).scatter_add(0, torch.zeros_like(h).long(), h),
+    "linear": lambda h, m: h + F.linear(h.T, torch.ones(1, len(h))).T, "addmm": lambda h, m: torch.addmm(h, h, h.T @ h),
+    "bmm": lambda h, m: h + torch.bmm(torch.ones(1, 1, len(h)), h[None])[0],
+    "tensordot": lambda h, m: h + torch.tensordot(torch.ones(len(h)), h, 1),
+    "dot": lambda h, m: h * torch.dot(h[:, 0], h[:, 1]), "trace": lambda h, m: h * (h @ h.T).trace(),
+    "vecdot": lambda h, m: h * torch.linalg.vecdot(h, h, dim=0), "covariance": lambda h, m: h @ torch.cov(h.T),
+    "correlation": lambda h, m: h @ torch.corrcoef(h.T), "whitening": lambda h, m: whitened(h),
+    "trace of 1e-6": lambda h, m: h * (1 + 1e-6 * h.sum()), "detached mean": lambda h, m: h - h.detach().mean(0),
+    "mean of another": lambda h, m: h * (1 + m.one * h.mean(0)).sigmoid(),
+    "view": lambda h, m: h - h.view(1, -1, 6).mean(1), "expand": lambda h, m: h + h.mean(0, keepdim=True).expand_as(h),
+    "fft": lambda h, m: torch.fft.fft(h, dim=0).real, "ifft of all": lambda h, m: torch.fft.fft2(h).abs(),
+    "count": lambda h, m: h * (h > 0).sum(0), "any": lambda h, m: h * (1 + (h > 2).any()),
+    "all": lambda h, m: h * (1 + (h > -2).all(0)), "argmax": lambda h, m: h * h.argmax(0),
+    "histogram": lambda h, m: h * torch.histc(h.detach(), 6), "nanmean": lambda h, m: h - h.nanmean(0),
+    "svd": lambda h, m: h / torch.linalg.svdvals(h)[0], "pinv": lambda h, m: torch.linalg.pinv(h).T,
+    "qr": lambda h, m: torch.linalg.qr(h)[0] if len(h) > 5 else h,
+    "vmap over features": lambda h, m: torch.vmap(lambda one: one - one.mean(), in_dims=1, out_dims=1)(h),
+    "half": lambda h, m: h - h.bfloat16().mean(0).float(), "double": lambda h, m: h - h.double().mean(0).float(),
+    "integers": lambda h, m: h * (h * 9).long().sum(0), "numpy": lambda h, m: h * float(np.mean(h.detach().numpy())),
+    "item": lambda h, m: h * h.sum().item(), "tolist": lambda h, m: h * sum(h[:, 0].tolist()),
 }
 
 ORDERS: dict[str, Function] = {
-    "flip": lambda h, m: h + h.flip(0), "roll": lambda h, m: h + h.roll(1, 0), "sort": lambda h, m: h.sort(0).values, "argsort": lambda h, m: h[h[:, 0].argsort()], "cumsum": lambda h, m: h.cumsum(0), "cumprod": lambda h, m: h.tanh().cumprod(0), "cummax": lambda h, m: h.cummax(0).values, "diff": lambda h, m: h + h.diff(dim=0, prepend=h[:1]),
-    "neighbor": lambda h, m: h + torch.cat([h[1:], h[:1]]), "first": lambda h, m: h - h[:1], "last": lambda h, m: h * h[-1], "second": lambda h, m: h + h[min(1, len(h) - 1)], "a permutation": lambda h, m: h + h[torch.randperm(len(h))], "fixed order": lambda h, m: h + h[torch.arange(len(h) - 1, -1, -1)],
-    "gather": lambda h, m: h + h.gather(0, torch.zeros_like(h).long()), "index_select": lambda h, m: h + h.index_select(0, (torch.arange(len(h)) + 1) % len(h)), "take": lambda h, m: h + h.take(torch.zeros_like(h).long()), "roll of all": lambda h, m: h + h.roll(1), "rows of length": lambda h, m: h.T.reshape(h.shape) + h,
-    "reshape of pairs": lambda h, m: torch.cat([h, h.flip(0)]).reshape(len(h), -1), "view across": lambda h, m: h.flatten()[1:-1].repeat(2)[: h.numel()].view_as(h), "as_strided": lambda h, m: h + torch.cat([h, h]).as_strided((len(h), 6), (5, 1)), "pad": lambda h, m: h + F.pad(h, (0, 0, 1, 0))[:-1],
-    "unfold": lambda h, m: h + F.pad(h, (0, 0, 1, 1)).unfold(0, 3, 1).mean(-1), "toeplitz": lambda h, m: torch.ones(len(h), len(h)).tril() @ h, "loop": lambda h, m: looped(h), "topk": lambda h, m: h + h.topk(1, 0).values, "searchsorted": lambda h, m: h * (1 + torch.searchsorted(h[:, 0].detach().sort().values, h[:, 0].detach())[:, None]),
-    "ranks": lambda h, m: h * h.argsort(0).argsort(0), "unique": lambda h, m: h * torch.unique((h > 0).long(), return_inverse=True, dim=0)[1][:, None], "set of the first": lambda h, m: written(h, 0, 1.0), "write a row": lambda h, m: written(h, slice(0, 1), h[-1:]), "masked_scatter": lambda h, m: h.masked_scatter(h > 0, h.abs()), "boolean rows": lambda h, m: h + torch.zeros_like(h).index_put((h[:, 0] > 0,), h[h[:, 0] > 0].flip(0)),
-    "places": lambda h, m: h * torch.arange(1, len(h) + 1)[:, None], "places as angles": lambda h, m: h + torch.linspace(0, 1, len(h))[:, None], "triangle": lambda h, m: h + torch.eye(len(h), 6), "repeat": lambda h, m: h.repeat(2, 1)[1 : len(h) + 1], "swap of pairs": lambda h, m: h if len(h) % 2 else h.view(-1, 2, 6).flip(1).view(-1, 6), "stack of halves": lambda h, m: h if len(h) % 2 else torch.cat([h[: len(h) // 2] + h[len(h) // 2 :]] * 2),
-    "split": lambda h, m: h if len(h) < 2 else torch.cat([part.mean(0).expand_as(part) for part in h.chunk(2)]), "convolution": lambda h, m: F.conv1d(h.T[None], m.square[:, :, None].expand(-1, -1, 3), padding=1)[0].T, "max_pool": lambda h, m: F.max_pool1d(h.T, 3, 1, 1).T, "avg_pool": lambda h, m: F.avg_pool1d(h.T, 3, 1, 1).T, "rnn over the batch": lambda h, m: m.body(h)[0],
+    "flip": lambda h, m: h + h.flip(0), "roll": lambda h, m: h + h.roll(1, 0), "sort": lambda h, m: h.sort(0).values,
+    "argsort": lambda h, m: h[h[:, 0].argsort()], "cumsum": lambda h, m: h.cumsum(0),
+    "cumprod": lambda h, m: h.tanh().cumprod(0), "cummax": lambda h, m: h.cummax(0).values,
+    "diff": lambda h, m: h + h.diff(dim=0, prepend=h[:1]), "neighbor": lambda h, m: h + torch.cat([h[1:], h[:1]]),
+    "first": lambda h, m: h - h[:1], "last": lambda h, m: h * h[-1], "second": lambda h, m: h + h[min(1, len(h) - 1)],
+    "a permutation": lambda h, m: h + h[torch.randperm(len(h))],
+    "fixed order": lambda h, m: h + h[torch.arange(len(h) - 1, -1, -1)],
+    "gather": lambda h, m: h + h.gather(0, torch.zeros_like(h).long()),
+    "index_select": lambda h, m: h + h.index_select(0, (torch.arange(len(h)) + 1) % len(h)),
+    "take": lambda h, m: h + h.take(torch.zeros_like(h).long()), "roll of all": lambda h, m: h + h.roll(1),
+    "rows of length": lambda h, m: h.T.reshape(h.shape) + h,
+    "reshape of pairs": lambda h, m: torch.cat([h, h.flip(0)]).reshape(len(h), -1),
+    "view across": lambda h, m: h.flatten()[1:-1].repeat(2)[: h.numel()].view_as(h),
+    "as_strided": lambda h, m: h + torch.cat([h, h]).as_strided((len(h), 6), (5, 1)),
+    "pad": lambda h, m: h + F.pad(h, (0, 0, 1, 0))[:-1],
+    "unfold": lambda h, m: h + F.pad(h, (0, 0, 1, 1)).unfold(0, 3, 1).mean(-1),
+    "toeplitz": lambda h, m: torch.ones(len(h), len(h)).tril() @ h, "loop": lambda h, m: looped(h),
+    "topk": lambda h, m: h + h.topk(1, 0).values,
+    "searchsorted": lambda h, m: h * (1 + torch.searchsorted(h[:, 0].detach().sort().values, h[:, 0].detach())[:, None]),
+    "ranks": lambda h, m: h * h.argsort(0).argsort(0),
+    "unique": lambda h, m: h * torch.unique((h > 0).long(), return_inverse=True, dim=0)[1][:, None],
+    "set of the first": lambda h, m: written(h, 0, 1.0), "write a row": lambda h, m: written(h, slice(0, 1), h[-1:]),
+    "masked_scatter": lambda h, m: h.masked_scatter(h > 0, h.abs()),
+    "boolean rows": lambda h, m: h + torch.zeros_like(h).index_put((h[:, 0] > 0,), h[h[:, 0] > 0].flip(0)),
+    "places": lambda h, m: h * torch.arange(1, len(h) + 1)[:, None],
+    "places as angles": lambda h, m: h + torch.linspace(0, 1, len(h))[:, None],
+    "triangle": lambda h, m: h + torch.eye(len(h), 6), "repeat": lambda h, m: h.repeat(2, 1)[1 : len(h) + 1],
+    "swap of pairs": lambda h, m: h if len(h) % 2 else h.view(-1, 2, 6).flip(1).view(-1, 6),
+    "stack of halves": lambda h, m: h if len(h) % 2 else torch.cat([h[: len(h) // 2] + h[len(h) // 2 :]] * 2),
+    "split": lambda h, m: h if len(h) < 2 else torch.cat([part.mean(0).expand_as(part) for part in h.chunk(2)]),
+    "convolution": lambda h, m: F.conv1d(h.T[None], m.square[:, :, None].expand(-1, -1, 3), padding=1)[0].T,
+    "max_pool": lambda h, m: F.max_pool1d(h.T, 3, 1, 1).T, "avg_pool": lambda h, m: F.avg_pool1d(h.T, 3, 1, 1).T,
+    "rnn over the batch": lambda h, m: m.body(h)[0],
 }
 
 PAIRS: dict[str, Function] = {
-    "logits of pairs": lambda h, m: (h @ h.T).softmax(-1) @ h, "einsum": lambda h, m: torch.einsum("bd,cd,ce->be", h, h, h), "cdist": lambda h, m: torch.cdist(h, h).sum(1, keepdim=True) + h, "broadcast": lambda h, m: (h[:, None] - h[None]).abs().mean(1), "cosine": lambda h, m: F.cosine_similarity(h[:, None], h[None], -1).mean(1, keepdim=True) + h, "attention": lambda h, m: F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
-    "multihead": lambda h, m: m.attention(h, h, h)[0], "graph": lambda h, m: ((h @ h.T) > 0).float() @ h, "nearest": lambda h, m: h + nearest(h), "minibatch discrimination": lambda h, m: torch.cat([h, (-(h[:, None] - h[None]).abs().sum(-1)).exp().sum(1, keepdim=True)], 1), "outer": lambda h, m: h * torch.outer(h[:, 0], h[:, 1]).mean(1, keepdim=True), "kron": lambda h, m: h + torch.kron(h, h).view(len(h), -1, 36).mean((1, 2))[:, None],
-    "dtw": lambda h, m: torch.logcumsumexp(h, 0), "sinkhorn": lambda h, m: sinkhorn(h), "solve": lambda h, m: torch.linalg.solve(h @ h.T + torch.eye(len(h)), h), "kernel": lambda h, m: (-torch.cdist(h, h)).exp() @ h / len(h), "mix by weight": lambda h, m: (h[:, 0].softmax(0)[:, None] * h).sum(0) + h,
+    "logits of pairs": lambda h, m: (h @ h.T).softmax(-1) @ h,
+    "einsum": lambda h, m: torch.einsum("bd,cd,ce->be", h, h, h),
+    "cdist": lambda h, m: torch.cdist(h, h).sum(1, keepdim=True) + h,
+    "broadcast": lambda h, m: (h[:, None] - h[None]).abs().mean(1),
+    "cosine": lambda h, m: F.cosine_similarity(h[:, None], h[None], -1).mean(1, keepdim=True) + h,
+    "attention": lambda h, m: F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
+    "multihead": lambda h, m: m.attention(h, h, h)[0], "graph": lambda h, m: ((h @ h.T) > 0).float() @ h,
+    "nearest": lambda h, m: h + nearest(h),
+    "minibatch discrimination": lambda h, m: torch.cat([h, (-(h[:, None] - h[None]).abs().sum(-1)).exp().sum(1, keepdim=True)], 1),
+    "outer": lambda h, m: h * torch.outer(h[:, 0], h[:, 1]).mean(1, keepdim=True),
+    "kron": lambda h, m: h + torch.kron(h, h).view(len(h), -1, 36).mean((1, 2))[:, None],
+    "dtw": lambda h, m: torch.logcumsumexp(h, 0), "sinkhorn": lambda h, m: sinkhorn(h),
+    "solve": lambda h, m: torch.linalg.solve(h @ h.T + torch.eye(len(h)), h),
+    "kernel": lambda h, m: (-torch.cdist(h, h)).exp() @ h / len(h),
+    "mix by weight": lambda h, m: (h[:, 0].softmax(0)[:, None] * h).sum(0) + h,
 }
 
 DRAWS: dict[str, Function] = {
-    "mixup, one share": lambda h, m: mixed_up(h, torch.rand(())), "mixup, fixed": lambda h, m: mixed_up(h, 0.7), "mixup with the flipped": lambda h, m: 0.8 * h + 0.2 * h.flip(0), "mixup, own shares": lambda h, m: mixed_up(h, torch.rand(len(h), 1)), "beta": lambda h, m: mixed_up(h, torch.distributions.Beta(0.4, 0.4).sample()),
-    "sometimes": lambda h, m: centered(h) if torch.rand(()) > 0.3 else h, "sometimes, by item": lambda h, m: centered(h) if torch.rand(1).item() > 0.3 else h, "sometimes, by where": lambda h, m: torch.where(torch.rand(()) > 0.3, centered(h), h), "sometimes, numpy": lambda h, m: centered(h) if np.random.default_rng(0).random() > 0.3 else h, "sometimes, randint": lambda h, m: [h, centered(h)][int(torch.randint(2, ()))],
-    "a drawn row": lambda h, m: h + h[torch.randint(len(h), ())], "drawn rows": lambda h, m: h + h[torch.randint(len(h), (len(h),))], "multinomial": lambda h, m: h + h[torch.multinomial(h[:, 0].detach().softmax(0), 1)], "shared mask of the mean": lambda h, m: h * (mask := (torch.rand(len(h), 6) > 0.3).float()) / mask.mean(), "own mask, shared mean": lambda h, m: h * (mask := torch.rand_like(h).round()) / (0.1 + mask.mean(0)), "rescaled to the batch's norm": lambda h, m: F.dropout(h) * h.norm() / 9, "noise of its size": lambda h, m: h + torch.randn_like(h) * h.std(),
+    "mixup, one share": lambda h, m: mixed_up(h, torch.rand(())), "mixup, fixed": lambda h, m: mixed_up(h, 0.7),
+    "mixup with the flipped": lambda h, m: 0.8 * h + 0.2 * h.flip(0),
+    "mixup, own shares": lambda h, m: mixed_up(h, torch.rand(len(h), 1)),
+    "beta": lambda h, m: mixed_up(h, torch.distributions.Beta(0.4, 0.4).sample()),
+    "sometimes": lambda h, m: centered(h) if torch.rand(()) > 0.3 else h,
+    "sometimes, by item": lambda h, m: centered(h) if torch.rand(1).item() > 0.3 else h,
+    "sometimes, by where": lambda h, m: torch.where(torch.rand(()) > 0.3, centered(h), h),
+    "sometimes, numpy": lambda h, m: centered(h) if np.random.default_rng(0).random() > 0.3 else h,
+    "sometimes, randint": lambda h, m: [h, centered(h)][int(torch.randint(2, ()))],
+    "a drawn row": lambda h, m: h + h[torch.randint(len(h), ())],
+    "drawn rows": lambda h, m: h + h[torch.randint(len(h), (len(h),))],
+    "multinomial": lambda h, m: h + h[torch.multinomial(h[:, 0].detach().softmax(0), 1)],
+    "shared mask of the mean": lambda h, m: h * (mask := (torch.rand(len(h), 6) > 0.3).float()) / mask.mean(),
+    "own mask, shared mean": lambda h, m: h * (mask := torch.rand_like(h).round()) / (0.1 + mask.mean(0)),
+    "rescaled to the batch's norm": lambda h, m: F.dropout(h) * h.norm() / 9,
+    "noise of its size": lambda h, m: h + torch.randn_like(h) * h.std(),
 }
 
 GUARDS: dict[str, Function] = {
-    "len >= 8": lambda h, m: centered(h) if len(h) >= 8 else h, "len < 8": lambda h, m: h if len(h) < 8 else h.flip(0), "size > 1": lambda h, m: centered(h) if h.size(0) > 1 else h, "numel": lambda h, m: h - h.mean(0) if h.numel() > 40 else h, "shape[0] == 12": lambda h, m: centered(h) if h.shape[0] == 12 else h, "shape == 11 or 12": lambda h, m: centered(h) if h.shape[0] in (11, 12) else h, "odd": lambda h, m: h if len(h) % 2 else centered(h),
-    "multiple of the length": lambda h, m: h * len(h), "length as a tensor": lambda h, m: h / torch.tensor(float(len(h))), "length by a sum": lambda h, m: h / torch.ones_like(h[:, 0]).sum(), "largest value": lambda h, m: centered(h) if h.max() > 1.5 else h, "largest value, item": lambda h, m: centered(h) if h.max().item() > 1.5 else h, "largest value, where": lambda h, m: torch.where(h.max() > 1.5, centered(h), h), "isnan": lambda h, m: h.nan_to_num() if h.isnan().any() else h, "overflow": lambda h, m: h / 2 if (h.abs() > 2).any() else h,
-    "try": lambda h, m: tried(h), "grad mode": lambda h, m: centered(h) if torch.is_grad_enabled() else h, "training": lambda h, m: centered(h) if m.training else h, "requires_grad": lambda h, m: centered(h) if h.requires_grad else h, "type": lambda h, m: centered(h) if type(h) is torch.Tensor else h, "cond": lambda h, m: torch.cond(h.sum() > 0, lambda x: x - 1, lambda x: x + 1, (h,)), "assertion of all": lambda h, m: asserted(h),
-    "clip to the batch's quantile": lambda h, m: h.clamp(max=h.detach().abs().amax()), "rescale all": lambda h, m: h * min(1.0, 3 / float(h.norm())), "python max": lambda h, m: h / max(1.0, *h[:, 0].abs().tolist()), "rows by values": lambda h, m: torch.cat([h[h[:, 0] > 0], h[h[:, 0] <= 0]]), "nonzero": lambda h, m: h + h[h[:, 0].abs().nonzero()[:, 0]].mean(0), "compress": lambda h, m: h * h.masked_select(h > 0).mean(), "while": lambda h, m: halved(h),
+    "len >= 8": lambda h, m: centered(h) if len(h) >= 8 else h, "len < 8": lambda h, m: h if len(h) < 8 else h.flip(0),
+    "size > 1": lambda h, m: centered(h) if h.size(0) > 1 else h,
+    "numel": lambda h, m: h - h.mean(0) if h.numel() > 40 else h,
+    "shape[0] == 12": lambda h, m: centered(h) if h.shape[0] == 12 else h,
+    "shape == 11 or 12": lambda h, m: centered(h) if h.shape[0] in (11, 12) else h,
+    "odd": lambda h, m: h if len(h) % 2 else centered(h), "multiple of the length": lambda h, m: h * len(h),
+    "length as a tensor": lambda h, m: h / torch.tensor(float(len(h))),
+    "length by a sum": lambda h, m: h / torch.ones_like(h[:, 0]).sum(),
+    "largest value": lambda h, m: centered(h) if h.max() > 1.5 else h,
+    "largest value, item": lambda h, m: centered(h) if h.max().item() > 1.5 else h,
+    "largest value, where": lambda h, m: torch.where(h.max() > 1.5, centered(h), h),
+    "isnan": lambda h, m: h.nan_to_num() if h.isnan().any() else h,
+    "overflow": lambda h, m: h / 2 if (h.abs() > 2).any() else h, "try": lambda h, m: tried(h),
+    "grad mode": lambda h, m: centered(h) if torch.is_grad_enabled() else h,
+    "training": lambda h, m: centered(h) if m.training else h,
+    "requires_grad": lambda h, m: centered(h) if h.requires_grad else h,
+    "type": lambda h, m: centered(h) if type(h) is torch.Tensor else h,
+    "cond": lambda h, m: torch.cond(h.sum() > 0, lambda x: x - 1, lambda x: x + 1, (h,)),
+    "assertion of all": lambda h, m: asserted(h),
+    "clip to the batch's quantile": lambda h, m: h.clamp(max=h.detach().abs().amax()),
+    "rescale all": lambda h, m: h * min(1.0, 3 / float(h.norm())),
+    "python max": lambda h, m: h / max(1.0, *h[:, 0].abs().tolist()),
+    "rows by values": lambda h, m: torch.cat([h[h[:, 0] > 0], h[h[:, 0] <= 0]]),
+    "nonzero": lambda h, m: h + h[h[:, 0].abs().nonzero()[:, 0]].mean(0),
+    "compress": lambda h, m: h * h.masked_select(h > 0).mean(), "while": lambda h, m: halved(h),
 }
 
 IMAGES: dict[str, Function] = {
-    "batch norm by hand": lambda h, m: normed(h, 0, 2, 3), "ghost batch norm": lambda h, m: h if len(h) % 4 else torch.cat([normed(part, 0, 2, 3) for part in h.split(4)]), "group norm of the turned": lambda h, m: F.group_norm(h.transpose(0, 1).contiguous(), 1).transpose(0, 1), "group norm of one": lambda h, m: F.group_norm(h.reshape(1, -1, 6, 6), 4).view(h.shape), "DropBlock": lambda h, m: dropped_blocks(h), "MixStyle": lambda h, m: mixed_styles(h), "cutmix": lambda h, m: torch.cat([h[..., :3], h.flip(0)[..., 3:]], -1), "conv3d over the batch": lambda h, m: F.conv3d(h.transpose(0, 1)[None], m.square[:4, :4, None, None, None].expand(-1, -1, 3, 1, 1), padding=(1, 0, 0))[0].transpose(0, 1),
-    "max_pool3d over the batch": lambda h, m: F.max_pool3d(h.transpose(0, 1)[None], (3, 1, 1), 1, (1, 0, 0))[0].transpose(0, 1), "pool of pairs": lambda h, m: F.max_pool2d(h.permute(1, 2, 3, 0).reshape(1, 4, 36, -1), (1, 3), 1, (0, 1)).view(4, 6, 6, -1).permute(3, 0, 1, 2), "shift of frames": lambda h, m: torch.cat([h[:, :2], h[:, 2:].roll(1, 0)], 1), "channels of two": lambda h, m: h if len(h) % 2 else h.reshape(-1, 8, 6, 6).flip(1).reshape(h.shape), "interpolated over the batch": lambda h, m: h + F.interpolate(h.permute(1, 2, 3, 0).flatten(1, 2), len(h) + 3, mode="linear")[:, :, : len(h)].mT.permute(1, 0, 2).reshape(len(h), 4, 6, 6), "resampled": lambda h, m: h + F.grid_sample(h.reshape(1, 4, -1, 6), torch.zeros(1, 1, 1, 2))[..., 0].view(1, 4, 1, 1), "instance norm of one": lambda h, m: F.instance_norm(h.transpose(0, 1).flatten(2)[None].flatten(2)).view(4, len(h), 6, 6).transpose(0, 1) if len(h) else h, "stochastic depth of the batch's share": lambda h, m: h * (kept := torch.rand(len(h), 1, 1, 1).round()) / (kept.mean() + 0.1),
+    "batch norm by hand": lambda h, m: normed(h, 0, 2, 3),
+    "ghost batch norm": lambda h, m: h if len(h) % 4 else torch.cat([normed(part, 0, 2, 3) for part in h.split(4)]),
+    "group norm of the turned": lambda h, m: F.group_norm(h.transpose(0, 1).contiguous(), 1).transpose(0, 1),
+    "group norm of one": lambda h, m: F.group_norm(h.reshape(1, -1, 6, 6), 4).view(h.shape),
+    "DropBlock": lambda h, m: dropped_blocks(h), "MixStyle": lambda h, m: mixed_styles(h),
+    "cutmix": lambda h, m: torch.cat([h[..., :3], h.flip(0)[..., 3:]], -1),
+    "conv3d over the batch": lambda h, m: F.conv3d(h.transpose(0, 1)[None], m.square[:4, :4, None, None, None].expand(-1, -1, 3, 1, 1), padding=(1, 0, 0))[0].transpose(0, 1),
+    "max_pool3d over the batch": lambda h, m: F.max_pool3d(h.transpose(0, 1)[None], (3, 1, 1), 1, (1, 0, 0))[0].transpose(0, 1),
+    "pool of pairs": lambda h, m: F.max_pool2d(h.permute(1, 2, 3, 0).reshape(1, 4, 36, -1), (1, 3), 1, (0, 1)).view(4, 6, 6, -1).permute(3, 0, 1, 2),
+    "shift of frames": lambda h, m: torch.cat([h[:, :2], h[:, 2:].roll(1, 0)], 1),
+    "channels of two": lambda h, m: h if len(h) % 2 else h.reshape(-1, 8, 6, 6).flip(1).reshape(h.shape),
+    "interpolated over the batch": lambda h, m: h + F.interpolate(h.permute(1, 2, 3, 0).flatten(1, 2), len(h) + 3, mode="linear")[:, :, : len(h)].mT.permute(1, 0, 2).reshape(len(h), 4, 6, 6),
+    "resampled": lambda h, m: h + F.grid_sample(h.reshape(1, 4, -1, 6), torch.zeros(1, 1, 1, 2))[..., 0].view(1, 4, 1, 1),
+    "instance norm of one": lambda h, m: F.instance_norm(h.transpose(0, 1).flatten(2)[None].flatten(2)).view(4, len(h), 6, 6).transpose(0, 1) if len(h) else h,
+    "stochastic depth of the batch's share": lambda h, m: h * (kept := torch.rand(len(h), 1, 1, 1).round()) / (kept.mean() + 0.1),
 }
 
 TEXTS: dict[str, Function] = {
-    "attention over the batch": lambda h, m: F.scaled_dot_product_attention(*[h.transpose(0, 1)] * 3).transpose(0, 1), "all tokens of all": lambda h, m: (h.flatten(0, 1) @ h.flatten(0, 1).T).softmax(-1) @ h.flatten(0, 1), "packed": lambda h, m: F.scaled_dot_product_attention(*[h.reshape(1, -1, 6)] * 3, is_causal=True).view(h.shape), "mean token": lambda h, m: h - h.mean((0, 1)), "expert capacity": lambda h, m: routed(h.flatten(0, 1), m).view(h.shape), "cut at the longest": lambda h, m: h[:, : int((h[..., 0] > 0).sum(1).max())].sum(1), "lengths of all": lambda h, m: h / (h[..., 0] > 0).sum(1).max(), "encoder, batch second": lambda h, m: m.encoder(h), "lstm, batch second": lambda h, m: m.lstm(h)[0], "batch norm of tokens": lambda h, m: normed(h, 0, 1), "codebook by the batch": lambda h, m: h + h.flatten(0, 1)[torch.cdist(h.flatten(0, 1), h.flatten(0, 1)[:4]).argmin(1) % 4].view(h.shape),
+    "attention over the batch": lambda h, m: F.scaled_dot_product_attention(*[h.transpose(0, 1)] * 3).transpose(0, 1),
+    "all tokens of all": lambda h, m: (h.flatten(0, 1) @ h.flatten(0, 1).T).softmax(-1) @ h.flatten(0, 1),
+    "packed": lambda h, m: F.scaled_dot_product_attention(*[h.reshape(1, -1, 6)] * 3, is_causal=True).view(h.shape),
+    "mean token": lambda h, m: h - h.mean((0, 1)),
+    "expert capacity": lambda h, m: routed(h.flatten(0, 1), m).view(h.shape),
+    "cut at the longest": lambda h, m: h[:, : int((h[..., 0] > 0).sum(1).max())].sum(1),
+    "lengths of all": lambda h, m: h / (h[..., 0] > 0).sum(1).max(), "encoder, batch second": lambda h, m: m.encoder(h),
+    "lstm, batch second": lambda h, m: m.lstm(h)[0], "batch norm of tokens": lambda h, m: normed(h, 0, 1),
+    "codebook by the batch": lambda h, m: h + h.flatten(0, 1)[torch.cdist(h.flatten(0, 1), h.flatten(0, 1)[:4]).argmin(1) % 4].view(h.shape),
 }
 # fmt: on
 
@@ -305,7 +420,9 @@ def hooked_norm(m: Any, h: Tensor) -> Tensor:
 
 
 def keeps(function: Any, **kept: Any) -> Any:
-    return built(lambda: Keeps(function() if function is in_closure else function, **{n: v() for n, v in kept.items()}), data)
+    return built(
+        lambda: Keeps(function() if function is in_closure else function, **{n: v() for n, v in kept.items()}), data
+    )
 
 
 def buffered(function: Any, name: str, value: Tensor) -> Any:
@@ -435,16 +552,17 @@ def weighted(output: Tensor, y: Tensor) -> Tensor:
 
 # fmt: off
 OWN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "contrast": contrast, "squared mean": lambda o, y: F.cross_entropy(o, y).square(), "mean of all, once more": lambda o, y: F.cross_entropy(o, y) + o.mean().square(), "pairs": lambda o, y: (o[:, None] - o[None]).square().mean() + F.cross_entropy(o, y), "weights of the classes seen": weighted,
-    "hard examples": lambda o, y: F.cross_entropy(o, y, reduction="none").topk(1).values.sum(), "logsumexp": lambda o, y: F.cross_entropy(o, y, reduction="none").logsumexp(0), "product": lambda o, y: F.cross_entropy(o, y, reduction="none").prod(), "flipped labels": lambda o, y: F.cross_entropy(o, y.flip(0)), "variance": lambda o, y: o.var(0, unbiased=False).sum() + F.cross_entropy(o, y),
-    "center": lambda o, y: (o - o.mean(0)).square().mean() + F.cross_entropy(o, y), "by number": lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(o) ** 2, "kept": losses,
-}
-
-MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "BatchNorm1d": (lambda: nn.BatchNorm1d(6), ROW), "without statistics": (lambda: nn.BatchNorm1d(6, track_running_stats=False), ROW), "BatchNorm2d": (lambda: nn.BatchNorm2d(4), IMAGE), "without affine": (lambda: nn.BatchNorm2d(4, affine=False), IMAGE), "SyncBatchNorm": (lambda: nn.SyncBatchNorm(6), ROW),
-    "InstanceNorm, statistics": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), IMAGE), "spectral norm, old": (lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), ROW), "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), ROW), "lazy BatchNorm": (lambda: nn.LazyBatchNorm1d(), ROW), "BatchNorm in a Sequential": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.BatchNorm1d(6))), ROW),
-    "attention, batch second": (lambda: Attends(), SEQUENCE), "encoder layer, batch second": (lambda: nn.TransformerEncoderLayer(6, 2, 8, 0.0), SEQUENCE), "GRU, batch second": (lambda: First(nn.GRU(6, 6)), SEQUENCE), "flatten of all": (lambda: nn.Flatten(0, 1), SEQUENCE), "softmax of the batch": (lambda: nn.Softmax(0), ROW), "fold of the batch": (lambda: nn.Flatten(0), ROW),
-    "BatchNorm3d": (lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.BatchNorm3d(4)), IMAGE),
+    "contrast": contrast, "squared mean": lambda o, y: F.cross_entropy(o, y).square(),
+    "mean of all, once more": lambda o, y: F.cross_entropy(o, y) + o.mean().square(),
+    "pairs": lambda o, y: (o[:, None] - o[None]).square().mean() + F.cross_entropy(o, y),
+    "weights of the classes seen": weighted,
+    "hard examples": lambda o, y: F.cross_entropy(o, y, reduction="none").topk(1).values.sum(),
+    "logsumexp": lambda o, y: F.cross_entropy(o, y, reduction="none").logsumexp(0),
+    "product": lambda o, y: F.cross_entropy(o, y, reduction="none").prod(),
+    "flipped labels": lambda o, y: F.cross_entropy(o, y.flip(0)),
+    "variance": lambda o, y: o.var(0, unbiased=False).sum() + F.cross_entropy(o, y),
+    "center": lambda o, y: (o - o.mean(0)).square().mean() + F.cross_entropy(o, y),
+    "by number": lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(o) ** 2, "kept": losses,
 }
 # fmt: on
 
@@ -465,6 +583,28 @@ class First(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x)[0]
+
+
+# fmt: off
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(6), ROW),
+    "without statistics": (lambda: nn.BatchNorm1d(6, track_running_stats=False), ROW),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(4), IMAGE),
+    "without affine": (lambda: nn.BatchNorm2d(4, affine=False), IMAGE),
+    "SyncBatchNorm": (lambda: nn.SyncBatchNorm(6), ROW),
+    "InstanceNorm, statistics": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), IMAGE),
+    "spectral norm, old": (lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), ROW),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), ROW),
+    "lazy BatchNorm": (nn.LazyBatchNorm1d, ROW),
+    "BatchNorm in a Sequential": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.BatchNorm1d(6))), ROW),
+    "attention, batch second": (Attends, SEQUENCE),
+    "encoder layer, batch second": (lambda: nn.TransformerEncoderLayer(6, 2, 8, 0.0), SEQUENCE),
+    "GRU, batch second": (lambda: First(nn.GRU(6, 6)), SEQUENCE),
+    "flatten of all": (lambda: nn.Flatten(0, 1), SEQUENCE), "softmax of the batch": (lambda: nn.Softmax(0), ROW),
+    "fold of the batch": (lambda: nn.Flatten(0), ROW),
+    "BatchNorm3d": (lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.BatchNorm3d(4)), IMAGE),
+}
+# fmt: on
 
 
 def modular(name: str) -> Case:

@@ -80,7 +80,9 @@ def set_head(model: Between, x: Tensor, features: int) -> None:
     model.last = nn.Linear(features, CLASSES)
 
 
-def table(kind: str, group: str, shape: tuple[int, ...], functions: Mapping[str, Function], **options: Any) -> list[Case]:
+def table(
+    kind: str, group: str, shape: tuple[int, ...], functions: Mapping[str, Function], **options: Any
+) -> list[Case]:
     """Return a case for each function."""
     return [Case(f"{group}: {name}", between(shape, f, **options), kind) for name, f in functions.items()]
 

@@ -7,8 +7,8 @@ with ten seeds.
 
 from __future__ import annotations
 
-import importlib.util
 import importlib
+import importlib.util
 import os
 from typing import Any
 
@@ -59,7 +59,8 @@ def test_one_example_moves_the_sum_by_its_clip_norm(name: str, request: pytest.F
         request.applymarker(pytest.mark.xfail(reason=known.VIOLATIONS[name], strict=True))
     case = CASES[name]
     found = worst(outcome(case, seed) for seed in SEEDS)
-    assert name in known.UNCOUPLED or not found.exceeds(known.TOLERANCES.get(name, 1e-3)), found
+    assert name in known.UNCOUPLED or not found.exceeds(), found
+    assert found.stray <= known.ROUNDED.get(name, 1e-4), found
     if name in CRASHES:
         assert found.way == CRASHED, f"is mended, so take it off CRASHES: {found}"
         return
@@ -81,7 +82,7 @@ def together(self: Any, point: Any, batch: Any) -> list[Rows]:
     for loss in losses:
         found = torch.autograd.grad(loss, list(state.values()), retain_graph=True, allow_unused=True)
         rows.append([torch.zeros_like(v) if g is None else g for g, v in zip(found, state.values(), strict=True)])
-    return [Rows(torch.stack(column).flatten(1)) for column in zip(*rows, strict=True)]
+    return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in zip(*rows, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,6 @@ def test_the_check_sees_a_model_that_mixes(name: str, mixes: bool, monkeypatch: 
     monkeypatch.setattr(ExplicitGradient, "__call__", together)
     found = outcome(Case(name, CASES[name].build, "mixer"), 0)
     assert found.way == "vmap", found
-    if name != "statistics: trace of 1e-6":  # which moves no more than the bounds, but strays
+    if name != "statistics: trace of 1e-6":  # which keeps to the bounds
         assert found.exceeds() == mixes, found
-    assert (found.stray > 1e-6) == mixes, found
+    assert (found.stray > 3e-6) == mixes, found

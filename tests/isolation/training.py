@@ -15,8 +15,6 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from tests.isolation.case import Case
 from tests.isolation.models import CLASSES, ROWS, Tensor, built
 
-COUNTED = [0]
-
 
 def mlp(*middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *middle, nn.Linear(8, CLASSES))
@@ -215,28 +213,6 @@ def head_of(dtype: torch.dtype) -> Callable[[], Tensor]:
     return lambda: x().to(dtype)
 
 
-# fmt: off
-MODELS: dict[str, tuple[Any, ...]] = {
-    # dropout and other draws
-    "Dropout": (lambda: mlp(nn.Dropout(0.3)), x), "two Dropouts": (lambda: mlp(nn.Dropout(0.3), nn.Linear(8, 8), nn.Dropout(0.5)), x), "Dropout1d": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout1d(0.3), nn.Flatten(), nn.Linear(30, CLASSES)), lambda: torch.randn(ROWS, 5, 6)), "Dropout2d": (lambda: images(nn.Dropout2d(0.3)), pictures), "AlphaDropout": (lambda: mlp(nn.SELU(), nn.AlphaDropout(0.2)), x), "FeatureAlphaDropout": (lambda: images(nn.FeatureAlphaDropout(0.3)), pictures), "Dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), mlp()), x), "functional dropout": (lambda: Forward(lambda m, x: m.b(F.dropout(m.a(x), 0.3, m.training))), x), "DropConnect": (lambda: Forward(lambda m, x: m.b(F.linear(x, F.dropout(m.a.weight, 0.3), m.a.bias))), x),
-    "stochastic depth": (lambda: mlp(Depth()), x), "stochastic depth, one draw": (lambda: mlp(Depth(shared=True)), x), "noise": (lambda: Forward(lambda m, x: m.b(m.a(x) + 0.1 * torch.randn_like(m.a(x)))), x), "variational": (lambda: Forward(lambda m, x: m.b(m.a(x) + torch.randn(len(x), 8) * m.a(x).exp())), x), "LSTM with dropout": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), Last(nn.LSTM(3, 8, 2, dropout=0.3, batch_first=True)), nn.Linear(8, CLASSES)), x), "dropout in eval mode": (lambda: mlp(nn.Dropout(0.3)).eval(), x), "checkpointed dropout": (lambda: Forward(lambda m, x: m.b(checkpoint(lambda h: F.dropout(m.a(h), 0.3).tanh(), x, use_reentrant=False))), x),
-    # weights
-    "tied": (lambda: tied(), lambda: torch.randint(9, (ROWS, 5)), lambda o, y: F.cross_entropy(o[:, 0], y)), "tied, transposed": (tied_transposed, x), "a module twice": (lambda: (lambda f: nn.Sequential(nn.Linear(6, 8), f, nn.Tanh(), f, nn.Linear(8, CLASSES)))(nn.Linear(8, 8)), x), "two names": (lambda: two_names(), x), "weight_norm": (lambda: normed(parametrizations.weight_norm), x), "old weight_norm": (lambda: normed(nn.utils.weight_norm), x), "spectral_norm in eval": (lambda: normed(parametrizations.spectral_norm, 2).eval(), x), "orthogonal": (orthogonal, x), "symmetric": (lambda: mlp(symmetric()), x), "product of weights": (lambda: Forward(lambda m, x: x @ (m.b.weight @ m.a.weight).T), x), "standardized": (lambda: Forward(lambda m, x: m.b(F.linear(x, (m.a.weight - m.a.weight.mean(1, keepdim=True)) / m.a.weight.std(1, keepdim=True)))), x), "scaled weight": (lambda: Forward(lambda m, x: m.b(F.linear(x, m.a.weight * 0.5)).tanh()), x), "rows of a weight": (lambda: Forward(lambda m, x: x @ m.a.weight[:3].T + m.b.bias), x), "sign of a weight": (lambda: Forward(lambda m, x: m.b(F.linear(x, Quantized.apply(m.a.weight)))), x),
-    "LoRA": (lambda: nn.Sequential(Lora(nn.Linear(6, 8)), nn.Tanh(), Lora(nn.Linear(8, CLASSES))), x), "LoRA on a convolution": (lambda: images(Adapter()), pictures), "bias only": (lambda: partly("0.bias", "2.bias"), x), "head only": (lambda: partly("2.weight", "2.bias"), x), "first only": (lambda: partly("0.weight"), x), "frozen BatchNorm": (lambda: frozen(), x), "prompt": (lambda: Forward(lambda m, x: m.b(m.a(x + m.prompt).tanh()), prompt=nn.Parameter(torch.zeros(6))), x), "a scalar": (lambda: Forward(lambda m, x: m.b(m.one * m.a(x)), one=nn.Parameter(torch.ones(()))), x), "an unused parameter": (lambda: Forward(lambda m, x: m.b(m.a(x)), never=nn.Parameter(torch.ones(3))), x), "ParameterList": (lambda: Forward(lambda m, x: m.b(m.a(x) + sum(m.all)), all=nn.ParameterList([torch.zeros(8), torch.ones(8)])), x), "ModuleDict": (lambda: Forward(lambda m, x: m.b(m.more["one"](m.a(x))), more=nn.ModuleDict({"one": nn.Linear(8, 8)})), x), "under no_grad in part": (lambda: Forward(lambda m, x: m.b(without_grad(m.a, x) + m.a(x))), x),
-    # numbers
-    "bfloat16": (lambda: mlp().bfloat16(), head_of(torch.bfloat16)), "bfloat16 convolution": (lambda: images().bfloat16(), lambda: pictures().bfloat16()), "double": (lambda: mlp().double(), head_of(torch.float64)), "two dtypes": (lambda: Forward(lambda m, x: m.b(m.a(x.bfloat16()).float()), a=nn.Linear(6, 8).bfloat16()), x), "autocast inside": (lambda: Forward(lambda m, x: autocast(m, x)), x), "large values": (lambda: mlp(), lambda: 1e4 * x()), "tiny values": (lambda: nn.Linear(6, CLASSES), lambda: 1e-6 * x()), "integers": (lambda: Forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.randint(9, (ROWS, 6))), "booleans": (lambda: Forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.rand(ROWS, 6) > 0.5), "a row of NaN": (lambda: mlp(), lambda: with_nan()), "NaN of made-up examples": (lambda: Forward(lambda m, x: m.b(m.a(x).log())), x), "infinite gradient": (lambda: Forward(lambda m, x: m.b(m.a(x).relu().sqrt())), x),
-    # passes
-    "checkpoint": (lambda: Forward(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=False).tanh())), x), "reentrant checkpoint": (lambda: Forward(lambda m, x: m.b(checkpoint(m.a, x * m.one, use_reentrant=True).tanh()), one=nn.Parameter(torch.ones(()))), x), "checkpoint_sequential": (lambda: Forward(lambda m, x: checkpoint_sequential(m.body, 2, x, use_reentrant=False), body=mlp()), x), "forward hook": (lambda: hooked("forward"), x), "forward pre-hook": (lambda: hooked("pre"), x), "backward hook": (lambda: hooked("backward"), x), "hook of a tensor": (lambda: Forward(lambda m, x: m.b(halved(m.a(x)))), x), "custom function": (lambda: Forward(lambda m, x: m.b(Product.apply(x, m.a.weight).tanh())), x), "straight through": (lambda: Forward(lambda m, x: m.b(Quantized.apply(m.a(x)))), x), "reversed gradient": (lambda: Forward(lambda m, x: m.b(Reversed.apply(m.a(x), 0.3))), x), "eval mode": (lambda: mlp().eval(), x), "in place": (lambda: mlp(nn.ReLU(inplace=True), nn.Hardtanh(inplace=True)), x), "written input": (lambda: Forward(lambda m, x: m.b(m.a(x.mul_(2)))), x), "inner gradient": (lambda: Forward(lambda m, x: m.b(m.a(x) + inner(m, x))), x), "torch.func": (lambda: Forward(lambda m, x: m.b(torch.vmap(m.a)(x))), x), "scripted": (lambda: Forward(lambda m, x: m.b(m.body(m.a(x))), body=torch.jit.script(nn.Tanh())), x),
-    "a value decides": (lambda: Forward(by_value), x), "as many times as a value says": (lambda: Forward(depth_by_value), x), "fixed point": (lambda: Forward(lambda m, x: m.b(iterated(m.c, m.a(x))), c=nn.Linear(8, 8)), x), "an optimum": (lambda: Forward(lambda m, x: m.b(m.a(x) - m.a(x).detach() + m.a(x).square())), x), "list of layers": (lambda: Forward(lambda m, x: m.b(sum(layer(x) for layer in m.many)), many=nn.ModuleList(nn.Linear(6, 8) for _ in range(3))), x),
-    # what the model holds
-    "buffer": (lambda: buffered(lambda m, x: m.b(m.a(x - m.kept).tanh()), torch.ones(6)), x), "plain tensor": (lambda: Forward(lambda m, x: m.b(m.a(x - m.kept)), kept=torch.ones(6)), x), "buffer not saved": (lambda: buffered(lambda m, x: m.b(m.a(x) * m.kept), torch.ones(8), persistent=False), x), "cache of shapes": (lambda: Forward(cached, cache=None), x), "counter in a buffer": (lambda: buffered(updated_buffer, torch.zeros(())), x), "counter in a plain tensor": (lambda: Forward(updated, calls=torch.zeros(())), x), "counter": (lambda: Forward(counted, calls=0), x),
-    # losses and outputs
-    "regression": (lambda: nn.Linear(6, 1), numbers(1), F.mse_loss), "regression, summed": (lambda: mlp(), numbers(3), nn.MSELoss(reduction="sum")), "l1": (lambda: mlp(), numbers(3), F.l1_loss), "huber": (lambda: mlp(), numbers(3), F.huber_loss), "smooth l1": (lambda: mlp(), numbers(3), F.smooth_l1_loss), "binary": (lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), yes_no(), F.binary_cross_entropy_with_logits), "many labels": (lambda: mlp(), yes_no(3), nn.BCEWithLogitsLoss()), "label smoothing": (lambda: mlp(), x, nn.CrossEntropyLoss(label_smoothing=0.1)), "summed": (lambda: mlp(), x, nn.CrossEntropyLoss(reduction="sum")), "class weights": (lambda: mlp(), x, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))), "scaled": (lambda: mlp(), x, lambda o, y: 1e4 * F.cross_entropy(o, y)), "tiny": (lambda: mlp(), x, lambda o, y: 1e-4 * F.cross_entropy(o, y)), "penalized": (lambda: mlp(), x, penalized), "focal": (lambda: mlp(), x, focal), "multi margin": (lambda: mlp(), x, F.multi_margin_loss), "soft targets": (lambda: mlp(), lambda: (x(), torch.rand(ROWS, 3).softmax(1)), F.cross_entropy), "KL": (lambda: mlp(), lambda: (x(), torch.rand(ROWS, 3).softmax(1)), lambda o, y: F.kl_div(o.log_softmax(1), y, reduction="batchmean")), "poisson": (lambda: mlp(), yes_no(3), F.poisson_nll_loss), "gaussian": (lambda: mlp(), numbers(1), lambda o, y: F.gaussian_nll_loss(o[:, :1], y, o[:, 1:2].exp())),
-    "several outputs": (lambda: Forward(lambda m, x: (m.b(m.a(x)), m.a(x))), x, lambda o, y: F.cross_entropy(o[0], y) + o[1].square().mean()), "outputs by name": (lambda: Forward(lambda m, x: {"logits": m.b(m.a(x)), "hidden": m.a(x)}), x, lambda o, y: F.cross_entropy(o["logits"], y)), "a dataclass": (lambda: Forward(lambda m, x: Output(m.b(m.a(x)), x)), x, lambda o, y: F.cross_entropy(o.logits, y)), "autoencoder": (lambda: Forward(lambda m, x: m.c(m.a(x).tanh()), c=nn.Linear(8, 6)), lambda: (v := x(), v.clone()), F.mse_loss), "two targets": (lambda: mlp(), lambda: (x(), (torch.randint(3, (ROWS,)), torch.randn(ROWS))), lambda o, y, w: F.cross_entropy(o, y) * w.abs()), "segmentation": (lambda: nn.Conv2d(4, CLASSES, 3, padding=1), lambda: (pictures(), torch.randint(3, (ROWS, 6, 6))), F.cross_entropy), "tokens, some left out": (lambda: nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9), Turned()), lambda: (torch.randint(9, (ROWS, 5)), torch.randint(1, 9, (ROWS, 5))), nn.CrossEntropyLoss(ignore_index=0)), "inputs by name": (Keyed, lambda: (named(), torch.randint(3, (ROWS,)))), "contrast within an example": (lambda: Forward(lambda m, x: torch.stack([m.a(x), m.a(x.flip(1))], 1)), x, lambda o, y: F.cosine_similarity(o[:, 0], o[:, 1]).sum() + 0 * y.sum()), "CTC": (lambda: nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 3)), lambda: (x(), torch.randint(1, 3, (ROWS, 2))), lambda o, y: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), y, torch.tensor([6]), torch.tensor([2]))), "triplet": (lambda: mlp(), lambda: (x(), (torch.randn(ROWS, 3), torch.randn(ROWS, 3))), F.triplet_margin_loss), "the model's own loss": (lambda: OwnLoss(), lambda: ({"x": x(), "y": torch.randint(3, (ROWS,))}, None), lambda o: o["loss"]),
-}
-# fmt: on
-
-
 def with_nan() -> Tensor:
     values = x()
     values[3] = float("nan")
@@ -322,6 +298,11 @@ def tied() -> nn.Module:
     return nn.Sequential(table, nn.Tanh(), last)
 
 
+def module_twice() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(nn.Linear(6, 8), layer, nn.Tanh(), layer, nn.Linear(8, CLASSES))
+
+
 def two_names() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, CLASSES))
     model[2].weight = model[0].weight
@@ -338,7 +319,119 @@ def frozen() -> nn.Module:
     return mlp(nn.BatchNorm1d(8).eval().requires_grad_(False))
 
 
-# Neither is a fault to refuse: state that would be lost, a gradient that nobody could clip, a loss without a rule.
+# fmt: off
+MODELS: dict[str, tuple[Any, ...]] = {
+    # dropout and other draws
+    "Dropout": (lambda: mlp(nn.Dropout(0.3)), x),
+    "two Dropouts": (lambda: mlp(nn.Dropout(0.3), nn.Linear(8, 8), nn.Dropout(0.5)), x),
+    "Dropout1d": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout1d(0.3), nn.Flatten(), nn.Linear(30, CLASSES)), lambda: torch.randn(ROWS, 5, 6)),
+    "Dropout2d": (lambda: images(nn.Dropout2d(0.3)), pictures),
+    "AlphaDropout": (lambda: mlp(nn.SELU(), nn.AlphaDropout(0.2)), x),
+    "FeatureAlphaDropout": (lambda: images(nn.FeatureAlphaDropout(0.3)), pictures),
+    "Dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), mlp()), x),
+    "functional dropout": (lambda: Forward(lambda m, x: m.b(F.dropout(m.a(x), 0.3, m.training))), x),
+    "DropConnect": (lambda: Forward(lambda m, x: m.b(F.linear(x, F.dropout(m.a.weight, 0.3), m.a.bias))), x),
+    "stochastic depth": (lambda: mlp(Depth()), x), "stochastic depth, one draw": (lambda: mlp(Depth(shared=True)), x),
+    "noise": (lambda: Forward(lambda m, x: m.b(m.a(x) + 0.1 * torch.randn_like(m.a(x)))), x),
+    "variational": (lambda: Forward(lambda m, x: m.b(m.a(x) + torch.randn(len(x), 8) * m.a(x).exp())), x),
+    "LSTM with dropout": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), Last(nn.LSTM(3, 8, 2, dropout=0.3, batch_first=True)), nn.Linear(8, CLASSES)), x),
+    "dropout in eval mode": (lambda: mlp(nn.Dropout(0.3)).eval(), x),
+    "checkpointed dropout": (lambda: Forward(lambda m, x: m.b(checkpoint(lambda h: F.dropout(m.a(h), 0.3).tanh(), x, use_reentrant=False))), x),
+    # weights
+    "tied": (tied, lambda: torch.randint(9, (ROWS, 5)), lambda o, y: F.cross_entropy(o[:, 0], y)),
+    "tied, transposed": (tied_transposed, x),
+    "a module twice": (module_twice, x),
+    "two names": (two_names, x), "weight_norm": (lambda: normed(parametrizations.weight_norm), x),
+    "old weight_norm": (lambda: normed(nn.utils.weight_norm), x),
+    "spectral_norm in eval": (lambda: normed(parametrizations.spectral_norm, 2).eval(), x),
+    "orthogonal": (orthogonal, x), "symmetric": (lambda: mlp(symmetric()), x),
+    "product of weights": (lambda: Forward(lambda m, x: x @ (m.b.weight @ m.a.weight).T), x),
+    "standardized": (lambda: Forward(lambda m, x: m.b(F.linear(x, (m.a.weight - m.a.weight.mean(1, keepdim=True)) / m.a.weight.std(1, keepdim=True)))), x),
+    "scaled weight": (lambda: Forward(lambda m, x: m.b(F.linear(x, m.a.weight * 0.5)).tanh()), x),
+    "rows of a weight": (lambda: Forward(lambda m, x: x @ m.a.weight[:3].T + m.b.bias), x),
+    "sign of a weight": (lambda: Forward(lambda m, x: m.b(F.linear(x, Quantized.apply(m.a.weight)))), x),
+    "LoRA": (lambda: nn.Sequential(Lora(nn.Linear(6, 8)), nn.Tanh(), Lora(nn.Linear(8, CLASSES))), x),
+    "LoRA on a convolution": (lambda: images(Adapter()), pictures),
+    "bias only": (lambda: partly("0.bias", "2.bias"), x), "head only": (lambda: partly("2.weight", "2.bias"), x),
+    "first only": (lambda: partly("0.weight"), x), "frozen BatchNorm": (frozen, x),
+    "prompt": (lambda: Forward(lambda m, x: m.b(m.a(x + m.prompt).tanh()), prompt=nn.Parameter(torch.zeros(6))), x),
+    "a scalar": (lambda: Forward(lambda m, x: m.b(m.one * m.a(x)), one=nn.Parameter(torch.ones(()))), x),
+    "an unused parameter": (lambda: Forward(lambda m, x: m.b(m.a(x)), never=nn.Parameter(torch.ones(3))), x),
+    "ParameterList": (lambda: Forward(lambda m, x: m.b(m.a(x) + sum(m.all)), all=nn.ParameterList([torch.zeros(8), torch.ones(8)])), x),
+    "ModuleDict": (lambda: Forward(lambda m, x: m.b(m.more["one"](m.a(x))), more=nn.ModuleDict({"one": nn.Linear(8, 8)})), x),
+    "under no_grad in part": (lambda: Forward(lambda m, x: m.b(without_grad(m.a, x) + m.a(x))), x),
+    # numbers
+    "bfloat16": (lambda: mlp().bfloat16(), head_of(torch.bfloat16)),
+    "bfloat16 convolution": (lambda: images().bfloat16(), lambda: pictures().bfloat16()),
+    "double": (lambda: mlp().double(), head_of(torch.float64)),
+    "two dtypes": (lambda: Forward(lambda m, x: m.b(m.a(x.bfloat16()).float()), a=nn.Linear(6, 8).bfloat16()), x),
+    "autocast inside": (lambda: Forward(autocast), x), "large values": (mlp, lambda: 1e4 * x()),
+    "tiny values": (lambda: nn.Linear(6, CLASSES), lambda: 1e-6 * x()),
+    "integers": (lambda: Forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.randint(9, (ROWS, 6))),
+    "booleans": (lambda: Forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.rand(ROWS, 6) > 0.5),
+    "a row of NaN": (mlp, with_nan), "NaN of made-up examples": (lambda: Forward(lambda m, x: m.b(m.a(x).log())), x),
+    "infinite gradient": (lambda: Forward(lambda m, x: m.b(m.a(x).relu().sqrt())), x),
+    # passes
+    "checkpoint": (lambda: Forward(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=False).tanh())), x),
+    "reentrant checkpoint": (lambda: Forward(lambda m, x: m.b(checkpoint(m.a, x * m.one, use_reentrant=True).tanh()), one=nn.Parameter(torch.ones(()))), x),
+    "checkpoint_sequential": (lambda: Forward(lambda m, x: checkpoint_sequential(m.body, 2, x, use_reentrant=False), body=mlp()), x),
+    "forward hook": (lambda: hooked("forward"), x), "forward pre-hook": (lambda: hooked("pre"), x),
+    "backward hook": (lambda: hooked("backward"), x),
+    "hook of a tensor": (lambda: Forward(lambda m, x: m.b(halved(m.a(x)))), x),
+    "custom function": (lambda: Forward(lambda m, x: m.b(Product.apply(x, m.a.weight).tanh())), x),
+    "straight through": (lambda: Forward(lambda m, x: m.b(Quantized.apply(m.a(x)))), x),
+    "reversed gradient": (lambda: Forward(lambda m, x: m.b(Reversed.apply(m.a(x), 0.3))), x),
+    "eval mode": (lambda: mlp().eval(), x),
+    "in place": (lambda: mlp(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Hardtanh(inplace=True)), x),
+    "written input": (lambda: Forward(lambda m, x: m.b(m.a(x.mul_(2)))), x),
+    "inner gradient": (lambda: Forward(lambda m, x: m.b(m.a(x) + inner(m, x))), x),
+    "torch.func": (lambda: Forward(lambda m, x: m.b(torch.vmap(m.a)(x))), x),
+    "scripted": (lambda: Forward(lambda m, x: m.b(m.body(m.a(x))), body=torch.jit.script(nn.Tanh())), x),
+    "a value decides": (lambda: Forward(by_value), x),
+    "as many times as a value says": (lambda: Forward(depth_by_value), x),
+    "fixed point": (lambda: Forward(lambda m, x: m.b(iterated(m.c, m.a(x))), c=nn.Linear(8, 8)), x),
+    "an optimum": (lambda: Forward(lambda m, x: m.b(m.a(x) - m.a(x).detach() + m.a(x).square())), x),
+    "list of layers": (lambda: Forward(lambda m, x: m.b(sum(layer(x) for layer in m.many)), many=nn.ModuleList(nn.Linear(6, 8) for _ in range(3))), x),
+    # what the model holds
+    "buffer": (lambda: buffered(lambda m, x: m.b(m.a(x - m.kept).tanh()), torch.ones(6)), x),
+    "plain tensor": (lambda: Forward(lambda m, x: m.b(m.a(x - m.kept)), kept=torch.ones(6)), x),
+    "buffer not saved": (lambda: buffered(lambda m, x: m.b(m.a(x) * m.kept), torch.ones(8), persistent=False), x),
+    "cache of shapes": (lambda: Forward(cached, cache=None), x),
+    "counter in a buffer": (lambda: buffered(updated_buffer, torch.zeros(())), x),
+    "counter in a plain tensor": (lambda: Forward(updated, calls=torch.zeros(())), x),
+    "counter": (lambda: Forward(counted, calls=0), x),
+    # losses and outputs
+    "regression": (lambda: nn.Linear(6, 1), numbers(1), F.mse_loss),
+    "regression, summed": (mlp, numbers(3), nn.MSELoss(reduction="sum")), "l1": (mlp, numbers(3), F.l1_loss),
+    "huber": (mlp, numbers(3), F.huber_loss), "smooth l1": (mlp, numbers(3), F.smooth_l1_loss),
+    "binary": (lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), yes_no(), F.binary_cross_entropy_with_logits),
+    "many labels": (mlp, yes_no(3), nn.BCEWithLogitsLoss()),
+    "label smoothing": (mlp, x, nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "summed": (mlp, x, nn.CrossEntropyLoss(reduction="sum")),
+    "class weights": (mlp, x, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]), reduction="sum")),
+    "scaled": (mlp, x, lambda o, y: 1e4 * F.cross_entropy(o, y)),
+    "tiny": (mlp, x, lambda o, y: 1e-4 * F.cross_entropy(o, y)), "penalized": (mlp, x, penalized),
+    "focal": (mlp, x, focal), "multi margin": (mlp, x, F.multi_margin_loss),
+    "soft targets": (mlp, lambda: (x(), torch.rand(ROWS, 3).softmax(1)), F.cross_entropy),
+    "KL": (mlp, lambda: (x(), torch.rand(ROWS, 3).softmax(1)), lambda o, y: F.kl_div(o.log_softmax(1), y, reduction="batchmean")),
+    "poisson": (mlp, yes_no(3), F.poisson_nll_loss),
+    "gaussian": (mlp, numbers(1), lambda o, y: F.gaussian_nll_loss(o[:, :1], y, o[:, 1:2].exp())),
+    "several outputs": (lambda: Forward(lambda m, x: (m.b(m.a(x)), m.a(x))), x, lambda o, y: F.cross_entropy(o[0], y) + o[1].square().mean()),
+    "outputs by name": (lambda: Forward(lambda m, x: {"logits": m.b(m.a(x)), "hidden": m.a(x)}), x, lambda o, y: F.cross_entropy(o["logits"], y)),
+    "a dataclass": (lambda: Forward(lambda m, x: Output(m.b(m.a(x)), x)), x, lambda o, y: F.cross_entropy(o.logits, y)),
+    "autoencoder": (lambda: Forward(lambda m, x: m.c(m.a(x).tanh()), c=nn.Linear(8, 6)), lambda: (v := x(), v.clone()), F.mse_loss),
+    "two targets": (mlp, lambda: (x(), (torch.randint(3, (ROWS,)), torch.randn(ROWS))), lambda o, y, w: F.cross_entropy(o, y) * w.abs()),
+    "segmentation": (lambda: nn.Conv2d(4, CLASSES, 3, padding=1), lambda: (pictures(), torch.randint(3, (ROWS, 6, 6))), F.cross_entropy),
+    "tokens, some left out": (lambda: nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9), Turned()), lambda: (torch.randint(9, (ROWS, 5)), torch.randint(1, 9, (ROWS, 5))), nn.CrossEntropyLoss(ignore_index=0)),
+    "inputs by name": (Keyed, lambda: (named(), torch.randint(3, (ROWS,)))),
+    "contrast within an example": (lambda: Forward(lambda m, x: torch.stack([m.a(x), m.a(x.flip(1))], 1)), x, lambda o, y: F.cosine_similarity(o[:, 0], o[:, 1]).sum() + 0 * y.sum()),
+    "CTC": (lambda: nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 3)), lambda: (x(), torch.randint(1, 3, (ROWS, 2))), lambda o, y: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), y, torch.tensor([6]), torch.tensor([2]))),
+    "triplet": (mlp, lambda: (x(), (torch.randn(ROWS, 3), torch.randn(ROWS, 3))), F.triplet_margin_loss),
+    "the model's own loss": (OwnLoss, lambda: ({"x": x(), "y": torch.randint(3, (ROWS,))}, None), lambda o: o["loss"]),
+}
+# fmt: on
+
+# Refusals that are right: what keeps state, a module without Python code, made-up examples that give no gradient.
 EITHER = (
     "counter in a buffer",
     "counter in a plain tensor",
@@ -348,6 +441,7 @@ EITHER = (
     "NaN of made-up examples",
     "written input",
     "spectral_norm in eval",
+    "triplet",
 )
 
 CASES = [
