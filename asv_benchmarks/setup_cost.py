@@ -1,10 +1,10 @@
-"""What set-up costs in time and memory: two checkouts of dpcore, Opacus, and a plain step, each in a process of its own.
+"""What set-up costs in time and memory: two checkouts of dpcore, Opacus and a plain step, each in its own process.
 
     git worktree add /tmp/before 0424647
     PYTHONPATH=/tmp/opacus python asv_benchmarks/setup_cost.py --before /tmp/before --output setup_cost.json
 
-A plain step is the median of some after the first one. Memory is the most that the process held during that part, model,
-data and imports included. "again" is a second model of the same kind in the same process, as in a sweep.
+A plain step is the median of some after the first one. Memory is the most that the process held during that part,
+model, data and imports included. "again" is a second model of the same kind in the same process, as in a sweep.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def main() -> None:
             except subprocess.TimeoutExpired:
                 found[name][contestant] = {"failed": f"not done after {given.limit} s"}
         plain = found[name].get("plain", {})
-        for contestant, own in found[name].items():
+        for own in found[name].values():
             if "setup_s" in own and "step_s" in plain:
                 own["setup_in_plain_steps"] = round(own["setup_s"] / plain["step_s"], 2)
                 own["setup_memory_ratio"] = round(own["setup_peak_bytes"] / plain["peak_bytes"], 3)

@@ -194,9 +194,9 @@ def make_private(
 
     Notes
     -----
-    On a CPU with glibc the process keeps freed memory for the next step (`mallopt`), unless an environment variable
-    says how memory is kept. Only shapes and dtypes of the data are read here, and for a TrainingWarning tensors, or in half a second up to 64
-    examples of a dataset; the model is tried out on synthetic values, or `example_batch`.
+    Only shapes and dtypes of the data are read here, and for a TrainingWarning tensors, or in half a second up to 64
+    examples of a dataset; the model is tried out on synthetic values, or `example_batch`. On a CPU with glibc the
+    process keeps freed memory for the next step (`mallopt`), unless an environment variable says how memory is kept.
     """
     # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
     if not isinstance(model, nn.Module):
