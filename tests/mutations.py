@@ -507,13 +507,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on from the average", "            value.copy_(saved[\"parameters\"][name])", "            pass",
          "end_to_end/test_hosts_hugging_face.py::test_the_methods_output_is_evaluated_saved_and_left_in_the_model"),
     ],
-    "dpcore/torch/peers.py": [
-        ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",
-         "own.copy_(whole.chunk(self.world_size)[self.rank])", "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
-        ("release what layers gathered in different orders", "if any(not torch.equal(order, every[self.rank, 0]) for", "if any(False for",
-         "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
-        ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
-    ],
     "dpcore/sampling/sharding.py": [
         ("begin every share at the first example", "return self._range(self.sampler.indices(key, step).size)[0]", "return 0",
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
@@ -925,20 +918,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/state/saving.py": [
         ("save a secret part for everybody", "secret=True", "secret=False", "unit/torch/test_checkpoint.py"),
     ],
-    "dpcore/stages/strategies/search/single.py": [
-        ("claim a bound that is none", "proved = total**2 / columns.sum() / rows.sum()", "proved = 1.0001 * total**2 / columns.sum() / rows.sum()",
-         "unit/stages/test_optimal.py"),
-        ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_inverses.py"),
-        ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
-        ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
-        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
-        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
-    ],
-    "dpcore/stages/strategies/search/optimize.py": [
-        ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
-        ("let entries between an example's steps be", "slope[apart] = 0.0", "pass", "unit/stages/test_optimal.py"),
-        ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
-    ],
     "dpcore/stages/strategies/search/inverse.py": [
         ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
         ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_inverses.py"),
@@ -953,9 +932,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/search/toeplitz.py": [
         ("stretch a series the wrong way", "np.linspace(0, few - 1, bands)", "np.linspace(0, few / 2, bands)", "unit/stages/test_inverses.py"),
-    ],
-    "dpcore/stages/strategies/search/kinds.py": [
-        ("let a banded inverse have more bands than steps", "        if count > steps:\n", "        if False:\n", "unit/stages/test_inverses.py"),
     ],
     "dpcore/stages/strategies/search/error.py": [
         ("forget that examples take part again", "    elif epochs > 1:\n", "    elif False:\n", "unit/stages/test_optimal.py"),
@@ -983,25 +959,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
-    "dpcore/torch/data/data.py": [
-        ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
-        ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
-    ],
     "dpcore/torch/data/batches.py": [
         ("try the same public example twice", "return synthetic(batch, examples, seed=1)", "return synthetic(batch, examples)",
          "unit/torch/test_example_batch.py"),
         ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
-    ],
-    "dpcore/torch/data/loader.py": [
-        ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
-         "unit/torch/test_sampler.py"),
-        ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
-         "unit/torch/test_sampler.py"),
-        ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
-         "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
-         "unit/torch/test_sampler.py"),
-        ("step on a batch that was kept", "if count and not batches.memory(batch) &", "if False and not batches.memory(batch) &",
-         "unit/torch/test_data.py"),
     ],
     "dpcore/torch/data/overlap.py": [
         ("evaluate on the last example that is trained on", "(b >= len(tables[0]))", "(b > len(tables[0]))",
@@ -1055,6 +1016,49 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("recommend what amplification does not cover", "most = period if bands is None else min(period, validate.integer(1, bands=bands))",
          "most = period", "unit/stages/test_recommended.py"),
         ("recommend for one epoch", "epochs = 1 if period is None else -(-steps // min(period, steps))", "epochs = 1", "unit/stages/test_recommended.py"),
+    ],
+    "dpcore/torch/shards.py": [
+        ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",
+         "own.copy_(whole.chunk(self.world_size)[self.rank])", "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
+        ("release what layers gathered in different orders", "if any(not torch.equal(order, every[self.rank, 0]) for", "if any(False for",
+         "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
+        ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
+    ],
+    "dpcore/stages/strategies/search/single.py": [
+        ("claim a bound that is none", "proved = total**2 / columns.sum() / rows.sum()", "proved = 1.0001 * total**2 / columns.sum() / rows.sum()",
+         "unit/stages/test_optimal.py"),
+        ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_inverses.py"),
+        ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
+        ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
+    ],
+    "dpcore/stages/strategies/search/fixed_order.py": [
+        ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
+        ("let entries between an example's steps be", "slope[apart] = 0.0", "pass", "unit/stages/test_optimal.py"),
+        ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
+    ],
+    "dpcore/stages/strategies/search/bidiagonal.py": [
+        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
+        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
+    ],
+    "dpcore/stages/strategies/search/kinds.py": [
+        ("let a banded inverse have more bands than steps", "        if count > steps:\n", "        if False:\n", "unit/stages/test_inverses.py"),
+    ],
+    "dpcore/torch/data/ahead.py": [
+        ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
+        ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
+    ],
+    "dpcore/torch/data/sampler.py": [
+        ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
+         "unit/torch/test_sampler.py"),
+        ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
+         "unit/torch/test_sampler.py"),
+        ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
+         "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
+         "unit/torch/test_sampler.py"),
+    ],
+    "dpcore/torch/data/loader.py": [
+        ("step on a batch that was kept", "if count and not batches.memory(batch) &", "if False and not batches.memory(batch) &",
+         "unit/torch/test_data.py"),
     ],
 }
 # fmt: on

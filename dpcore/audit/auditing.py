@@ -288,12 +288,11 @@ def _same(run: CanaryRun, other: CanaryRun) -> bool:
 # Scores: how much a canary's releases speak for "in".
 #
 # In units of the planned noise the releases x of one canary are N(s, I) with s = A p: column A_t is what it adds if it
-# takes part in step t, p_t says whether it does. Any score gives a valid lower bound; the likelihood ratio the best
-# one.
+# takes part in step t, p_t says whether it does. Any score gives a valid lower bound; the likelihood ratio the
+# best one.
 #
 # - Batches are public: p is known, ``log N(x; s)/N(x; 0)`` grows with s.x, and s.x/|s| is normal with variance 1 and
-#   mean
-#   |s| or 0: the matched filter.
+#   mean |s| or 0: the matched filter.
 # - Each of some steps draws it with probability q, and their columns are orthogonal:
 #   ``sum_t log(1 - q + q exp(A_t.x - |A_t|^2/2))``.
 # - Replace-one: "out" has -s instead of 0, and the ratio to it is taken.

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 import dpcore.torch
 from dpcore.errors import ArgumentError, BudgetError
 from dpcore.ledger import Ledger
-from dpcore.torch.data import data as ahead
+from dpcore.torch.data import ahead
 from tests.unit.torch_runs import DATA, finish, load, model, saved, sgd, start, values
 
 
