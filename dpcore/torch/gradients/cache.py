@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +57,15 @@ def python_state(roots: Sequence[Any]) -> Hashable:
             continue
         for module in root.modules():
             held = module.__dict__
-            kinds: list[Any] = [type(module), type(module).forward]
-            found += kinds
-            found += [value for value in held.values() if type(value) in _PLAIN]
-            # A tensor that is no buffer is a constant of the graph, and a function may stand for forward. The objects
-            # themselves are kept: another one may get the number of one that is gone.
-            found += [
-                _Same(value) for value in held.values() if isinstance(value, (torch.Tensor, FunctionType, MethodType))
-            ]
+            found += (type(module), type(module).forward)
+            for value in held.values():
+                kind = type(value)
+                if kind in _PLAIN:
+                    found.append(value)
+                elif _is_kept(kind):
+                    # A tensor that is no buffer is a constant of the graph, and a function may stand for forward. The
+                    # objects themselves are kept: another one may get the number of one that is gone.
+                    found.append(_Same(value))
             if root is not roots[0]:
                 found += [_Same(value) for value in (*module._buffers.values(), *module._parameters.values())]
             found += [
@@ -72,6 +74,12 @@ def python_state(roots: Sequence[Any]) -> Hashable:
                 if held.get(name)
             ]
     return tuple(found)
+
+
+@cache
+def _is_kept(kind: type) -> bool:
+    """Whether it is a tensor's class or a function's; asked of each class once, since torch's own answer is slow."""
+    return issubclass(kind, (torch.Tensor, FunctionType, MethodType))
 
 
 def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Hashable, ...]:
