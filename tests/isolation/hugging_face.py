@@ -754,7 +754,7 @@ _LEAF = (
 )
 _BOXES = "made-up boxes may end before they begin: it takes example_batch="
 
-REFUSED: dict[str, str] = {
+REFUSED_WRONGLY: dict[str, str] = {
     **{
         f"hf {name}": _LEAF
         for name in (
@@ -770,7 +770,7 @@ REFUSED: dict[str, str] = {
 }  # fmt: skip
 """Cases that are refused and should not be, and why."""
 
-CRASHED: dict[str, str] = {
+CRASHES: dict[str, str] = {
     "hf beit": "a table without values, made while the graph is captured, stays in a cache of the model's class",
 }
 """Cases for which `make_private` raises what is no error of dpcore's, and why."""

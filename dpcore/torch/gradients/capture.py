@@ -7,12 +7,13 @@ example's values to another one.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -27,7 +28,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules import transformer
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -39,7 +39,7 @@ from dpcore.torch.gradients.bags import embedding_bag
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
 from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
-from dpcore.torch.model.functional import places, refuse_changed, refuse_foreign, slots, within
+from dpcore.torch.model.functional import Leaves, places, refuse_changed, refuse_foreign, slots, within
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 """Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example.
@@ -153,7 +153,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
 
     def captured(mode: _Noted | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
         try:
-            with fake, as_written(), _real_states(), _masks_as_given(), mode:
+            with fake, as_written(), _real_states(), _masks_as_given(), _caches_cleared(), mode:
                 return run()
         except (DpcoreError, NotCaptured):
             raise
@@ -260,14 +260,13 @@ def as_written() -> Iterator[None]:
 _REPLACED = {**RECURRENT, F.embedding_bag: embedding_bag}
 
 
-class _Replaced(TorchFunctionMode):
+class _Replaced(Leaves):
     """Puts operations that the proof can follow in the place of some functions of torch."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
         self.loss = False
-        self.leaves: list[torch.Tensor] = []  # made by the model itself, as for gradient checkpoints
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -278,13 +277,7 @@ class _Replaced(TorchFunctionMode):
             found = losses_inside(function, args, kwargs, self.count)
             if found is not None:
                 return found
-        result = function(*args, **kwargs)
-        if function in _MADE_LEAF:
-            self.leaves.append(args[0])
-        return result
-
-
-_MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 class _Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -362,6 +355,27 @@ def _masks_as_given() -> Iterator[None]:
     finally:
         setattr(transformer, name, kept)
 
+
+@contextmanager
+def _caches_cleared() -> Iterator[None]:
+    """Clear what functions of other packages cached meanwhile: a tensor without values would stay there for later calls."""
+    before = {id(cached): cached.cache_info().misses for cached in _caches()}
+    try:
+        yield
+    finally:
+        for cached in _caches():
+            if cached.cache_info().misses != before.get(id(cached), 0):
+                cached.cache_clear()
+
+
+def _caches() -> list[Any]:
+    found = [each for each in gc.get_objects() if type(each) is _CACHED]
+    return [
+        each for each in found if not str(getattr(each, "__module__", "")).startswith(("torch.", "sympy.", "dpcore."))
+    ]
+
+
+_CACHED = type(lru_cache(int))
 
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])
 

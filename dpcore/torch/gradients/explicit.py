@@ -14,7 +14,16 @@ from dpcore.stages.clipping.blocks import Block, Rows
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.losses import ExampleLoss
-from dpcore.torch.model.functional import FOREIGN, Values, call_with, check_versions, places, refuse_foreign, within
+from dpcore.torch.model.functional import (
+    FOREIGN,
+    Leaves,
+    Values,
+    call_with,
+    check_versions,
+    places,
+    refuse_foreign,
+    within,
+)
 
 
 class ExplicitGradient:
@@ -68,9 +77,10 @@ class ExplicitGradient:
             versions = {name: tensor._version for name, tensor in given.items()}
 
             def both() -> None:
-                loss = self.loss(batches.call(self.model, inputs), targets)
+                with Leaves() as own:
+                    loss = self.loss(batches.call(self.model, inputs), targets)
                 if loss.requires_grad:
-                    refuse_foreign(loss, leaves)
+                    refuse_foreign(loss, [*leaves, *own.leaves])
                     torch.autograd.backward(loss)
 
             with torch.enable_grad():

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
@@ -144,6 +145,23 @@ FOREIGN = (
     "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in the model, "
     "so that it is trained, or call its requires_grad_(False)"
 )
+
+
+class Leaves(TorchFunctionMode):
+    """Notes the tensors that the code itself lets require gradients, as for gradient checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves: list[torch.Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in _MADE_LEAF:
+            self.leaves.append(args[0])
+        return result
+
+
+_MADE_LEAF = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 
 
 def refuse_foreign(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
