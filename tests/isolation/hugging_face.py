@@ -422,6 +422,7 @@ DECODERS = [
     decoder("mixtral", "Mixtral", {**SHARED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     decoder("qwen2 moe", "Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 8}),
     decoder("qwen3 moe", "Qwen3Moe", {**EXPERTS, "head_dim": 8}),
+    decoder("qwen3 moe batched", "Qwen3Moe", {**EXPERTS, "head_dim": 8, "experts_implementation": "batched_mm"}),
     decoder("olmoe", "Olmoe", EXPERTS),
     decoder("gpt oss", "GptOss", {
         **SHARED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4,
@@ -563,8 +564,8 @@ TRANSLATORS = [
     case("bart layerdrop", "BartForConditionalGeneration", "BartConfig", {
         **BART, "encoder_layerdrop": 0.5,
     }, translated, kind="either"),
-    # It takes the state at the last mark of an example, found in all examples at once.
-    case("bart classes", "BartForSequenceClassification", "BartConfig", BART, ended, kind="either"),
+    # It takes the state at the last mark of each example, which all must have.
+    case("bart classes", "BartForSequenceClassification", "BartConfig", BART, ended),
     case("bart answers", "BartForQuestionAnswering", "BartConfig", {**BART, "num_labels": 2}, answered),
     case("mbart", "MBartForConditionalGeneration", "MBartConfig", BART, translated),
     case("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", BART, translated),
@@ -754,6 +755,8 @@ _LEAF = (
 )
 _BOXES = "made-up boxes may end before they begin: it takes example_batch="
 
+_CHOICES = "the choices of all examples are numbered in one row, and a mask is looked up by these numbers"
+
 REFUSED_WRONGLY: dict[str, str] = {
     **{
         f"hf {name}": _LEAF
@@ -765,6 +768,9 @@ REFUSED_WRONGLY: dict[str, str] = {
     "hf wav2vec2 bert": "hooks that the model installs at its first call, to collect outputs, have other numbers later",
     "hf deberta loss of logits": "a view of a sum that is differentiated by vmap asks for other strides",
     "hf switch": "a module that is given its own dtype in forward counts as a tensor's .data that is assigned",
+    "hf bert choice": _CHOICES,
+    "hf roberta choice": _CHOICES,
+    "hf bart classes": "made-up words have no mark of the end, without which the model raises: it takes example_batch=",
     "hf layoutlm": _BOXES,
     "hf lilt": _BOXES,
 }  # fmt: skip
