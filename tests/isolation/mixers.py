@@ -209,6 +209,8 @@ GUARDS: dict[str, Function] = {
     "shape == 11 or 12": lambda h, m: centered(h) if h.shape[0] in (11, 12) else h,
     "odd": lambda h, m: h if len(h) % 2 else centered(h), "multiple of the length": lambda h, m: h * len(h),
     "length as a tensor": lambda h, m: h / torch.tensor(float(len(h))),
+    "shape as a tensor": lambda h, m: h * torch.tensor(h.shape)[0],
+    "shape as a tensor, centered": lambda h, m: torch.where(torch.tensor(h.shape)[0] > 8, centered(h), h),
     "length by a sum": lambda h, m: h / torch.ones_like(h[:, 0]).sum(),
     "largest value": lambda h, m: centered(h) if h.max() > 1.5 else h,
     "largest value, item": lambda h, m: centered(h) if h.max().item() > 1.5 else h,

@@ -244,6 +244,6 @@ CASES: list[Case] = [
         "linear": lambda h, m: h @ m.square, "softmax": lambda h, m: h.softmax(1), "sort": lambda h, m: h.sort(1).values,
         "as image": lambda h, m: h.view(-1, 1, 2, 3).tanh(), "outer": lambda h, m: h[:, :, None] * h[:, None],
         "one logit": lambda h, m: h.sum(1, keepdim=True), "first": lambda h, m: h[:, :1] + m.scale,
-        "number of examples as a tensor": lambda h, m: h * torch.tensor(h.shape)[1],
+        "shape as a tensor": lambda h, m: h * torch.tensor(h.shape)[1],
     }),
 ]  # fmt: skip
