@@ -19,7 +19,7 @@ from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
 from dpcore.torch.gradients.capture import Captured
 from dpcore.torch.gradients.errors import Mixes
-from dpcore.torch.gradients.sources import Finder, Source
+from dpcore.torch.gradients.sources import RESHAPED, Finder, Source
 
 _MASKED = {
     "convolution_backward", "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
@@ -28,13 +28,8 @@ _MASKED = {
 """Operations that give a parameter's gradient beside that of their input, unless told not to."""
 
 
-_VIEWS = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
 _SQUEEZED = torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim
-# A kernel may lay a tensor out in memory otherwise than was foretold for the capture, so that a view of it is a copy.
-_RUN: dict[Any, Any] = {
-    **dict.fromkeys(_VIEWS, torch.ops.aten.reshape.default),
-    **dict.fromkeys(_SQUEEZED, torch.ops.aten.squeeze.dims),
-}
+_RUN: dict[Any, Any] = {**RESHAPED, **dict.fromkeys(_SQUEEZED, torch.ops.aten.squeeze.dims)}
 
 Gathers = Callable[[Graph, list[Node]], None]
 

@@ -31,6 +31,10 @@ Tensor = torch.Tensor
 # sides: one product forms it, where norms and sums by pairs take one each.
 _MANY, _ROWS = 24, 1.75
 
+_VIEWS = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
+RESHAPED: dict[Any, Any] = dict.fromkeys(_VIEWS, torch.ops.aten.reshape.default)
+"""What runs in the place of a view: a kernel may lay a tensor out in memory otherwise than was foretold for the capture."""
+
 
 class Source(NamedTuple):
     """One part of a parameter's gradient: the values that it is made of, and what makes a block of them."""
@@ -193,6 +197,7 @@ class Finder:
         copies = {node: graph.placeholder(node.name) for node in (*ends, *constants)}
         for node in inner:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
+            copies[node].target = RESHAPED.get(node.target, node.target)
         graph.output(copies[gradient])
         carry = GraphModule(torch.nn.Module(), graph)
         made = [self._made(end) for end in ends]
