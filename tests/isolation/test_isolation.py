@@ -43,7 +43,7 @@ def sample() -> list[str]:
         return list(CASES)
     groups: dict[str, list[str]] = {}
     for name in CASES:
-        groups.setdefault(name.partition(":")[0], []).append(name)
+        groups.setdefault(name.partition(":")[0].partition(" ")[0], []).append(name)
     found = []
     for names in groups.values():
         count = EACH[CASES[names[0]].kind]
