@@ -190,6 +190,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("gather from other examples", 'if mark.dim == op["dim"] % len(op.out):', "if False:", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/sources.py": [
+        ("run views as views", "dict.fromkeys(_VIEWS, torch.ops.aten.reshape.default)", "{}",
+         "unit/torch/gradients/test_followed.py::test_sequences"),
         ("give an example the times of others", "apart = moved.unflatten(0, (mark.outer, examples, mark.inner)).movedim(1, 0)",
          "apart = moved.unflatten(0, (examples, mark.outer, mark.inner))", "unit/torch/gradients/test_proof.py"),
         ("forget one use of a parameter", "return [part for each in taken for", "return [part for each in taken[:1] for",
@@ -201,6 +203,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/proved.py": [
+        ("tell graphs apart without their constants", "(p.digest, *map(value_digest, p.constants))", "(p.digest,)",
+         "unit/torch/gradients/test_followed.py::test_constants_tell_models_apart_and_are_not_written_to"),
         ("run the graph of a model that has become another one", "if real and form in self.programs and _is_power_of_four(self._calls):",
          "if False:", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
         ("overlook what a user changes on purpose", "cache.structure(batch), cache.python_state([self.model, self.loss])",
@@ -211,6 +215,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py::test_the_masks_of_a_checkpoint_are_the_forward_passs_own"),
         ("capture at a number that divides a size", "fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]",
          "fitting = [8, 16]", "unit/torch/gradients/test_proof.py"),
+        ("look at the code with odd numbers alone", "return fitting[0], 2 * fitting[1]", "return fitting[0], fitting[1]",
+         "unit/torch/gradients/test_followed.py::test_what_is_refused"),
+        ("overlook numbers that are constants", "            return value_digest(leaf)\n", "            return None\n",
+         "unit/torch/gradients/test_followed.py::test_what_is_refused"),
+        ("make the functional graph with its constants inside", "        return self.constants[target] if target in self.constants else super()",
+         "        return super()", "unit/torch/gradients/test_followed.py::test_sequences"),
     ],
     "dpcore/torch/gradients/trial.py": [
         ("overlook a hook on a parameter", "if parameter._backward_hooks or getattr(", "if False and getattr(",

@@ -57,9 +57,10 @@ def python_state(roots: Sequence[Any]) -> Hashable:
             continue
         for module in root.modules():
             held = module.__dict__
-            found += (type(module), type(module).forward)
+            kinds: list[Any] = [type(module), type(module).forward]
+            found += kinds
             for value in held.values():
-                kind = type(value)
+                kind: Any = type(value)
                 if kind in _PLAIN:
                     found.append(value)
                 elif _is_kept(kind):
