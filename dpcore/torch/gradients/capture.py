@@ -7,13 +7,12 @@ example's values to another one.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -153,7 +152,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
 
     def captured(mode: _Noted | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
         try:
-            with fake, as_written(), _real_states(), _masks_as_given(), _caches_cleared(), mode:
+            with fake, as_written(), _real_states(), _masks_as_given(), mode:
                 return run()
         except (DpcoreError, NotCaptured):
             raise
@@ -355,27 +354,6 @@ def _masks_as_given() -> Iterator[None]:
     finally:
         setattr(transformer, name, kept)
 
-
-@contextmanager
-def _caches_cleared() -> Iterator[None]:
-    """Clear what functions of other packages cached meanwhile: a tensor without values would stay there for later calls."""
-    before = {id(cached): cached.cache_info().misses for cached in _caches()}
-    try:
-        yield
-    finally:
-        for cached in _caches():
-            if cached.cache_info().misses != before.get(id(cached), 0):
-                cached.cache_clear()
-
-
-def _caches() -> list[Any]:
-    found = [each for each in gc.get_objects() if type(each) is _CACHED]
-    return [
-        each for each in found if not str(getattr(each, "__module__", "")).startswith(("torch.", "sympy.", "dpcore."))
-    ]
-
-
-_CACHED = type(lru_cache(int))
 
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])
 
