@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 from dpcore.spec.repeating import repeat
 from dpcore_numpy.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_numpy.clip import clip_factors, combine, group_norms, row_norms, weighted_sum
+from dpcore_numpy.correlate import correlate
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.joined import joined_norms
 from dpcore_numpy.linear import linear_norms, linear_sums
 from dpcore_numpy.noise import normal
-from dpcore_numpy.ring import ring
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
 from dpcore_numpy.tied import tied_norms
@@ -25,6 +25,7 @@ __all__ = [
     "clear",
     "clip_factors",
     "combine",
+    "correlate",
     "embedding_norms",
     "embedding_sum",
     "from_numpy",
@@ -36,7 +37,6 @@ __all__ = [
     "normal",
     "recurrence",
     "repeat",
-    "ring",
     "row_norms",
     "step",
     "tied_norms",

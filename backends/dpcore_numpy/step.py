@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
+from dpcore.spec.grid import released, step_of
+from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
+from dpcore_numpy.correlate import correlate
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.noise import normal
-from dpcore_numpy.ring import ring
 from dpcore_numpy.update import move
 
 Floats = NDArray[Any]
@@ -58,21 +59,17 @@ def step(
 
 
 def _normals(noise: NoiseRow, slot: Slot[Floats]) -> Floats:
-    kind = slot.parameter.dtype.name
-    return normal(noise.key, noise.row, noise.stream, slot.first, slot.total.size, dtype=kind, rng=noise.rng)
+    key, row, stream, _, rng, bits = noise
+    return normal(key, row, stream, slot.first, slot.total.size, bits=bits, rng=rng)
 
 
 def _average(slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: Correlation | None) -> Floats:
     if noise.scale:
-        n = _normals(noise, slot)
-        if isinstance(correlation, RingCoefficients):
-            n = ring(n, slot.noise_state, correlation)
-        elif correlation is not None:
-            n = recurrence(n, slot.noise_state, correlation)
-        average = n.astype(np.float64)
-        average *= noise.scale
-        average += slot.total
-        average /= batch_size
+        m, u = _normals(noise, slot), step_of(noise.scale, noise.bits)
+        if correlation is not None:
+            m = correlate(m, slot.noise_state, correlation, bits=noise.bits)
+            u = step_of(noise.scale, noise.bits, correlation.normalizer)
+        average = released(slot.total, m, u, noise.bits, u / batch_size)
     else:
         average = slot.total / batch_size
     g: Floats = average.astype(slot.parameter.dtype, copy=False)
@@ -101,7 +98,8 @@ def _square(g: Floats, slot: Slot[Floats], batch_size: float, square: str, squar
         q /= slot.scale
     h = q * q
     if square_noise is not None and square_noise.scale:
-        h += np.multiply(_normals(square_noise, slot), square_noise.scale, dtype=np.float64)
+        u = step_of(square_noise.scale, square_noise.bits)
+        h = released(h, _normals(square_noise, slot), u, square_noise.bits, u)
     rounded: Floats = h.astype(slot.parameter.dtype, copy=False)
     return rounded
 

@@ -18,17 +18,15 @@ except ImportError:
 Words = NDArray[np.uint32]
 
 
-def words(
-    key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"
-) -> Words:
+def words(key: bytes, row: int, stream: int, start: int, size: int, *, part: int = 0, rng: str = "chacha20") -> Words:
     """See `dpcore.spec.ops.Backend.words`."""
     first, last = start // TILE, -(-(start + size) // TILE)
-    blocks = tile_blocks(key, row, stream, first, last - first, tail=tail, rng=rng)
+    blocks = tile_blocks(key, row, stream, first, last - first, part=part, rng=rng)
     return blocks.transpose(0, 2, 1).reshape(-1)[start - first * TILE :][:size]
 
 
 def tile_blocks(
-    key: bytes, row: int, stream: int, first: int, count: int, *, tail: bool = False, rng: str = "chacha20"
+    key: bytes, row: int, stream: int, first: int, count: int, *, part: int = 0, rng: str = "chacha20"
 ) -> Words:
     """Return the cipher blocks of whole tiles, (count, 256, 16): tile, lane, word of the block.
 
@@ -36,9 +34,14 @@ def tile_blocks(
     """
     check_key(key)
     check_range(row, stream, first * TILE, count * TILE, rng)
-    generate = philox_blocks if rng == "philox" else chacha20_keystream if Cipher is not None else chacha20_blocks
-    blocks = generate(key, first * LANES, count * LANES, (row, int(stream), int(tail)))
+    blocks = blocks_of(key, first * LANES, count * LANES, (row, int(stream), part), rng)
     return blocks.reshape(count, LANES, WORDS_PER_BLOCK)
+
+
+def blocks_of(key: bytes, counter: int, count: int, nonce: tuple[int, int, int], rng: str) -> Words:
+    """Return `count` blocks of 16 words from block `counter` on, (count, 16), by the generator `rng`."""
+    generate = philox_blocks if rng == "philox" else chacha20_keystream if Cipher is not None else chacha20_blocks
+    return generate(key, counter, count, nonce)
 
 
 def chacha20_keystream(key: bytes, counter: int, count: int, nonce: tuple[int, int, int]) -> Words:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from dpcore.spec.repeating import repeat
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
+from dpcore_torch.correlate import correlate
 from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sums, tied_norms
 from dpcore_torch.noise import normal
 from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, joined_norms, words
-from dpcore_torch.ring import ring
 from dpcore_torch.step import step
 from dpcore_torch.update import update
 
@@ -26,6 +26,7 @@ __all__ = [
     "clear",
     "clip_factors",
     "combine",
+    "correlate",
     "embedding_norms",
     "embedding_sum",
     "from_numpy",
@@ -37,7 +38,6 @@ __all__ = [
     "normal",
     "recurrence",
     "repeat",
-    "ring",
     "row_norms",
     "step",
     "tied_norms",

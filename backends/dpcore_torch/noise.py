@@ -1,62 +1,71 @@
-"""Standard normals: `dpcore_numpy.noise` in torch's threads."""
+"""Standard normals on a grid: `dpcore_numpy.noise` in torch's threads."""
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-import dpcore_numpy as reference
-from dpcore.spec.stream import TILE
-from dpcore_numpy.noise import TAIL_BOUND, refine_tail
+from dpcore.spec.rounded_normal import (
+    COLUMN_BITS,
+    FINE_BITS,
+    FRACTION_BITS,
+    REST,
+    STAIR_BITS,
+    THRESHOLD_BITS,
+    tables,
+)
+from dpcore.spec.stream import LANES, TILE, WORDS_PER_BLOCK
+from dpcore_numpy.noise import of_rest
 from dpcore_numpy.stream import tile_blocks
 
-_SIGN = -(2**31)
+_COLUMNS, _THRESHOLDS, _STAIRS = 2**COLUMN_BITS - 1, 2**THRESHOLD_BITS - 1, 2**STAIR_BITS
+_PLACES = 2**FINE_BITS - 1
 
 
 def normal(
-    key: bytes, row: int, stream: int, start: int, size: int, *, dtype: str = "float32", rng: str = "chacha20"
+    key: bytes,
+    row: int,
+    stream: int,
+    start: int,
+    size: int,
+    *,
+    bits: int = FRACTION_BITS,
+    rng: str = "chacha20",
 ) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.normal`."""
-    if dtype != "float32":
-        return torch.from_numpy(reference.normal(key, row, stream, start, size, dtype=dtype, rng=rng))
     first, last = start // TILE, -(-(start + size) // TILE)
-    blocks = tile_blocks(key, row, stream, first, last - first, rng=rng).view(np.int32)
-    words = torch.from_numpy(blocks).transpose(1, 2)
-    w0, w1 = words[:, 0::2].contiguous(), words[:, 1::2].contiguous()
-    log_u = _log_uniform(w0)
-    for tile in _tiles_with_tail(w0):
-        (tail,) = tile_blocks(key, row, stream, first + tile, 1, tail=True, rng=rng).transpose(0, 2, 1)
-        refine_tail(log_u[tile].numpy(), w0[tile].numpy().view(np.uint32), tail[0::2])
-    rho = log_u.mul_(-2).sqrt_()
-    z = torch.empty(words.shape, dtype=torch.float32, device="cpu")
-    torch.mul(rho, _sine(w1), out=z[:, 1::2])
-    torch.mul(rho, _sine(w1.add_(2**30)), out=z[:, 0::2])
+    w0, w1 = (
+        torch.from_numpy(tile_blocks(key, row, stream, first, last - first, part=part, rng=rng).view(np.int32))
+        for part in (0, 1)
+    )
+    k, region = size_of(w0, w1)
+    for place in np.flatnonzero(region.numpy() == REST).tolist():
+        block, word = divmod(place, WORDS_PER_BLOCK)
+        k.view(-1)[place] = of_rest(key, row, stream, first * LANES + block, word, rng)
+    k.bitwise_xor_(w0.bitwise_right_shift_(31)).bitwise_right_shift_(FRACTION_BITS - bits)
+    z = torch.empty((last - first, WORDS_PER_BLOCK, LANES), dtype=torch.float64, device="cpu")
+    z.copy_(k.transpose(1, 2)).mul_(2.0**-bits)
     return z.view(-1)[start - first * TILE :][:size]
 
 
-def _tiles_with_tail(w0: torch.Tensor) -> list[int]:
-    """Return the tiles with a word below the bound, which as a signed number is none below 0."""
-    words = w0.numpy().view(np.uint32)
-    if words.min(initial=TAIL_BOUND) >= TAIL_BOUND:  # takes a tenth of the time of what follows
-        return []
-    return np.flatnonzero((words < TAIL_BOUND).any(axis=(1, 2))).tolist()
+def size_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `dpcore_numpy.noise.size_of`; words are int32 of the same bits, and shifts keep the sign."""
+    own = w0 & _COLUMNS
+    column = _columns().index_select(0, own.view(-1)).view(own.shape)
+    coarse = (w0 >> COLUMN_BITS).bitwise_and_(2 ** (32 - COLUMN_BITS) - 1)
+    below = (coarse & _THRESHOLDS).sub_(column >> COLUMN_BITS).bitwise_right_shift_(31)
+    region = column.bitwise_and_(_COLUMNS)
+    region ^= own.bitwise_xor_(region).bitwise_and_(below)
+    t = coarse.bitwise_right_shift_(THRESHOLD_BITS).bitwise_and_(127).bitwise_left_shift_(2).bitwise_or_(w1 & 3)
+    place = (w1 >> 2).bitwise_and_(_PLACES)
+    mirrored = t.add_(place >> (FINE_BITS - STAIR_BITS)).neg_().add_(_STAIRS - 2).bitwise_right_shift_(31)
+    place ^= mirrored.bitwise_and_((region & 1).neg_()).bitwise_and_(_PLACES)
+    k = (region >> 1).to(torch.int64).bitwise_left_shift_(FINE_BITS).bitwise_or_(place)
+    return k, region
 
 
-def _log_uniform(w0: torch.Tensor) -> torch.Tensor:
-    """See `dpcore_numpy.noise._log_uniform`."""
-    upper = w0 >> 31
-    v = (w0 ^ upper).to(torch.float32).add_(0.5).mul_(2.0**-32)
-    chosen = torch.log(v)
-    bits = v.neg_().log1p_().view(torch.int32).bitwise_xor_(chosen.view(torch.int32)).bitwise_and_(upper)
-    chosen.view(torch.int32).bitwise_xor_(bits)
-    return chosen
-
-
-def _sine(turn: torch.Tensor) -> torch.Tensor:
-    """See `dpcore_numpy.noise._sine`."""
-    doubled = turn << 1
-    sine = doubled.to(torch.float32).mul_(math.pi * 2.0**-32).sin_()
-    sine.view(torch.int32).bitwise_xor_(doubled.bitwise_xor_(turn).bitwise_and_(_SIGN))
-    return sine
+@lru_cache(maxsize=1)
+def _columns() -> torch.Tensor:
+    return torch.from_numpy(tables().columns.view(np.int32).copy())

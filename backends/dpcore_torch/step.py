@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
+from dpcore.spec.grid import released, step_of
+from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
+from dpcore_torch.correlate import correlate
 from dpcore_torch.filter import recurrence
 from dpcore_torch.noise import normal
-from dpcore_torch.ring import ring
 from dpcore_torch.update import move
 
 # Tiles that a thread takes at once: their float64 numbers stay in its processor's cache.
@@ -56,21 +57,19 @@ class Draws:
 
     def __init__(self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int) -> None:
         self.row = row
-        self.scale = 0.0 if row is None else row.scale
+        self.scale, self.bits = (0.0, 0) if row is None else (row.scale, row.bits)
         self._size = size
         self._end = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
-        self._first, self._drawn = 0, torch.empty(0, dtype=torch.float32, device="cpu")
+        self._first, self._drawn = 0, torch.empty(0, dtype=torch.float64, device="cpu")
 
     def of(self, slot: Slot[torch.Tensor]) -> torch.Tensor:
         """Return the slot's normals, in memory that another may share but no other element."""
         assert self.row is not None
-        first, size, dtype = slot.first, slot.parameter.numel(), slot.parameter.dtype
-        known = self._first <= first and first + size <= self._first + len(self._drawn)
-        if not known or self._drawn.dtype != dtype:
-            key, row, stream, _, rng = self.row
+        first, size = slot.first, slot.parameter.numel()
+        if not (self._first <= first and first + size <= self._first + len(self._drawn)):
+            key, row, stream, _, rng, bits = self.row
             ahead = max(size, min(self._size, self._end - first))
-            kind = str(dtype).removeprefix("torch.")
-            self._first, self._drawn = first, normal(key, row, stream, first, ahead, dtype=kind, rng=rng)
+            self._first, self._drawn = first, normal(key, row, stream, first, ahead, bits=bits, rng=rng)
         return self._drawn[first - self._first :][:size]
 
 
@@ -78,15 +77,14 @@ def _average(
     slot: Slot[torch.Tensor], noise: Draws, batch_size: float, correlation: Correlation | None
 ) -> torch.Tensor:
     if noise.scale:
-        n = noise.of(slot)
-        if isinstance(correlation, RingCoefficients):
-            n = ring(n, slot.noise_state, correlation)
-        elif correlation is not None:
-            n = recurrence(n, slot.noise_state, correlation)
-        average = n.to(torch.float64, copy=True).mul_(noise.scale).add_(slot.total).mul_(1 / batch_size)
+        m, u = noise.of(slot), step_of(noise.scale, noise.bits)
+        if correlation is not None:
+            m = correlate(m, slot.noise_state, correlation, bits=noise.bits)
+            u = step_of(noise.scale, noise.bits, correlation.normalizer)
+        average = released(slot.total, m, u, noise.bits, u / batch_size)
     else:
         average = slot.total / batch_size
-    g = average.to(slot.parameter.dtype)
+    g: torch.Tensor = average.to(slot.parameter.dtype)
     return g if slot.scale is None else g.div_(slot.scale)
 
 
@@ -110,9 +108,10 @@ def _square(
     q = slot.total / batch_size
     if slot.scale is not None:
         q.div_(slot.scale)
-    h = q * q
+    h: torch.Tensor = q * q
     if square_noise.scale:
-        h.add_(square_noise.of(slot).to(torch.float64, copy=True).mul_(square_noise.scale))
+        u = step_of(square_noise.scale, square_noise.bits)
+        h = released(h, square_noise.of(slot), u, square_noise.bits, u)
     return h.to(slot.parameter.dtype)
 
 

@@ -10,13 +10,13 @@ require_device()
 from dpcore.spec.repeating import repeat  # noqa: E402
 from dpcore_triton.arrays import beside, clear, from_numpy, to_numpy, zeros_like  # noqa: E402
 from dpcore_triton.clip import clip_factors, combine, weighted_sum  # noqa: E402
+from dpcore_triton.correlate import correlate  # noqa: E402
 from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.graphs import Graphs  # noqa: E402
 from dpcore_triton.joined import joined_norms  # noqa: E402
 from dpcore_triton.linear import linear_norms, linear_sums  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
-from dpcore_triton.ring import ring  # noqa: E402
 from dpcore_triton.row_norms import group_norms, row_norms  # noqa: E402
 from dpcore_triton.step import step  # noqa: E402
 from dpcore_triton.stream import words  # noqa: E402
@@ -38,6 +38,7 @@ __all__ = [
     "clear",
     "clip_factors",
     "combine",
+    "correlate",
     "embedding_norms",
     "embedding_sum",
     "from_numpy",
@@ -49,7 +50,6 @@ __all__ = [
     "normal",
     "recurrence",
     "repeat",
-    "ring",
     "row_norms",
     "step",
     "tied_norms",

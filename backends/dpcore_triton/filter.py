@@ -47,11 +47,11 @@ def _recurrence_kernel(row, taps, NB: tl.constexpr, ORDER: tl.constexpr, ELEMENT
 
 
 @jit
-def pointers(row, i, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Return pointers to the elements `i` of the float32 arrays whose addresses stand in columns of the table."""
+def pointers(row, i, FIRST: tl.constexpr, COUNT: tl.constexpr, KIND: tl.constexpr = tl.float32):
+    """Return pointers to the elements `i` of the arrays whose addresses stand in columns of the table."""
     found = ()
     for column in tl.static_range(FIRST, FIRST + COUNT):
-        found += (tl.load(row + column).to(tl.pointer_type(tl.float32)) + i,)  # type: ignore[assignment]
+        found += (tl.load(row + column).to(tl.pointer_type(KIND)) + i,)  # type: ignore[assignment]
     return found
 
 

@@ -1,24 +1,22 @@
-"""Standard normals from the random stream, by Box-Muller with a refined tail (`dpcore.spec.ops.Backend.normal`).
+"""Standard normals on a grid from the random stream, exactly (`dpcore.spec.rounded_normal`).
 
-The functions are written out here, in float32, because those of the device are too coarse: its fast logarithm loses all
-digits next to 1, where |z| is small. The polynomials were fitted for the least relative error (Lawson's iteration in
-float64, tests/unit/backends/test_noise.py measures them), each well under the rounding of float32:
-
-- ``ln(1 + t) = t - t^2/2 + t^3 P(t)`` for 1 + t in [sqrt(1/2), sqrt(2)]: 0.10 units of 2^-24;
-- ``sin a = a + a^3 S(a^2)`` and ``cos a = 1 - a^2/2 + a^4 C(a^2)`` for |a| <= pi/4: 0.06 and 0.002 units.
+All but 5 of 100,000 take two words and a look into a table of 4 KiB. Of a program's 2,048 elements none takes more in
+nine of ten programs; in the others every block of the cipher that has such elements draws one of them at a time.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 
+import numpy as np
 import torch
 import triton.language as tl
 
-from dpcore.errors import ArgumentError
-from dpcore.spec.validate import choice
-from dpcore_triton.launch import BLOCKS, default_device, jit, kernel, launch, table
+from dpcore.spec import rounded_normal as law
+from dpcore.spec.check import check_bits
+from dpcore.spec.rounded_normal import FRACTION_BITS
+from dpcore_triton.launch import BLOCKS, current_stream, default_device, jit, kernel, launch, table, upload
 from dpcore_triton.stream import (
     CIPHER,
     cipher_block,
@@ -30,130 +28,170 @@ from dpcore_triton.stream import (
     store_words,
 )
 
-TAIL_BOUND = tl.constexpr(4096)
-CELL = tl.constexpr(2.0**-32)
-RADIANS = tl.constexpr(2 * math.pi * 2.0**-32)
-# ln 2 in two parts: the first has so few digits that its product with an exponent is exact.
-LN2_HIGH = tl.constexpr(0.693359375)
-LN2_LOW = tl.constexpr(math.log(2) - 0.693359375)
+COLUMN_BITS, THRESHOLD_BITS = tl.constexpr(law.COLUMN_BITS), tl.constexpr(law.THRESHOLD_BITS)
+COLUMNS, THRESHOLDS = tl.constexpr(2**law.COLUMN_BITS - 1), tl.constexpr(2**law.THRESHOLD_BITS - 1)
+LAST_STAIR, STAIR_SHIFT = tl.constexpr(2**law.STAIR_BITS - 1), tl.constexpr(law.FINE_BITS - law.STAIR_BITS)
+FINE_BITS, PLACES, FRACTION = (
+    tl.constexpr(law.FINE_BITS),
+    tl.constexpr(2**law.FINE_BITS - 1),
+    tl.constexpr(law.FRACTION_BITS),
+)
+REST, STRIPS, TRIALS = tl.constexpr(law.REST), tl.constexpr(law.STRIPS), tl.constexpr(law.TRIALS)
+# Where the tables stand in one piece of memory, in units of 4 bytes: columns, ends of hats, and four numbers a strip.
+ENDS = tl.constexpr(2**law.COLUMN_BITS)
+NUMBERS = tl.constexpr(2**law.COLUMN_BITS + 2 * law.STRIPS)
 
 
 def normal(
-    key: bytes, row: int, stream: int, start: int, size: int, *, dtype: str = "float32", rng: str = "chacha20"
+    key: bytes,
+    row: int,
+    stream: int,
+    start: int,
+    size: int,
+    *,
+    bits: int = FRACTION_BITS,
+    rng: str = "chacha20",
 ) -> torch.Tensor:
-    """See `dpcore.spec.ops.Backend.normal`. float32 only: float64 is the definition, which the NumPy backend holds."""
-    choice(("float32", "float64"), dtype=dtype)
-    if dtype == "float64":
-        raise ArgumentError("dtype='float64': must be 'float32' under this backend, or use set_backend('numpy')")
+    """See `dpcore.spec.ops.Backend.normal`."""
+    check_bits(bits)
     device = default_device()
     cipher = cipher_words(key, row, stream, start, size, rng)
-    out = torch.empty(size, dtype=torch.float32, device=device)
+    out = torch.empty(size, dtype=torch.float64, device=device)
     rows, row_of, programs = table([(start, size, out.data_ptr())], [programs_of(start, size)], device)
-    launch(_normal_kernel, (programs,), device, rows, row_of, *cipher, RNG=rng, BLOCKS=BLOCKS)
-    return out
+    tables = tables_on(device, current_stream(device))
+    launch(_normal_kernel, (programs,), device, rows, row_of, tables, *cipher, bits, RNG=rng, BLOCKS=BLOCKS)
+    return out.mul_(2.0**-bits)
 
 
-@kernel(*CIPHER)
+@lru_cache(maxsize=8)
+def tables_on(device: torch.device, stream: int) -> torch.Tensor:
+    """Return the tables of the law on a device, as `ENDS` and `NUMBERS` say."""
+    del stream  # a copy is ordered with the kernels of its own stream only
+    columns, ends, numbers = law.tables()
+    return upload(np.concatenate([part.reshape(-1).view(np.int32) for part in (columns, ends, numbers)]), device)
+
+
+@kernel(*CIPHER, "bits")
 def _normal_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one, RNG: tl.constexpr, BLOCKS: tl.constexpr
+    rows, row_of, tables, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one, bits,
+    RNG: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
     row, start = locate(rows, row_of, 4, BLOCKS)
-    z = normals(cipher, counters(row, start, BLOCKS), RNG)
+    z = normals(cipher, counters(row, start, BLOCKS), tables, bits, RNG)
     place, low, high, origin = places(row, start, BLOCKS)
-    out = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + (origin + place)
+    out = tl.load(row + 3).to(tl.pointer_type(tl.float64)) + (origin + place)
     store_words(out, z, place, low, high, BLOCKS)
 
 
 @jit
-def normals(cipher, counter, RNG: tl.constexpr):
-    """Return the normals of the 16 elements of a block."""
-    w, fraction = normal_words(cipher, counter, RNG)
-    z = ()
-    for pair in tl.static_range(8):
-        z += box_muller(w[2 * pair], w[2 * pair + 1], fraction[pair])
+def normals(cipher, counter, tables, bits, RNG: tl.constexpr):
+    """Return floor(2^bits Z) of the 16 elements of a block, float64."""
+    w0, w1 = cipher_block(cipher, counter, 0, RNG), cipher_block(cipher, counter, 1, RNG)
+    z, pending = (), (counter ^ counter).to(tl.int32)
+    for word in tl.static_range(16):
+        k, region = size_of(w0[word], w1[word], tables)
+        z += (signed(k, w0[word].to(tl.int32, bitcast=True) < 0, bits),)  # type: ignore[assignment]
+        pending |= tl.where(region == REST, 1 << word, 0)
+    attempt = pending ^ pending
+    while tl.max(pending, axis=0) > 0:
+        z, pending, attempt = redrawn(z, pending, attempt, cipher, counter, tables, bits, RNG)
     return z
 
 
 @jit
-def normal_words(cipher, counter, RNG: tl.constexpr):
-    """Return a block's words, and for each pair the place of u within its cell: the middle, or refined in the tail.
-
-    A tile reaches the tail once in five hundred times; only then is its second block computed.
-    """
-    w = cipher_block(cipher, counter, 0, RNG)
-    lowest = tl.minimum(
-        tl.minimum(tl.minimum(w[0], w[2]), tl.minimum(w[4], w[6])),
-        tl.minimum(tl.minimum(w[8], w[10]), tl.minimum(w[12], w[14])),
-    )
-    middle = counter.to(tl.float32) * 0.0 + 0.5
-    fraction = (middle, middle, middle, middle, middle, middle, middle, middle)
-    if tl.min(lowest, axis=0) < TAIL_BOUND:
-        t = cipher_block(cipher, counter, 1, RNG)
-        fraction = (
-            refine_tail(w[0], t[0]),
-            refine_tail(w[2], t[2]),
-            refine_tail(w[4], t[4]),
-            refine_tail(w[6], t[6]),
-            refine_tail(w[8], t[8]),
-            refine_tail(w[10], t[10]),
-            refine_tail(w[12], t[12]),
-            refine_tail(w[14], t[14]),
-        )
-    return w, fraction
+def redrawn(z, pending, attempt, cipher, counter, tables, bits, RNG: tl.constexpr):
+    """Try to draw each block's first pending element from a block of its own; return what follows."""
+    chosen = lowest(pending)
+    block = cipher_block(cipher, counter, (2 + 16 * attempt + chosen).to(tl.uint32), RNG)
+    accepted, k = of_rest(block, tables)
+    done = accepted & (pending != 0)
+    drawn = ()
+    for word in tl.static_range(16):
+        value = signed(k, z[word] < 0, bits)
+        drawn += (tl.where(done & (chosen == word), value, z[word]),)  # type: ignore[assignment]
+    return drawn, tl.where(done, pending & (pending - 1), pending), tl.where(done, 0, attempt + 1)
 
 
 @jit
-def refine_tail(w0, w_tail):
-    """Cut each of the 4096 lowest cells into 2^32 and return the middle of the one that `w_tail` says."""
-    return tl.where(w0 < TAIL_BOUND, (w_tail.to(tl.float32) + 0.5) * CELL, 0.5)
+def size_of(w0, w1, tables):
+    """Return k = floor(2^36 |Z|) from an element's first two words, and its region; for `REST` k is not right."""
+    own = (w0 & COLUMNS).to(tl.int32)
+    column = tl.load(tables + own)
+    coarse = (w0 >> COLUMN_BITS).to(tl.int32)
+    below = (coarse & THRESHOLDS) < (column >> COLUMN_BITS)
+    region = tl.where(below, own, column & COLUMNS)
+    t = ((coarse >> THRESHOLD_BITS) & 127) << 2 | (w1 & 3).to(tl.int32)
+    place = (w1 >> 2).to(tl.int32)
+    mirrored = ((region & 1) != 0) & (t + (place >> STAIR_SHIFT) >= LAST_STAIR)
+    place = tl.where(mirrored, place ^ PLACES, place)
+    return (region >> 1).to(tl.int64) << FINE_BITS | place.to(tl.int64), region
 
 
 @jit
-def box_muller(w0, w1, fraction):
-    """Return the two normals of a pair of words."""
-    rho = tl.sqrt(-2.0 * log_uniform(w0, fraction))
-    cosine, sine = cosine_sine(w1)
-    return rho * cosine, rho * sine
+def signed(k, negative, bits):
+    """Return floor(2^bits Z): k with its sign, rounded down."""
+    return (tl.where(negative, -1 - k, k) >> (FRACTION - bits)).to(tl.float64)
 
 
 @jit
-def log_uniform(w0, fraction):
-    """Return ln u for u at `fraction` of the w0-th of 2^32 cells, from the nearer end so that no digit is lost at 1."""
-    signed = w0.to(tl.int32, bitcast=True)
-    from_end = (signed ^ (signed >> 31)).to(tl.float32)
-    v = (from_end + fraction) * CELL
-    # u is v or 1 - v, and 2^e (1 + t) with 1 + t in [sqrt(1/2), sqrt(2)). Next to 1 its digits are in v alone.
-    bits = tl.where(signed < 0, 1.0 - v, v).to(tl.int32, bitcast=True)
-    scaled = (bits - 0x3F3504F3) & ~0x7FFFFF
-    t = (bits - scaled).to(tl.float32, bitcast=True) - 1.0
-    t = tl.where(scaled == 0, -v, t)
-
-    p = tl.fma(t, -0.07634429633617401, 0.12761549651622772)
-    p = tl.fma(t, p, -0.131601944565773)
-    p = tl.fma(t, p, 0.14201761782169342)
-    p = tl.fma(t, p, -0.16623356938362122)
-    p = tl.fma(t, p, 0.20001226663589478)
-    p = tl.fma(t, p, -0.250008225440979)
-    p = tl.fma(t, p, 0.3333333134651184)
-    square, e = t * t, scaled.to(tl.float32) * 2.0**-23
-    remainder = tl.fma(t * square, p, tl.fma(e, LN2_LOW, -0.5 * square))
-    return tl.fma(e, LN2_HIGH, t + remainder)
+def lowest(mask):
+    """Return the place of the lowest bit that is set among 16."""
+    place = mask ^ mask
+    for k in tl.static_range(15, -1, -1):
+        place = tl.where((mask & (1 << k)) != 0, k, place)
+    return place
 
 
 @jit
-def cosine_sine(w1):
-    """Return cos and sin of 2 pi w1 2^-32, from an angle in [-pi/4, pi/4] and the quadrant that it was taken out of."""
-    k = (w1 + 0x20000000) >> 30
-    a = (w1 - (k << 30)).to(tl.int32, bitcast=True).to(tl.float32) * RADIANS
-    square = a * a
-    p = tl.fma(square, 2.4433118596789427e-05, -0.0013887316454201937)
-    p = tl.fma(square, p, 0.04166664555668831)
-    c = tl.fma(square * square, p, tl.fma(square, -0.5, 1.0))
-    p = tl.fma(square, -0.00019517265900503844, 0.008332177996635437)
-    p = tl.fma(square, p, -0.16666655242443085)
-    s = tl.fma(square * p, a, a)
-    swapped = (k & 1) == 1
-    cosine = tl.where(swapped, s, c).to(tl.uint32, bitcast=True) ^ (((k + 1) & 2) << 30)
-    sine = tl.where(swapped, c, s).to(tl.uint32, bitcast=True) ^ ((k & 2) << 30)
-    return cosine.to(tl.float32, bitcast=True), sine.to(tl.float32, bitcast=True)
+def of_rest(w, tables):
+    """Return whether a block's trials accept one, and the k of the first that does."""
+    accepted, found = w[0] != w[0], (w[0] ^ w[0]).to(tl.int64)
+    ends = (tables + ENDS).to(tl.pointer_type(tl.uint64), bitcast=True)
+    numbers = (tables + NUMBERS).to(tl.pointer_type(tl.float64), bitcast=True)
+    # Loops that stay loops: written out, their loads would take the compiler minutes.
+    for trial in range(TRIALS):
+        u = word_of(w, 0, trial).to(tl.uint64) << 32 | word_of(w, 1, trial).to(tl.uint64)
+        strip = (w[0] ^ w[0]).to(tl.int32)  # the ends that are not above u
+        for k in range(10):
+            further = strip + (512 >> k)
+            end = tl.load(ends + (tl.minimum(further, STRIPS) - 1))
+            strip = tl.where((further <= STRIPS) & (end <= (u >> 1)), further, strip)
+        inside = strip < STRIPS
+        strip = tl.minimum(strip, STRIPS - 1)
+        place = (word_of(w, 2, trial) >> 2).to(tl.int32)
+        v = word_of(w, 3, trial).to(tl.uint64) << 32 | word_of(w, 4, trial).to(tl.uint64)
+        height = ((v >> 11).to(tl.float64) * 1.1102230246251565e-16) * tl.load(numbers + STRIPS + strip)
+        accepts = inside & (height < rest(strip, place, numbers)) & (accepted == 0)
+        found = tl.where(accepts, strip.to(tl.int64) << FINE_BITS | place.to(tl.int64), found)
+        accepted |= accepts
+    return accepted, found
+
+
+@jit
+def word_of(w, k: tl.constexpr, trial):
+    """Return the k-th of a trial's five words."""
+    return tl.where(trial == 0, w[k], tl.where(trial == 1, w[5 + k], w[10 + k]))
+
+
+@jit
+def rest(strip, place, numbers):
+    """See `dpcore.spec.rounded_normal.rest`: the same operations in the same order."""
+    stair = (place >> STAIR_SHIFT).to(tl.float64)
+    delta = (place.to(tl.float64) + 0.5) * 1.4551915228366852e-11
+    e = delta * (strip.to(tl.float64) * 0.015625 + 0.5 * delta)
+    series = e * 0.0 + -2.505210838544172e-08
+    series = series * e + 2.755731922398589e-07
+    series = series * e + -2.7557319223985893e-06
+    series = series * e + 2.48015873015873e-05
+    series = series * e + -0.0001984126984126984
+    series = series * e + 0.001388888888888889
+    series = series * e + -0.008333333333333333
+    series = series * e + 0.041666666666666664
+    series = series * e + -0.16666666666666666
+    series = series * e + 0.5
+    series = series * e + -1.0
+    series = series * e + 1.0
+    left, box = tl.load(numbers + strip), tl.load(numbers + 2 * STRIPS + strip)
+    step = tl.load(numbers + 3 * STRIPS + strip)
+    return left * series - (box + step * (511.5 - stair))

@@ -22,6 +22,7 @@ from dpcore.spec.ops import (
     Slot,
     UpdateSettings,
 )
+from dpcore_triton.correlate import correlation_taps
 from dpcore_triton.described import address, pattern, places, present
 from dpcore_triton.filter import taps_of
 from dpcore_triton.kept import Kept
@@ -36,6 +37,7 @@ from dpcore_triton.launch import (
     table,
     upload,
 )
+from dpcore_triton.noise import tables_on
 from dpcore_triton.step_kernel import step_kernel
 from dpcore_triton.step_numbers import step_numbers
 from dpcore_triton.stream import cipher_words, programs_of
@@ -49,6 +51,7 @@ class Launches:
     """All that a step starts, but its key and its numbers: a function of the description alone."""
 
     device: torch.device
+    law: Tensor  # the tables of the noise
     elements: tuple[int, int]  # of the stream, which it may draw: the first one, and how many
     tables: tuple[tuple[Tensor, Tensor, int, dict[str, Any]], ...]  # of each launch: arguments, programs, constants
 
@@ -93,7 +96,8 @@ def start(planned: Planned, numbers: Tensor) -> None:
     """Make the launches of a step, which read its numbers from the device."""
     for rows, row_of, programs, meta in planned.launches.tables:
         launch(
-            step_kernel, (programs,), planned.launches.device, rows, row_of, numbers, *planned.ciphers,
+            step_kernel, (programs,), planned.launches.device, rows, row_of, numbers, planned.launches.law,
+            *planned.ciphers,
             **meta, BLOCKS=BLOCKS, warps=WARPS,
         )  # fmt: skip
 
@@ -114,12 +118,13 @@ def plan(
     described = _described(slots)
     used = correlation if noise.scale else None
     ring, recurrence = (used, None) if isinstance(used, RingCoefficients) else (None, used)
+    taps = 0 if used is None else len(correlation_taps(used)) - 1
     squared = noise._replace(scale=0.0) if square_noise is None else square_noise
     group, groups = _grouped(settings)
     shape = (
         ("RULE", rule),
         ("RNG", noise.rng if noise.scale else None),
-        ("NOISE_TAPS", 0 if recurrence is None else len(taps_of(recurrence))),
+        ("NOISE_TAPS", taps),
         ("NOISE_NB", 0 if recurrence is None else len(recurrence.b)),
         ("RING", None if ring is None else ring.keeps),
         ("RING_ORDER", 0 if ring is None else len(ring.weights)),
@@ -140,15 +145,12 @@ def plan(
     if launches is None:
         check_step(slots, *common, settings, *options)
         float32_only(slots=[vector for slot in slots for vector in _narrow(slot)])
-        common_device(slots=[vector for slot in slots for vector in (slot.total, *_narrow(slot))])
+        common_device(slots=[vector for slot in slots for vector in (slot.total, *slot.noise_state, *_narrow(slot))])
         launches = _kept.put(key, _launches(slots, groups, shape, device))
     else:
         check_step((), *common, (), *options)
     ciphers = (*_cipher(noise, launches.elements), *_cipher(squared, launches.elements))
-    numbers = step_numbers(
-        (noise.row, squared.row), (noise.scale, squared.scale), batch_size, recurrence, ring, filters, rule,
-        tuple(group), step_number,
-    )  # fmt: skip
+    numbers = step_numbers(noise, squared, batch_size, used, filters, rule, tuple(group), step_number)
     return Planned(launches, ciphers, numbers)
 
 
@@ -188,10 +190,10 @@ def _launches(
     slots: Sequence[Slot[Tensor]], groups: tuple[int, ...], shape: tuple[tuple[str, Any], ...], device: torch.device
 ) -> Launches:
     constants = dict(shape)
-    correlated = constants["RING"] is not None or constants["NOISE_TAPS"] > 0
+    correlated = constants["NOISE_TAPS"] > 0
     kinds: dict[tuple[int, bool, bool], list[int]] = {}
     for index, slot in enumerate(slots):
-        noise_order = len(slot.noise_state) if constants["NOISE_TAPS"] else 0
+        noise_order = len(slot.noise_state) if constants["NOISE_NB"] else 0
         kinds.setdefault((noise_order, slot.scale is not None, slot.displacement is not None), []).append(index)
     sizes = [slot.parameter.numel() for slot in slots]
     tables = []
@@ -202,7 +204,8 @@ def _launches(
         tables.append((*table(rows, programs, device), meta))
     first = min((slot.first for slot in slots), default=0)
     last = max((slot.first + size for slot, size in zip(slots, sizes, strict=True)), default=0)
-    return Launches(device, (first, last - first), tuple(tables))
+    law = tables_on(device, current_stream(device))
+    return Launches(device, law, (first, last - first), tuple(tables))
 
 
 def _row(slot: Slot[Tensor], group: int, correlated: bool) -> tuple[int, ...]:
@@ -234,4 +237,4 @@ def _length(part: Any) -> int | None:
 def _narrow(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
     """Return the tensors of a slot that are float32."""
     optional = [array for array in (slot.displacement, slot.scale, slot.square) if array is not None]
-    return (slot.parameter, *slot.filter_state, *slot.moments, *slot.noise_state, *optional)
+    return (slot.parameter, *slot.filter_state, *slot.moments, *optional)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from dpcore_triton.correlate import correlated_elements, nearest, ring_elements
 from dpcore_triton.filter import pointers, recurrence_elements
 from dpcore_triton.launch import jit, kernel
 from dpcore_triton.noise import normals
-from dpcore_triton.ring import ring_elements
-from dpcore_triton.step_numbers import FIRST_TAP, SCALES
+from dpcore_triton.step_numbers import FIRST_WIDE, WIDE
 from dpcore_triton.stream import LANES, counters, interior, load_at, locate, places, store_at
 from dpcore_triton.update import UPDATE_NUMBERS, scalars, settings_of, update_elements
 
@@ -23,7 +23,7 @@ SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_stream"
 
 @kernel(*CIPHER, *SQUARE_CIPHER)
 def step_kernel(
-    rows, row_of, numbers, k0, k1, k2, k3, k4, k5, k6, k7, noise_stream, one,
+    rows, row_of, numbers, law, k0, k1, k2, k3, k4, k5, k6, k7, noise_stream, one,
     s0, s1, s2, s3, s4, s5, s6, s7, square_stream, square_one,
     RULE: tl.constexpr, RNG: tl.constexpr, NOISE_TAPS: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr,
     RING: tl.constexpr, RING_ORDER: tl.constexpr, SCALED: tl.constexpr, TAPS: tl.constexpr, FILTERS: tl.constexpr,
@@ -38,39 +38,43 @@ def step_kernel(
     z_square, z = None, None
     if SQUARE_RNG is not None:
         square_cipher = (s0, s1, s2, s3, s4, s5, s6, s7, tl.load(numbers + 1), square_stream, square_one)
-        z_square = normals(square_cipher, counters(row, start, BLOCKS), SQUARE_RNG)
+        z_square = normals(square_cipher, counters(row, start, BLOCKS), law, tl.load(numbers + 3), SQUARE_RNG)
     if RNG is not None:
         cipher = (k0, k1, k2, k3, k4, k5, k6, k7, tl.load(numbers), noise_stream, one)
-        z = normals(cipher, counters(row, start, BLOCKS), RNG)
+        z = normals(cipher, counters(row, start, BLOCKS), law, tl.load(numbers + 2), RNG)
     place, low, high, origin = places(row, start, BLOCKS)
     total = tl.load(row + 4).to(tl.pointer_type(tl.float64)) + (origin + place)
     displacement, scale_and_square = pointers(row, origin + place, 6, 1), pointers(row, origin + place, 7, 2)
     states = pointers(row, origin + place, 5, 1)
-    states += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER + ORDER + MOMENTS)
+    states += pointers(row, origin + place, 9 + RING_ORDER, NOISE_ORDER, tl.float64)
+    states += pointers(row, origin + place, 9 + RING_ORDER + NOISE_ORDER, ORDER + MOMENTS)
     arrays = (total, states, scale_and_square, displacement)
-    first_tap = (numbers + FIRST_TAP).to(tl.pointer_type(tl.float32), bitcast=True)
-    noise_taps, taps = scalars(first_tap, NOISE_TAPS), scalars(first_tap + NOISE_TAPS, TAPS)
-    ring_taps = first_tap + (NOISE_TAPS + TAPS)
-    settings = settings_of(ring_taps + (1 + RING_ORDER) + tl.load(row + 3) * UPDATE_NUMBERS)
-    ring = (row + 9, origin + place, tl.load(numbers + 2))
-    # In float64: noise of a scale that was rounded to float32 would be too small by up to 2^-24.
-    scales = (numbers + SCALES).to(tl.pointer_type(tl.float64), bitcast=True)
-    read = ((tl.load(scales), tl.load(scales + 1), tl.load(scales + 2)), noise_taps, taps, settings)
+    wide = (numbers + WIDE).to(tl.pointer_type(tl.float64), bitcast=True)
+    correlation = wide + FIRST_WIDE
+    after: tl.constexpr = WIDE + 2 * (FIRST_WIDE + 3 + NOISE_TAPS)
+    first_tap = (numbers + after).to(tl.pointer_type(tl.float32), bitcast=True)
+    noise_taps = ()
+    if NOISE_NB > 0:
+        noise_taps = scalars(correlation, 3 + NOISE_TAPS)
+    taps = scalars(first_tap, TAPS)
+    settings = settings_of(first_tap + TAPS + tl.load(row + 3) * UPDATE_NUMBERS)
+    ring = (row + 9, origin + place, tl.load(numbers + 4))
+    read = (scalars(wide, FIRST_WIDE), noise_taps, taps, settings)
     if interior(low, high, BLOCKS):
         step_words(
-            z, z_square, arrays, ring, ring_taps, place, low, high, read, RING_ORDER, RING,
+            z, z_square, arrays, ring, correlation, place, low, high, read, RING_ORDER, RING,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, False,
         )  # fmt: skip
     else:
         step_words(
-            z, z_square, arrays, ring, ring_taps, place, low, high, read, RING_ORDER, RING,
+            z, z_square, arrays, ring, correlation, place, low, high, read, RING_ORDER, RING,
             RULE, NOISE_NB, NOISE_ORDER, SCALED, FILTERS, ORDER, SQUARE, GENERAL, DISPLACED, True,
         )  # fmt: skip
 
 
 @jit
 def step_words(
-    z, z_square, arrays, ring, ring_taps, place, low, high, numbers, RING_ORDER: tl.constexpr, RING: tl.constexpr,
+    z, z_square, arrays, ring, correlation, place, low, high, numbers, RING_ORDER: tl.constexpr, RING: tl.constexpr,
     RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
     ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -80,14 +84,14 @@ def step_words(
     of a tensor nothing is masked.
     """
     if RING is not None:
-        z = ring_elements(z, ring[0], ring[1], place, low, high, ring_taps, ring[2], RING_ORDER, RING, MASKED)
+        z = ring_elements(z, ring[0], ring[1], place, low, high, correlation, ring[2], RING_ORDER, RING, MASKED)
     states = arrays[1]
     reads = (arrays[0],) + states  # noqa: RUF005 - Triton knows no starred expression
     if SCALED:
         reads += arrays[2][:1]
     if SQUARE == "given":
         reads += arrays[2][1:]
-    normal_registers: tl.constexpr = 16 * ((z is not None) + (z_square is not None))
+    normal_registers: tl.constexpr = 32 * ((z is not None) + (z_square is not None))
     each: tl.constexpr = 1 + len(reads)
     group: tl.constexpr = (
         4 if normal_registers + 4 * each <= MOST_LOADED else 2 if normal_registers + 2 * each <= MOST_LOADED else 1
@@ -134,15 +138,15 @@ def step_elements(
 ):  # fmt: skip
     """Return the new parameter and states, given the total, these, and a scale and a square where there are any."""
     total, states = read[0], read[1 : 1 + STATES]
-    scales, noise_taps, taps, settings = numbers[0], numbers[1], numbers[2], numbers[3]
-    average, kept = total, states[1 : 1 + NOISE_ORDER]
+    wide, noise_taps, taps, settings = numbers[0], numbers[1], numbers[2], numbers[3]
+    average, kept = total * wide[4], states[1 : 1 + NOISE_ORDER]
     if z is not None:
-        n = z
+        m = z
         if NOISE_NB > 0:
-            found = recurrence_elements(z, kept, noise_taps, NOISE_NB)
-            n, kept = found[0], found[1:]
-        average += scales[0] * n.to(tl.float64)
-    g = (average * scales[2]).to(tl.float32)
+            found = correlated_elements(z, kept, noise_taps, NOISE_NB)
+            m, kept = found[0], found[1:]
+        average = (nearest(total * wide[0]) + m) * wide[1]
+    g = average.to(tl.float32)
     if SCALED:
         g = tl.div_rn(g, read[1 + STATES])
     y = g
@@ -157,12 +161,12 @@ def step_elements(
     elif SQUARE == "given":
         h = read[1 + STATES + SCALED]
     elif SQUARE == "separate":
-        q = total * scales[2]
+        q = total * wide[4]
         if SCALED:
             q = q / read[1 + STATES].to(tl.float64)
         h = q * q
         if z_square is not None:
-            h += scales[1] * z_square.to(tl.float64)
+            h = (nearest(h * wide[2]) + z_square) * wide[3]
         h = h.to(tl.float32)
     moved = update_elements(RULE, states[0], y, h, states[1 + NOISE_ORDER + ORDER :], settings, GENERAL)
     return moved[:1] + kept + moved[1:]

@@ -14,38 +14,42 @@ import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 
-from dpcore.spec.ops import FilterCoefficients, RingCoefficients, UpdateSettings
+from dpcore.spec.grid import step_of
+from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, RingCoefficients, UpdateSettings
+from dpcore_triton.correlate import correlation_taps
 from dpcore_triton.filter import taps_of
-from dpcore_triton.ring import ring_taps
 from dpcore_triton.update import update_numbers
 
-# Places, in units of 4 bytes: three integers; the scales (8 bytes each); then float32 numbers: the taps of the noise,
-# of the filters, of the ring (its normalizer and weights), and the numbers of each group of settings.
-SCALES = tl.constexpr(4)
-FIRST_TAP = tl.constexpr(10)
+# Places, in units of 4 bytes: rows and bits of the noise and of the square's, a ring's place, and 0; then numbers of 8
+# bytes: those of `WIDE`, 2^bits, 2^-bits and the taps of the correlation; then float32 numbers: the taps of the filters
+# and the numbers of each group of settings.
+WIDE = tl.constexpr(6)
+FIRST_WIDE = tl.constexpr(5)
+"""1 / step and step / batch size of the grid, the same of the square's (1 and its step), and 1 / batch size."""
 
 
 def step_numbers(
-    rows: tuple[int, int],
-    scales: tuple[float, float],
+    noise: NoiseRow,
+    squared: NoiseRow,
     batch_size: float,
-    recurrence: FilterCoefficients | None,
-    ring: RingCoefficients | None,
+    correlation: Correlation | None,
     filters: Sequence[FilterCoefficients],
     rule: str,
     groups: Sequence[UpdateSettings],
     step_number: int,
 ) -> NDArray[np.int32]:
-    """Return the bits of a step's numbers.
-
-    `rows` and `scales` are the noise's and that of the square's; `groups` the settings that are in use.
-    """
-    integers = np.array([*rows, 0 if ring is None else ring.place, 0], dtype=np.uint32)
-    wide = np.array([*scales, 1 / batch_size], dtype=np.float64)
+    """Return the bits of a step's numbers; `groups` are the settings that are in use."""
+    place = correlation.place if isinstance(correlation, RingCoefficients) else 0
+    integers = np.array([noise.row, squared.row, noise.bits, squared.bits, place, 0], dtype=np.uint32)
+    step = step_of(noise.scale, noise.bits, 1.0 if correlation is None else correlation.normalizer)
+    square_step = step_of(squared.scale, squared.bits)
+    wide = [
+        1 / step if step else 0.0, step / batch_size, 1 / square_step if square_step else 0.0, square_step,
+        1 / batch_size, 2.0**noise.bits, 2.0**-noise.bits, *correlation_taps(correlation),
+    ]  # fmt: skip
     narrow = [
-        *(() if recurrence is None else taps_of(recurrence)),
         *chain.from_iterable(map(taps_of, filters)),
-        *((1.0,) if ring is None else ring_taps(ring)),
         *chain.from_iterable(update_numbers(rule, settings, step_number) for settings in groups),
     ]
-    return np.concatenate([part.view(np.int32) for part in (integers, wide, np.array(narrow, dtype=np.float32))])
+    parts = integers, np.array(wide, dtype=np.float64), np.array(narrow, dtype=np.float32)
+    return np.concatenate([part.view(np.int32) for part in parts])

@@ -21,14 +21,14 @@ CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_st
 
 
 def words(
-    key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"
+    key: bytes, row: int, stream: int, start: int, size: int, *, part: int = 0, rng: str = "chacha20"
 ) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.words`."""
     device = default_device()
     cipher = cipher_words(key, row, stream, start, size, rng)
     out = torch.empty(size, dtype=torch.int32, device=device)
     rows, row_of, programs = table([(start, size, out.data_ptr())], [programs_of(start, size)], device)
-    launch(_words_kernel, (programs,), device, rows, row_of, *cipher, TAIL=int(tail), RNG=rng, BLOCKS=BLOCKS)
+    launch(_words_kernel, (programs,), device, rows, row_of, *cipher, int(part), RNG=rng, BLOCKS=BLOCKS)
     return out.view(torch.uint32)
 
 
@@ -45,15 +45,15 @@ def programs_of(first: int, size: int) -> int:
     return -(-tiles * spec.LANES // BLOCKS)
 
 
-@kernel(*CIPHER)
+@kernel(*CIPHER, "part")
 def _words_kernel(
-    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one,
-    TAIL: tl.constexpr, RNG: tl.constexpr, BLOCKS: tl.constexpr,
+    rows, row_of, k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one, part,
+    RNG: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     cipher = (k0, k1, k2, k3, k4, k5, k6, k7, noise_row, noise_stream, one)
     row, start = locate(rows, row_of, 4, BLOCKS)
     place, low, high, origin = places(row, start, BLOCKS)
-    block = cipher_block(cipher, counters(row, start, BLOCKS), TAIL, RNG)
+    block = cipher_block(cipher, counters(row, start, BLOCKS), part, RNG)
     out = tl.load(row + 3).to(tl.pointer_type(tl.uint32)) + (origin + place)
     store_words(out, block, place, low, high, BLOCKS)
 
@@ -132,12 +132,12 @@ def store_words(out, values, place, low, high, BLOCKS: tl.constexpr):
 
 
 @jit
-def cipher_block(cipher, counter, TAIL: tl.constexpr, RNG: tl.constexpr):
-    """Return the 16 words of the blocks with these counters."""
+def cipher_block(cipher, counter, part, RNG: tl.constexpr):
+    """Return the 16 words of the blocks with these counters, of one part or of a part each."""
     if RNG == "philox":
-        return philox_block(cipher, counter, TAIL)
+        return philox_block(cipher, counter, part)
     else:
-        return chacha20_block(cipher, counter, TAIL)
+        return chacha20_block(cipher, counter, part)
 
 
 # The cipher's additions multiply by `one`, an argument of 1 that the compiler does not know to be 1: so they become
@@ -145,13 +145,13 @@ def cipher_block(cipher, counter, TAIL: tl.constexpr, RNG: tl.constexpr):
 
 
 @jit
-def chacha20_block(cipher, counter, TAIL: tl.constexpr):
+def chacha20_block(cipher, counter, part):
     """RFC 8439, section 2.3."""
     zero, one = counter ^ counter, cipher[10].to(tl.uint32, bitcast=True)
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     i4, i5, i6, i7 = fill(zero, cipher[0]), fill(zero, cipher[1]), fill(zero, cipher[2]), fill(zero, cipher[3])
     i8, i9, i10, i11 = fill(zero, cipher[4]), fill(zero, cipher[5]), fill(zero, cipher[6]), fill(zero, cipher[7])
-    i12, i13, i14, i15 = counter, fill(zero, cipher[8]), fill(zero, cipher[9]), zero + TAIL
+    i12, i13, i14, i15 = counter, fill(zero, cipher[8]), fill(zero, cipher[9]), zero + part
     x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, i4, i5, i6, i7
     x8, x9, x10, x11, x12, x13, x14, x15 = i8, i9, i10, i11, i12, i13, i14, i15
     for _ in range(10):
@@ -196,20 +196,20 @@ def quarter_round(a, b, c, d, one):
 
 
 @jit
-def philox_block(cipher, counter, TAIL: tl.constexpr):
+def philox_block(cipher, counter, part):
     """Four calls of Philox4x32-10 (Salmon et al. 2011)."""
-    w0, w1, w2, w3 = philox(cipher, counter * 4, TAIL)
-    w4, w5, w6, w7 = philox(cipher, counter * 4 + 1, TAIL)
-    w8, w9, w10, w11 = philox(cipher, counter * 4 + 2, TAIL)
-    w12, w13, w14, w15 = philox(cipher, counter * 4 + 3, TAIL)
+    w0, w1, w2, w3 = philox(cipher, counter * 4, part)
+    w4, w5, w6, w7 = philox(cipher, counter * 4 + 1, part)
+    w8, w9, w10, w11 = philox(cipher, counter * 4 + 2, part)
+    w12, w13, w14, w15 = philox(cipher, counter * 4 + 3, part)
     return w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15
 
 
 @jit
-def philox(cipher, c0, TAIL: tl.constexpr):
-    """One call: 4 words for counter (c0, row, stream, tail), keyed with the first 64 bits of the key."""
+def philox(cipher, c0, part):
+    """One call: 4 words for counter (c0, row, stream, part), keyed with the first 64 bits of the key."""
     zero = c0 ^ c0
-    c1, c2, c3 = fill(zero, cipher[8]), fill(zero, cipher[9]), zero + TAIL
+    c1, c2, c3 = fill(zero, cipher[8]), fill(zero, cipher[9]), zero + part
     k0, k1 = fill(zero, cipher[0]), fill(zero, cipher[1])
     m0, m1 = zero + 0xD2511F53, zero + 0xCD9E8D57
     for _ in range(10):

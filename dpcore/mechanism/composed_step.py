@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcore.mechanism.noise_state import Rows, correlated, rows_of
+from dpcore.mechanism.noise_state import Rows, correlated, normalizer_of, rows_of
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.vectors import RunVectors
-from dpcore.spec.check import dtype_name, order_of
+from dpcore.spec.check import order_of
+from dpcore.spec.grid import nearest, step_of
+from dpcore.spec.grid import released as on_grid
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import Backend, NoiseRow, Slot, UpdateSettings
@@ -54,10 +56,12 @@ class Composition:
         """Take one step; see `dpcore.spec.ops.Backend.step`. Returns the adaptive filter's statistics after it."""
         released, squares = [], []
         for i, slot in enumerate(slots):
-            g = slot.total
+            g = slot.total / self.batch_size
             if noise.scale:
-                g = noise.scale * self._noise(i, slot, noise, slot.noise_state, normals) + g
-            released.append(_unscaled(self._cast(g / self.batch_size, slot.parameter), slot))
+                u = step_of(noise.scale, noise.bits, normalizer_of(self.method.noise.strategy, noise.row))
+                m = self._noise(i, noise, slot.noise_state, normals)
+                g = on_grid(slot.total, m, u, noise.bits, u / self.batch_size)
+            released.append(_unscaled(self._cast(g, slot.parameter), slot))
             squares.append(self._square(i, slot, released[i], square, square_noise, normals))
         if self.method.filter.adaptive:
             outputs, statistics = self._adapted(released, statistics, noise)
@@ -76,15 +80,26 @@ class Composition:
             self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
         return statistics
 
-    def _noise(self, i: int, slot: Slot[Any], noise: NoiseRow, state: Sequence[Any], normals: Normals | None) -> Any:
-        """Row t of C^{-1} Z for one tensor, of the sum's dtype."""
+    def _noise(self, i: int, noise: NoiseRow, state: Sequence[Any], normals: Normals | None) -> Any:
+        """Row t of C^{-1} Z for one tensor times its normalizer, float64 on the grid."""
         entry, strategy = self.layout.entries[i], self.method.noise.strategy
-        normal = rows_of(self.backend, self.keys, noise.stream, entry, dtype_name(slot.parameter), self.rng)
+        normal = rows_of(self.backend, self.keys, noise.stream, entry, noise.bits, self.rng)
         if normals is not None:
-            normal = _given(normals, noise.stream, i)
+            normal = self._given(normals, noise, i)
         if strategy is None:
-            return self._cast(normal(noise.row), slot.total)
-        return self._cast(correlated(self.backend, strategy, noise.row, state, normal), slot.total)
+            return normal(noise.row)
+        return correlated(self.backend, strategy, noise.row, state, normal, noise.bits)
+
+    def _given(self, normals: Normals, noise: NoiseRow, i: int) -> Rows:
+        """Rows that the caller supplies, rounded to the grid."""
+
+        def normal(row: int, start: int = 0, stop: int | None = None) -> Any:
+            z = normals(row, noise.stream)[i][start:stop]
+            wide = self.backend.zeros_like(z, "float64")
+            wide[...] = z
+            return nearest(wide * 2.0**noise.bits) * 2.0**-noise.bits
+
+        return normal
 
     def _cast(self, array: Any, like: Any) -> Any:
         """Return the array in the dtype of `like`."""
@@ -105,7 +120,8 @@ class Composition:
         q = _unscaled(slot.total / self.batch_size, slot)
         h = q * q
         if noise.scale:
-            h = h + noise.scale * self._noise(i, slot, noise, self.vectors.square_noise_state[i], normals)
+            u = step_of(noise.scale, noise.bits, normalizer_of(self.method.noise.strategy, noise.row))
+            h = on_grid(h, self._noise(i, noise, self.vectors.square_noise_state[i], normals), u, noise.bits, u)
         return self._cast(h, slot.parameter)
 
     def _filtered(self, g: Any, slot: Slot[Any], row: int) -> Any:
@@ -181,13 +197,6 @@ class Composition:
             slot.parameter[...] = slot.parameter + self._mapped_back(i, move)
         if slot.displacement is not None:
             slot.displacement[...] = slot.parameter - before
-
-
-def _given(normals: Normals, stream: int, i: int) -> Rows:
-    def normal(row: int, start: int = 0, stop: int | None = None) -> Any:
-        return normals(row, stream)[i][start:stop]
-
-    return normal
 
 
 def _unscaled(vector: Any, slot: Slot[Any]) -> Any:

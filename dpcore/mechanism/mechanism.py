@@ -25,7 +25,7 @@ from dpcore.mechanism.parts import Part
 from dpcore.mechanism.peers import Alone, Peers, by_the_first
 from dpcore.mechanism.preparation import check_rate, check_release, numbers_of, slots_of, variances_in_squares
 from dpcore.mechanism.vectors import RunVectors
-from dpcore.plan.plan import Plan
+from dpcore.plan.plan import Grid, Plan, grid_of
 from dpcore.plan.scales import check_joint_scale
 from dpcore.sampling.sharding import shard
 from dpcore.spec.backends import load_backend
@@ -127,7 +127,7 @@ class Turns:
         self._process, self._drawn = os.getpid(), threading.local()
 
 
-STATE_FORMAT = 4
+STATE_FORMAT = 5
 
 
 class Mechanism:
@@ -336,10 +336,10 @@ class Mechanism:
             return None
         self._running.add_up(self.peers.added)
         if normals is not None:
-            return self._running.following(float(normals(row, Stream.CLIP_BOUND)[0][0]))
-        reference = load_backend("numpy")
-        z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, dtype="float64", rng=self.rng)
-        return self._running.following(float(z[0]))
+            return self._running.following(float(normals(row, Stream.CLIP_BOUND)[0][0]), self.grid.bits)
+        reference, bits = load_backend("numpy"), self.grid.bits
+        z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, bits=bits, rng=self.rng)
+        return self._running.following(float(z[0]), bits, 1 + self.grid.raised)
 
     def _take(
         self,
@@ -353,8 +353,11 @@ class Mechanism:
         plan, method = self.plan, self.plan.method
         strategy = method.noise.strategy
         scale, square_scale = plan.noise_standard_deviation(row, self.clip_norm), self._square_noise(row)
-        noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng)
-        square_noise = NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT, square_scale, self.rng)
+        if normals is None:
+            scale, square_scale = scale * (1 + self.grid.raised), square_scale * (1 + self.grid.square_raised)
+        bits = self.grid.bits
+        noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng, bits)
+        square_noise = NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT, square_scale, self.rng, bits)
         square = SECOND_MOMENTS[method.update.second_moment]
         correlation = None if strategy is None else strategy.coefficients(row)
         streamed = strategy is None or (correlation is not None and not square_scale)
@@ -588,6 +591,11 @@ class Mechanism:
         return self.plan.method.filter
 
     @cached_property
+    def grid(self) -> Grid:
+        """The grid of the run's releases."""
+        return grid_of(self.plan, self.layout.dimension, getattr(self.peers, "rounding", 0.0))
+
+    @cached_property
     def _variances(self) -> NDArray[np.float64]:
         return variances_in_squares(self.plan)
 
@@ -629,8 +637,8 @@ class Mechanism:
         strategy = self.plan.method.noise.strategy
         if self._torn and strategy is not None and strategy.order:
             arguments = self.backend, strategy, self.keys, self.own, self.rng, self.step
-            rebuild(self.vectors.noise_state, Stream.GRADIENT, *arguments)
-            rebuild(self.vectors.square_noise_state, Stream.SECOND_MOMENT, *arguments)
+            rebuild(self.vectors.noise_state, Stream.GRADIENT, *arguments, self.grid.bits)
+            rebuild(self.vectors.square_noise_state, Stream.SECOND_MOMENT, *arguments, self.grid.bits)
         self._torn = False
 
     def _agree(self, settings: Sequence[UpdateSettings] | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from dpcore.errors import ArgumentError
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import digest
-from dpcore.spec.check import dtype_name
+from dpcore.spec.grid import nearest
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Entry, Layout
 from dpcore.spec.ops import Backend, RingCoefficients
@@ -42,21 +42,23 @@ class Rows(Protocol):
         """Return coordinates `start` .. `stop` of a row: to the end where that is None."""
 
 
-def correlated(backend: Backend[Any], strategy: Strategy, row: int, state: Sequence[Any], normal: Rows) -> Any:
-    """Return row `row` of C^{-1} Z for one tensor, flat; `state` goes on to the next step.
+def correlated(
+    backend: Backend[Any], strategy: Strategy, row: int, state: Sequence[Any], normal: Rows, bits: int
+) -> Any:
+    """Return row `row` of C^{-1} Z for one tensor times its normalizer, flat, on the grid (`dpcore.spec.grid`).
 
-    Not to be written to: it may lie in the state.
+    `state` goes on to the next step. Not to be written to: the result may lie in the state.
     """
     coefficients = strategy.coefficients(row)
-    if isinstance(coefficients, RingCoefficients):
-        return backend.ring(normal(row), state, coefficients)
     if coefficients is not None:
-        return backend.recurrence(normal(row), state, coefficients)
+        return backend.correlate(normal(row), state, coefficients, bits=bits)
+    normalizer = normalizer_of(strategy, row)
     if not state:
-        total: Any = 0.0
+        r: Any = 0.0
         for earlier, weight in strategy.rows(row):
-            total = total + float(weight) * normal(earlier)
-        return total
+            if earlier != row:
+                r = r + float(weight) * normal(earlier)
+        return _added(normal(row), r, normalizer, bits)
     assert isinstance(strategy, InBlocks)
     first, additions, size = strategy.first(row), list(strategy.additions(row)), len(state[0])
     piece = max(size, 1) if backend.name == "triton" else _PIECE
@@ -69,16 +71,35 @@ def correlated(backend: Backend[Any], strategy: Strategy, row: int, state: Seque
             z = normal(addition.row, start, stop)
             for place, weight in addition.weights:
                 part = sums[place]
-                part += weight * z
+                if first + place == addition.row:  # the row's own: what came before it is rounded to the grid
+                    part[...] = _added(z, part, normalizer, bits)
+                else:
+                    part += weight * z
     return state[row - first]
 
 
-def rows_of(backend: Backend[Any], keys: RunKeys, stream: int, entry: Entry, dtype: str, rng: str) -> Rows:
+def normalizer_of(strategy: Strategy | None, row: int) -> float:
+    """Return what divides the noise of a row that has its own row of Z with weight 1."""
+    if strategy is None:
+        return 1.0
+    coefficients = strategy.coefficients(row)
+    if coefficients is not None:
+        return float(coefficients.normalizer)
+    (own,) = (weight for earlier, weight in strategy.rows(row) if earlier == row)
+    return 1.0 / float(own)
+
+
+def _added(z: Any, r: Any, normalizer: float, bits: int) -> Any:
+    """Return ``z + nearest(2^bits r normalizer) 2^-bits``."""
+    return z + nearest(r * (normalizer * 2.0**bits)) * 2.0**-bits
+
+
+def rows_of(backend: Backend[Any], keys: RunKeys, stream: int, entry: Entry, bits: int, rng: str) -> Rows:
     """Return the rows of a stream for one tensor, each under the key of the branch that released it."""
 
     def normal(row: int, start: int = 0, stop: int | None = None) -> Any:
         size = (entry.size if stop is None else stop) - start
-        return backend.normal(keys.noise_of(row), row, stream, entry.first + start, size, dtype=dtype, rng=rng)
+        return backend.normal(keys.noise_of(row), row, stream, entry.first + start, size, bits=bits, rng=rng)
 
     return normal
 
@@ -100,6 +121,7 @@ def rebuild(
     layout: Layout,
     rng: str,
     steps: int,
+    bits: int,
 ) -> None:
     """Make the state that correlates the noise of `stream` after rows 0 .. steps - 1 anew, in place.
 
@@ -111,9 +133,9 @@ def rebuild(
             vector[...] = 0
 
         if state:
-            normal = rows_of(backend, keys, stream, entry, dtype_name(state[0]), rng)
+            normal = rows_of(backend, keys, stream, entry, bits, rng)
             for row in range(first_needed(strategy, steps), steps):
-                correlated(backend, strategy, row, state, normal)
+                correlated(backend, strategy, row, state, normal, bits)
 
 
 def described(strategy: Strategy | None) -> list[str]:

@@ -24,6 +24,7 @@ class Kept(NamedTuple):
     said: str
     less: str
     beyond: int = 0  # what the setting counts beside these vectors
+    dtype: str | None = None  # where it is not the parameters'
 
 
 def check_vectors(
@@ -40,10 +41,11 @@ def check_vectors(
     held = sum(math.prod(parameter.shape) for parameter in parameters)
     own = held if peers.shards else sum(stop - start for _, start, stop in peers.pieces(layout))
     for kept in _kept(plan, held, own):
-        each = kept.size * np.dtype(dtype).itemsize
+        kind = kept.dtype or dtype
+        each = kept.size * np.dtype(kind).itemsize
         if kept.vectors and each:
             most = max((free or 0) // each + kept.beyond, kept.beyond)
-            what = f"{kept.said}: keeps {kept.vectors:,} vectors of {kept.size:,} {dtype} coordinates"
+            what = f"{kept.said}: keeps {kept.vectors:,} vectors of {kept.size:,} {kind} coordinates"
             check_room(kept.vectors * each, what, f"{kept.less} of at most {most:,}", free, where)
 
 
@@ -57,7 +59,7 @@ def _kept(plan: Plan, held: int, own: int) -> Iterator[Kept]:
     strategy: Any = method.noise.strategy
     if strategy is not None:
         said = f"strategy={strategy.describe()['kind']!r}, order={strategy.order:,}"
-        yield Kept(strategy.order, own, said, "take a strategy with fewer bands or factors: an order")
+        yield Kept(strategy.order, own, said, "take a strategy with fewer bands or factors: an order", dtype="float64")
     filtered: Any = method.filter
     said = f"filter={type(filtered).__name__}(...)"
     if filtered.adaptive:

@@ -32,7 +32,7 @@ class RunVectors:
 
     # The step's sum of clipped vectors, float64. **Private**: it leaves the run under noise only, and is never saved.
     totals: list[Any]
-    noise_state: list[tuple[Any, ...]]  # own; of the recurrences that correlate the noise: **secret**
+    noise_state: list[tuple[Any, ...]]  # own, float64; of what correlates the noise: **secret**
     square_noise_state: list[tuple[Any, ...]]  # likewise
     filter_state: list[tuple[Any, ...]]  # own; in GaLore's subspace where a tensor is projected
     moments: list[tuple[Any, ...]]  # likewise
@@ -78,8 +78,8 @@ class RunVectors:
                 f"{method.galore.rank} rows; take a smaller rank, or leave it out"
             )
 
-        def several(count: int, of: Sequence[Any] = flat) -> list[tuple[Any, ...]]:
-            return [tuple(backend.zeros_like(vector) for _ in range(count)) for vector in of]
+        def several(count: int, of: Sequence[Any] = flat, dtype: str | None = None) -> list[tuple[Any, ...]]:
+            return [tuple(backend.zeros_like(vector, dtype) for _ in range(count)) for vector in of]
 
         def one(needed: bool, of: Sequence[Any] = flat) -> list[Any] | None:
             return [backend.zeros_like(vector) for vector in of] if needed else None
@@ -88,8 +88,8 @@ class RunVectors:
         adaptive: Any = method.filter if method.filter.adaptive else None
         return cls(
             totals=peers.totals(flat, backend, plan.sampler.likely_batch_size),
-            noise_state=several(order, own),
-            square_noise_state=several(order if separate_square else 0, own),
+            noise_state=several(order, own, "float64"),
+            square_noise_state=several(order if separate_square else 0, own, "float64"),
             filter_state=several(method.filter.order, small),
             moments=several(UPDATE_RULES[method.update.rule], small),
             displacements=one(method.query.uses_displacement),

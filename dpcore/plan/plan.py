@@ -8,12 +8,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
 from dpcore.accounting.branches import Rows, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan import scales
 from dpcore.sampling import Sampler, check_sampler
+from dpcore.spec.grid import bits_for, raised
+from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.rounded_normal import FRACTION_BITS
+from dpcore.spec.rounding import rounding
 from dpcore.spec.validate import integer
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
@@ -337,6 +343,65 @@ class Plan:
             self.batch_size,
             self.sampler.max_batch_size,
         )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of a plan's releases, and how much larger their noise is because floating-point numbers round.
+
+    Attributes
+    ----------
+    bits : int
+        Binary digits of the grid (`dpcore.spec.grid`).
+    raised, square_raised : float
+        Shares by which the noise on the sum, and that on squares of their own, exceed what the plan says: for the
+        rounding of sums (`dpcore.spec.rounding`) and for the grid.
+    """
+
+    bits: int
+    raised: float
+    square_raised: float
+
+
+def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
+    """Return the grid of a plan for vectors of so many coordinates.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a noise multiplier.
+    dimension : int
+        Of all trained tensors together.
+    message_rounding : float
+        How much further one example moves a sum because of messages between processes, as a share of C.
+
+    Notes
+    -----
+    A square ``(S / B)^2`` of a rounded sum moves by at most ``(1 + share)^2`` times what `dpcore.plan.scales` says, and
+    rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of that.
+
+    Raises
+    ------
+    ArgumentError
+        If float64 holds no grid for the sums and their noise.
+    """
+    sigma, sampler, strategy = plan.noise_multiplier, plan.sampler, plan.method.noise.strategy
+    if sigma == 0:
+        return Grid(FRACTION_BITS, 0.0, 0.0)
+    terms = sampler.likely_batch_size
+    growth, rows, carried, moved = 1.0, 0, 1.0, 1 / sigma
+    if strategy is not None:
+        growth = math.sqrt(float(np.max(strategy.inverse_row_norms(plan.steps))))
+        coefficients = strategy.coefficients(0)
+        rounded = isinstance(coefficients, FilterCoefficients) or getattr(coefficients, "keeps", "") == "output"
+        rows, carried = plan.steps, 1.0 if rounded else math.sqrt(plan.steps) * max(growth, 1.0)
+        moved *= plan.run_sensitivity or 1.0
+    bits = bits_for(terms / sigma, max(growth, 1.0))
+    share = rounding(terms) + message_rounding
+    on_grid = raised(bits, dimension, moved, rows=rows, carried=carried)
+    squares = 2 * share + share**2 + 1.5 * terms * 2.0**-53 + math.sqrt(2) * on_grid
+    joint = plan.method.update.second_moment == "joint"
+    return Grid(bits, max(share + on_grid, squares) if joint else share + math.sqrt(2) * on_grid, squares)
 
 
 def _replacing(event: Event) -> Event:

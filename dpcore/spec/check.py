@@ -25,6 +25,7 @@ from dpcore.spec.ops import (
     Slot,
     UpdateSettings,
 )
+from dpcore.spec.rounded_normal import FRACTION_BITS
 from dpcore.spec.stream import check_key, check_range
 from dpcore.spec.validate import choice, integer, non_negative, positive
 
@@ -101,18 +102,30 @@ def check_places(coefficients: RingCoefficients) -> None:
     choice(KEPT, keeps=coefficients.keeps)
 
 
-def check_ring(x: Any, vectors: Sequence[Any], coefficients: RingCoefficients) -> None:
-    """Refuse vectors that do not fit `x`, are not as many as the weights, or share memory."""
-    _check_vectors(x, vectors, coefficients)
-    check_place(listed("vectors", vectors), [("x", x)])
+def check_correlate(z: Any, state: Sequence[Any], coefficients: Correlation, bits: int) -> None:
+    """Refuse noise and states that are not float64, do not fit each other, or share memory, and digits out of range."""
+    check_bits(bits)
+    check_float("z", z, "float64")
+    _check_noise_state("state", z, state, coefficients)
+    check_place(listed("state", state), [("z", z)])
 
 
-def _check_vectors(x: Any, vectors: Sequence[Any], coefficients: RingCoefficients) -> None:
-    check_float("x", x)
-    check_places(coefficients)
-    check_count("vectors", vectors, len(coefficients.weights), "one for each weight of the ring")
-    for index, vector in enumerate(vectors):
-        check_float(f"vectors[{index}]", vector, dtype_name(x), tuple(x.shape))
+def check_bits(bits: int) -> None:
+    """Refuse a grid that is finer than what is drawn."""
+    if not 0 <= integer(bits=bits) <= FRACTION_BITS:
+        raise ArgumentError(f"bits={bits}: must be from 0 to {FRACTION_BITS}")
+
+
+def _check_noise_state(name: str, like: Any, state: Sequence[Any], coefficients: Correlation) -> None:
+    if isinstance(coefficients, RingCoefficients):
+        check_places(coefficients)
+        check_count(name, state, len(coefficients.weights), "one for each weight of the ring")
+    else:
+        if not coefficients.b or coefficients.b[0] != 1:
+            raise ArgumentError(f"b={coefficients.b}: must begin with 1 where noise is correlated")
+        check_count(name, state, order_of(coefficients), "the order of the recurrence")
+    for index, vector in enumerate(state):
+        check_float(f"{name}[{index}]", vector, "float64", tuple(like.shape))
 
 
 def check_update(
@@ -155,6 +168,7 @@ def check_step(
 ) -> None:
     """Refuse whatever `step` could not carry out completely, before it has changed anything."""
     check_key(noise.key)
+    check_bits(noise.bits)
     non_negative(noise_scale=noise.scale)
     positive(batch_size=batch_size)
     choice(SQUARES, square=square)
@@ -162,6 +176,7 @@ def check_step(
         raise ArgumentError(f"square={square!r}: must be 'filtered' for rule={rule!r}, which has no second moment")
     if square_noise is not None:
         check_key(square_noise.key)
+        check_bits(square_noise.bits)
         non_negative(square_noise_scale=square_noise.scale)
         if square != "separate":
             raise ArgumentError(f"square_noise: must be None for square={square!r}; only 'separate' adds it")
@@ -179,10 +194,8 @@ def check_step(
         for coefficients in filters:
             _check_state(slot.parameter, slot.filter_state[done : done + order_of(coefficients)], coefficients)
             done += order_of(coefficients)
-        if isinstance(correlation, RingCoefficients):
-            _check_vectors(slot.parameter, slot.noise_state, correlation)
-        elif correlation is not None:
-            _check_state(slot.parameter, slot.noise_state, correlation)
+        if correlation is not None:
+            _check_noise_state(f"slots[{index}].noise_state", slot.parameter, slot.noise_state, correlation)
         if square == "given" and slot.square is None:
             raise ArgumentError(f"slots[{index}].square=None: must be given for square='given'")
         _check_rule(rule, slot.parameter, slot.parameter, slot.moments, step_number, slot.square)

@@ -1,7 +1,7 @@
 """The port: the mathematics, shapes, guarantees and edge cases of each operation of a backend.
 
 A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
-`normal`, `recurrence` or `ring`, and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
+`normal`, `correlate`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
 
 Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "triton". Operations never write to an
 argument unless its description says "in place", and accept arrays of size zero.
@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from dpcore.spec.pair_ops import PairOperations
+from dpcore.spec.rounded_normal import FRACTION_BITS
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -47,8 +48,8 @@ class FilterCoefficients(NamedTuple):
 class RingCoefficients(NamedTuple):
     """One step of a sum over a ring of the last m = len(weights) vectors, which are found by their places.
 
-    ``y = (x + sum_j weights[j - 1] v_j) / normalizer`` with v_j the vector kept j steps ago, at ``place - j``; places
-    count modulo m. `keeps` says what this step leaves at `place`, in place of v_m: its "output" y, or its "input" x.
+    ``n = (z + sum_j weights[j - 1] v_j) / normalizer`` with v_j the vector kept j steps ago, at ``place - j``; places
+    count modulo m. `keeps` says what this step leaves at `place`, in place of v_m: its "output" n, or its "input" z.
     """
 
     weights: tuple[float, ...]
@@ -58,21 +59,25 @@ class RingCoefficients(NamedTuple):
 
 
 Correlation = FilterCoefficients | RingCoefficients
-"""One step of what correlates the noise: `Backend.recurrence` or `Backend.ring`."""
+"""One step of what correlates the noise: see `Backend.correlate`."""
 
 
 class NoiseRow(NamedTuple):
-    """Row `row` of a stream, scaled: standard normals times `scale`, the standard deviation on the *sum*."""
+    """Row `row` of a stream, scaled: standard normals times `scale`, the standard deviation on the *sum*.
+
+    They lie on a grid of `bits` binary digits (`dpcore.spec.grid`).
+    """
 
     key: bytes
     row: int
     stream: int
     scale: float
     rng: str = "chacha20"
+    bits: int = FRACTION_BITS
 
     def __repr__(self) -> str:
         """Leave the key out: representations end in logs and tracebacks."""
-        return f"NoiseRow(row={self.row}, stream={self.stream}, scale={self.scale}, rng={self.rng!r})"
+        return f"NoiseRow(row={self.row}, stream={self.stream}, scale={self.scale}, rng={self.rng!r}, bits={self.bits})"
 
 
 class UpdateSettings(NamedTuple):
@@ -105,7 +110,7 @@ class Slot(NamedTuple, Generic[A]):
     filter_state: tuple[A, ...] = ()  #: of the filters, one after the other: `order` vectors each (direct form II)
     moments: tuple[A, ...] = ()  #: state of the update rule, ``UPDATE_RULES[rule]`` vectors
     displacement: A | None = None  #: receives x_{t+1} - x_t where a query needs it
-    noise_state: tuple[A, ...] = ()  #: of the recurrence or the ring that correlates the noise: **secret**
+    noise_state: tuple[A, ...] = ()  #: float64, of what correlates the noise: **secret**
     scale: A | None = None  #: read only: what the per-example vectors were multiplied by; the average is divided by it
     square: A | None = None  #: read only: what enters the second moment under "given"
 
@@ -147,7 +152,7 @@ class Backend(PairOperations[A], Protocol[A]):
         """
 
     def words(
-        self, key: bytes, row: int, stream: int, start: int, size: int, *, tail: bool = False, rng: str = "chacha20"
+        self, key: bytes, row: int, stream: int, start: int, size: int, *, part: int = 0, rng: str = "chacha20"
     ) -> A:
         """Return words `start` .. `start + size` of a row: uint32 (int32 of the same bits where torch lacks uint32).
 
@@ -157,25 +162,25 @@ class Backend(PairOperations[A], Protocol[A]):
         """
 
     def normal(
-        self, key: bytes, row: int, stream: int, start: int, size: int, *, dtype: str = "float32", rng: str = "chacha20"
+        self,
+        key: bytes,
+        row: int,
+        stream: int,
+        start: int,
+        size: int,
+        *,
+        bits: int = FRACTION_BITS,
+        rng: str = "chacha20",
     ) -> A:
-        """Return standard normals of elements `start` .. `start + size`: `dtype` "float32" or "float64".
+        """Return standard normals of elements `start` .. `start + size` on a grid: float64 multiples of 2^-bits.
 
-        Notes
-        -----
-        Box-Muller over words w0 = 2j, w1 = 2j + 1 of each block gives the elements at those two words:
-        ``z0 = rho cos(2 pi v)``, ``z1 = rho sin(2 pi v)``, ``rho = sqrt(-2 ln u)``,
-
-        - ``ln u = log((w0 + 1/2) 2^-32)`` for w0 < 2^31, else ``log1p(-((2^32 - 1 - w0) + 1/2) 2^-32)``;
-        - ``v = w1 2^-32``: its sine is that of ``2 pi f 2^-32``, with f the signed distance of w1 to the nearest
-          multiple of 2^31, negated where that is an odd one; its cosine is the sine at ``w1 + 2^30``;
-        - tail: for w0 < 4096, ``u = (w0 + (w' + 1/2) 2^-32) 2^-32`` with w' the same word of the block with tail = 1,
-          so that ``|z|`` reaches 9.4.
+        They are ``floor(2^bits Z) 2^-bits`` with Z standard normal, drawn from words of parts 0 and 1, and few from
+        others: `dpcore.spec.rounded_normal` is the definition and holds the proof. `bits` is at most 36; with fewer,
+        the same draws are rounded down further.
 
         Guarantees
         ----------
-        float64 is the definition; float32 lies within 8 ulps of it (an ulp of the larger of the value and the
-        smallest normal number). Any cut of a range into pieces gives the same bits.
+        The same bits on every backend and machine, and for every cut of a range into pieces.
         """
 
     def row_norms(self, rows: Sequence[A], scale: Sequence[A | None] | None = None) -> A:
@@ -267,12 +272,30 @@ class Backend(PairOperations[A], Protocol[A]):
         share its memory with `x`.
         """
 
-    def ring(self, x: A, vectors: Sequence[A], coefficients: RingCoefficients) -> A:
-        """Return the output of one step of a ring, and write one of its vectors, in place.
+    def correlate(self, z: A, state: Sequence[A], coefficients: Correlation, *, bits: int = FRACTION_BITS) -> A:
+        """Return one step of correlated noise, not divided by its normalizer, on the grid of `z`; `state` goes on.
 
-        ``y = (x + sum_{j=1..m} weights[j-1] vectors[(place - j) mod m]) / normalizer``, added in the order of j; then
-        ``vectors[place] = y``, or x under ``keeps="input"``; without vectors nothing is kept. There are as many vectors
-        as weights, zeros before the first step. The result may share its memory with `x`.
+        Parameters
+        ----------
+        z : (d,) float64 array
+            From `normal`, of the same `bits`.
+        state : sequence of (d,) float64 arrays, in place
+            Zeros before the first step. As many as the ring has weights, or the recurrence's order.
+        coefficients : RingCoefficients or FilterCoefficients
+            A recurrence has ``b[0] = 1``.
+
+        Notes
+        -----
+        ``m = z + nearest(2^bits r) 2^-bits`` with `dpcore.spec.grid.nearest`, in float64:
+
+        - ring: ``r = 0 + weights[0] v_1 + weights[1] v_2 + ...``, added in this order; then ``vectors[place]`` becomes
+          ``m (1 / normalizer)``, or z under ``keeps="input"``; without vectors nothing is kept, and r is 0;
+        - recurrence: ``r = s_1``, and with ``x = m - r``, which is z with the rounding of r, ``s_k <- (b_k x - a_k m) +
+          s_{k+1}``, coefficients beyond the ends of `a` and `b` taken as 0.
+
+        Guarantees
+        ----------
+        The same bits on every backend. The result may share its memory with `z`.
         """
 
     def update(
@@ -321,18 +344,20 @@ class Backend(PairOperations[A], Protocol[A]):
 
         For each slot, with z its normals (none are drawn where ``noise.scale`` is 0):
 
-        - ``n = recurrence(z, noise_state, correlation)`` or ``ring(...)``, by the kind of `correlation`; n = z where it
-          is None; where ``noise.scale`` is 0 the state rests;
-        - ``g = (total + noise.scale n) / batch_size`` in float64, rounded to the parameter's dtype (after the noise, so
-          that the rounding tells nothing), then divided by the slot's ``scale`` where it has one;
+        - ``m = correlate(z, noise_state, correlation)``; m = z where `correlation` is None; where ``noise.scale`` is 0
+          the state rests;
+        - the grid's step is ``u = (noise.scale / normalizer) 2^-bits``, with the correlation's normalizer, or 1;
+        - ``g = (nearest(total (1 / u)) + 2^bits m) (u / batch_size)`` in float64, or total / batch_size without noise,
+          rounded to the parameter's dtype (after the noise, so that the rounding tells nothing), then divided by the
+          slot's ``scale`` where it has one;
         - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the
           slot's ``filter_state``, which holds no others;
         - ``h``, what enters the second moment, by `square`:
           "filtered": y^2 (`update`'s own);
           "released": g^2;
-          "separate": ``q^2 + square_noise.scale z'`` in float64, then rounded, with q = total / batch_size (divided by
-          the slot's scale where it has one) and z' the normals of `square_noise`; none are drawn where that is None or
-          its scale is 0;
+          "separate": ``(nearest(q^2 (1 / u')) + 2^bits z') u'`` in float64, then rounded, with q = total / batch_size
+          (divided by the slot's scale where it has one), z' the normals of `square_noise` and ``u' = square_noise.scale
+          2^-bits``; q^2 where that is None or its scale is 0;
           "given": the slot's ``square``;
         - ``update(y, h);  displacement = x_{t+1} - x_t``.
         """

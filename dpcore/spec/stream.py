@@ -1,13 +1,16 @@
 """The random stream: where the words of every draw come from. A contract: it cannot change after the first checkpoint.
 
-One word belongs to each (key, row, stream, element). `row` is the optimizer step, `stream` what the draw is for, and
-`element` the place in the run's layout (`dpcore.spec.layout`). Elements are cut into tiles of 4096; inside a tile,
-element ``r`` is word ``r // 256`` of the cipher block with counter ``256 * tile + r % 256``. So 256 neighboring
-elements are one word of 256 neighboring blocks, which is the order in which a GPU reads and writes them, and any range
-of elements can be computed alone: a shard, a drawn-again row, a resumed run.
+Words belong to each (key, row, stream, element), one in each part. `row` is the optimizer step, `stream` what the
+draw is for, and `element` the place in the run's layout (`dpcore.spec.layout`). Elements are cut into tiles of 4096;
+inside a tile, element ``r`` is word ``r // 256`` of the cipher block with counter ``256 * tile + r % 256``. So 256
+neighboring elements are one word of 256 neighboring blocks, which is the order in which a GPU reads and writes them,
+and any range of elements can be computed alone: a shard, a drawn-again row, a resumed run.
+
+A normal takes its words of parts 0 and 1. The few that take more have blocks of their own: attempt a at the element of
+word w has the whole block of part ``2 + 16 a + w``.
 
 Keys are 32 bytes. With ``rng="chacha20"`` (the default) the block is RFC 8439's ChaCha20 block with the 96-bit nonce
-(row, stream, tail) as three little-endian words. With ``rng="philox"`` it is four calls of Philox4x32-10 keyed with the
+(row, stream, part) as three little-endian words. With ``rng="philox"`` it is four calls of Philox4x32-10 keyed with the
 first 64 bits: for simulations, not cryptographic.
 """
 

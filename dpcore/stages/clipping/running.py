@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpcore.spec.grid import nearest, step_of
 from dpcore.stages.clipping.adaptive import AdaptiveClip, twice_the_bits
 
 
@@ -37,9 +38,13 @@ class RunningNorm:
         """Begin the sum of the bits with nothing."""
         self._twice = 0
 
-    def following(self, normal: float) -> float:
-        """Return C_{t+1}, of the bits so far and a standard normal number. A release."""
-        noisy = int(self._twice) / 2 + self.adaptive.noise_on_bits(self.batch_size) * normal
+    def following(self, normal: float, bits: int, raised: float = 1.0) -> float:
+        """Return C_{t+1}, of the bits so far and a standard normal number on a grid. A release.
+
+        The noise is `raised`: half a bit is not a multiple of the grid's step, whose rounding moves the sum further.
+        """
+        step = step_of(raised * self.adaptive.noise_on_bits(self.batch_size), bits)
+        noisy = (nearest(int(self._twice) / 2 * (1 / step)) + nearest(normal * 2.0**bits)) * step
         return self.adaptive.next_norm(self.norm, noisy, self.batch_size, self.initial)
 
     def keep(self, step: int, norm: float) -> None:

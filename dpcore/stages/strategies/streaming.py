@@ -16,7 +16,7 @@ from dpcore.stages.strategies.toeplitz import Toeplitz
 WAYS: Final = ("ring", "recurrence", "redrawn", "blocks")
 """See `StreamingCost`."""
 
-_FLOAT = 4  # bytes of a float32 number
+_FLOAT = 8  # bytes of a float64 number
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StreamingCost:
     rows_drawn : float
         Rows of Z drawn in a step, on average over the run: passes of the generator over all parameters.
     bytes_moved : float
-        Bytes of the kept vectors that a step reads and writes for each coordinate in float32, on average; and where
+        Bytes of the kept vectors, float64, that a step reads and writes for each coordinate, on average; and where
         rows are drawn again, of the sum that each is added to.
     """
 

@@ -50,6 +50,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     """Return title, kernel, types of its arguments, compile-time constants, elements of a thread's program."""
     from dpcore_triton import (
         clip,
+        correlate,
         embedding,
         gram,
         joined,
@@ -57,7 +58,6 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         linear,
         noise,
         pairs,
-        ring,
         row_norms,
         step,
         stream,
@@ -72,8 +72,8 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     ) -> Any:  # fmt: skip
         order = sum(max(len(f.a), len(f.b) - 1) for f in filters)
         taps = sum(1 + len(f.b) + len(f.a) for f in filters)
-        noise_taps = 2 + 2 * noise_order if noise_order else 0
-        types_ = {**TABLE, "numbers": "*i32", **STEP_CIPHER}
+        noise_taps = 1 + 2 * noise_order if noise_order else ring
+        types_ = {**TABLE, "numbers": "*i32", "law": "*i32", **STEP_CIPHER}
         constants = {
             "RULE": rule, "RNG": "chacha20", "NOISE_TAPS": noise_taps, "TAPS": taps,
             "NOISE_NB": 1 + noise_order if noise_order else 0, "NOISE_ORDER": noise_order,
@@ -133,8 +133,9 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         step_case("adam, separate noisy square", "adam", **noisy_square),
         step_case("adam, separate noisy square, philox", "adam", **noisy_square | philox),
         step_case("adam, everything: orders 1 and 2, noise of order 2", "adam", (first, second), 2, **everything),
-        ("normal", noise._normal_kernel, {**TABLE, **CIPHER}, {"RNG": "chacha20", **blocks}, block),
-        ("words", stream._words_kernel, {**TABLE, **CIPHER}, {"TAIL": 0, "RNG": "chacha20", **blocks}, block),
+        ("normal", noise._normal_kernel, {**TABLE, "tables": "*i32", **CIPHER, "bits": "i32"},
+         {"RNG": "chacha20", **blocks}, block),
+        ("words", stream._words_kernel, {**TABLE, **CIPHER, "part": "i32"}, {"RNG": "chacha20", **blocks}, block),
         ("row_norms: squares", row_norms._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
         ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
@@ -194,8 +195,12 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             launch.ELEMENTS,
         ),
         (
-            "ring of 31", ring._ring_kernel, {"row": "*i64", "taps": "*fp32", "place": "i32"},
+            "ring of 31", correlate._ring_kernel, {"row": "*i64", "taps": "*fp64", "place": "i32"},
             {"ORDER": 31, "KEEPS": "output", **elements}, launch.ELEMENTS,
+        ),
+        (
+            "correlated noise, order 2", correlate._recurrence_kernel, {"row": "*i64", "taps": "*fp64"},
+            {"NB": 3, "TAPS": 6, "ORDER": 2, **elements}, launch.ELEMENTS,
         ),
         (
             "update adam", update._update_kernel, {"row": "*i64", "derived": "*fp32"},
@@ -277,7 +282,7 @@ def bound_types() -> list[Any]:
     found = []
     for key in (bytes(32), b"\x01\x00\x00\x00" * 8, b"\x10\x00\x00\x00" * 8, b"\xff" * 32):
         ciphers = (*_cipher(NoiseRow(key, 0, 0, 1.0), (0, 1)), *_cipher(NoiseRow(key[::-1], 0, 1, 1.0), (0, 1)))
-        bound = binder(table, table.int(), numbers, *ciphers, *constants)
+        bound = binder(table, table.int(), numbers, numbers, *ciphers, *constants)
         found.append(repr(bound[1]))
     return found
 

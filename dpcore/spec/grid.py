@@ -1,0 +1,121 @@
+"""The grid of a release: sum and noise are whole multiples of one step, so that a release has no digits of its own.
+
+A step releases ``S + s n``: a computed sum S, and noise n of unit scale s. Floats for n would betray S: the values
+that ``S + s n`` can take have holes, other ones for every S. Here the step of the grid is ``g = s 2^-bits``, and what
+leaves is
+
+    g (A + M),   A = nearest(S / g),   M = floor(2^bits Z),
+
+two integers below 2^51, whose sum is exact. Z is standard normal, and M is drawn with its law (`rounded_normal`).
+Since A is an integer, ``A + floor(2^bits Z) = floor(2^bits (A 2^-bits + Z))``: a function of the Gaussian mechanism's
+output on ``g A``, whatever it does afterwards with numbers that round. So the floats that a run releases have the
+guarantee of real-valued Gaussian noise on g A, for every accountant, sampler and composition.
+
+**What the grid adds to the sensitivity.** ``S / g`` is a product that rounds by at most 1/4 below 2^51, and nearest
+by 1/2: two sums of neighboring data sets move apart by at most 3/2 more in each of d coordinates, ``1.5 g sqrt(d)``
+in norm. Relative to the noise that is ``1.5 2^-bits sqrt(d)``: 2e-8 for a million parameters at 36 bits.
+
+**Correlated noise.** normalizer_t n_t = z_t + r_t with r_t made of earlier rows. Here ``M_t = K_t + R_t`` with ``K_t
+= floor(2^bits Z_t)`` and ``R_t = nearest(2^bits r_t)``, and later rows are made of ``2^-bits M_t / normalizer_t`` in
+float64. A neighbor releases the same numbers with rows K' for which ``K'_t - K_t = (A_t - A'_t) + (R_t - R'_t)``.
+Were R exact, that would be C applied to the sums' difference, in units of the noise. nearest adds at most 1 a
+coordinate to a row's difference, and float64 less than 1/2 (2^bits times 2^-53 times the size of r); with the 3/2
+above it is at most 3. What an error at one row does to the others is a matrix L. A ring that keeps outputs goes on
+from what was rounded, and so does a recurrence (its input becomes ``m - r``), so that L is the identity. Rows made of
+earlier Z have L = C over its diagonal: its columns have norms of at most 1, and its diagonal is at least 1 / growth,
+with the growth the largest row norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``3 2^-bits ||L|| sqrt(steps
+d)``.
+
+`raised` adds both up. Noise is raised by it, so that the events that a plan states hold exactly.
+
+References
+----------
+Mironov, "On significance of the least significant bits for differential privacy", CCS 2012.
+Haney, Desfontaines, Hartman, Shrestha, Hay, "Precision-based attacks and interval refining", 2022: rounding to a grid
+before and after continuous noise does not help where the noise itself is a float.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from dpcore.errors import ArgumentError
+from dpcore.spec.rounded_normal import FRACTION_BITS, LARGEST
+
+_INTEGER: Final = 1.5 * 2.0**52
+LIMIT: Final = 2.0**51
+"""Integers of a release are smaller than this."""
+LEAST_BITS: Final = 12
+
+
+def nearest(x: Any) -> Any:
+    """Return the nearest integers of floats below 2^51, even ones of two: the same bits on every backend."""
+    return (x + _INTEGER) - _INTEGER
+
+
+def step_of(scale: float, bits: int, normalizer: float = 1.0) -> float:
+    """Return the grid's step: of noise of standard deviation `scale`, over the normalizer of its correlation."""
+    return scale * 2.0**-bits / normalizer
+
+
+def released(clean: Any, m: Any, step: float, bits: int, factor: float) -> Any:
+    """Return ``(nearest(clean / step) + 2^bits m) factor``: a fresh float64 array of the backend that `clean` is of.
+
+    Parameters
+    ----------
+    clean : (d,) float64 array
+        What must not leave un-noised.
+    m : (d,) float64 array
+        Its noise, multiples of 2^-bits.
+    step, factor : float
+        Of the grid; and what the integers are multiplied by, such as ``step / batch_size``.
+    """
+    integers = clean * (1 / step)
+    integers += _INTEGER
+    integers -= _INTEGER
+    integers += m * 2.0**bits
+    integers *= factor
+    return integers
+
+
+def bits_for(largest_sum: float, growth: float = 1.0) -> int:
+    """Return the digits of the finest grid on which all integers of a release lie below `LIMIT`.
+
+    Parameters
+    ----------
+    largest_sum : float
+        The most that a coordinate of a sum can be, in standard deviations of its seed noise.
+    growth : float
+        The most that correlated noise can be, over the seed noise.
+
+    Raises
+    ------
+    ArgumentError
+        If fewer than 12 bits are left.
+    """
+    bits = min(FRACTION_BITS, math.floor(math.log2(LIMIT / (largest_sum + 2 * LARGEST * growth))))
+    if bits < LEAST_BITS:
+        raise ArgumentError(
+            f"noise_multiplier: the largest sum may be {largest_sum:.3g} standard deviations of its noise, and float64 "
+            f"has no grid for both; it must be below {LIMIT / 2**LEAST_BITS:.3g}: take more noise or a smaller batch"
+        )
+    return bits
+
+
+def raised(bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0, carried: float = 1.0) -> float:
+    """Return the share by which noise must be larger because of the grid.
+
+    Parameters
+    ----------
+    bits, dimension : int
+        Of the grid, and of the vectors.
+    moved : float
+        How far a neighbor moves the sums, or C times the sums of a run, in standard deviations of the seed noise.
+    rows : int
+        The steps of a run with correlated noise; 0 for independent noise.
+    carried : float
+        A bound on ``||L||``.
+    """
+    each = 3.0 * carried * math.sqrt(rows) if rows else 1.5
+    return each * 2.0**-bits * math.sqrt(dimension) / moved
