@@ -67,7 +67,7 @@ def clip_one(v: Array, c: float, rule: str) -> Array:
 
 def seed_noise(steps: int = T, stream: int = 0, d: int = D) -> Array:
     """Z, one row a step."""
-    return np.stack([normal(KEY, t, stream, 0, d, dtype="float64") for t in range(steps)])
+    return np.stack([normal(KEY, t, stream, 0, d) for t in range(steps)])
 
 
 def correlated(c: Array | None, stream: int = 0) -> Array:

@@ -40,6 +40,7 @@ def compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
         rng=said["rng"],
         caller_noise=said["key"] == NO_KEY,
         ledger=statement.ledger,
+        dimension=_dimension(statement.noise),
     )
     yield _field("unit", statement.unit, derived.unit, f"one {statement.unit}")
     yield from _sampler(statement, derived, plan)
@@ -68,6 +69,12 @@ def _field(check: str, stated: Any, derived: Any, words: str, tolerance: float |
     where = "" if isinstance(stated, dict) else check
     problem = difference(stated, derived, where=where, **({} if tolerance is None else {"tolerance": tolerance}))
     return Finding(check, OK, words) if problem is None else Finding(check, FAILED, problem)
+
+
+def _dimension(noise: dict[str, Any]) -> int | None:
+    """Return the number of coordinates that a statement says the grid has; None where it says nothing of one."""
+    said = noise.get("grid", {}).get("coordinates")
+    return said if type(said) is int and 0 < said < 2**53 else None
 
 
 def _randomness(statement: Statement) -> Iterator[Finding]:

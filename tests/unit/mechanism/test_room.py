@@ -75,7 +75,7 @@ def test_it_is_refused_before_it_is_allocated(words: str):
 @pytest.mark.usefixtures("_little")
 def test_a_ring_of_noise_is_refused_too():
     ring = BandedToeplitz(tuple(0.5**k for k in range(61)))
-    with pytest.raises(ArgumentError, match="strategy='banded-toeplitz', order=60: keeps 60 vectors of 10 float32"):
+    with pytest.raises(ArgumentError, match="strategy='banded-toeplitz', order=60: keeps 60 vectors of 10 float64"):
         run(methods.memf(strategy=ring, **SHARED), sampler=FixedOrderSampler)
 
 

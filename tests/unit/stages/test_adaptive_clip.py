@@ -165,7 +165,7 @@ def test_the_bits_have_a_stream_of_their_own() -> None:
     _, bits = drawn_noise(5)
     keys, backend = RunKeys.new(bytes(32), exact_key=True), load_backend("numpy")
     draws = {
-        stream: [backend.normal(keys.noise, t, stream, 0, 1, dtype="float64")[0] for t in range(5)]
+        stream: [backend.normal(keys.noise, t, stream, 0, 1)[0] for t in range(5)]
         for stream in (Stream.CLIP_BOUND, Stream.GRADIENT)
     }
     np.testing.assert_allclose(bits / 3.0, draws[Stream.CLIP_BOUND], rtol=1e-9)

@@ -88,7 +88,7 @@ def test_a_fork_under_correlated_noise_keeps_the_rows_it_has_drawn(name: str) ->
 def normals(run: dpcore.torch.PrivateRun, key: bytes, row: int) -> torch.Tensor:
     draw = load_backend("numpy").normal
     entries = run._engine.mechanism.layout.entries
-    drawn = [draw(key, row, Stream.GRADIENT, e.first, e.size, dtype="float64") for e in entries]
+    drawn = [draw(key, row, Stream.GRADIENT, e.first, e.size) for e in entries]
     return torch.from_numpy(np.concatenate(drawn))
 
 

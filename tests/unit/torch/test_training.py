@@ -91,7 +91,7 @@ def brute_force(
             factor = min(1.0, clip / norm) if rule == "standard" else clip / (norm + 0.01)
             total = [s + factor * v for s, v in zip(total, vector, strict=True)]
         noise = [
-            torch.from_numpy(draw(KEY, t, Stream.GRADIENT, e.first, e.size, dtype="float64").reshape(e.shape))
+            torch.from_numpy(draw(KEY, t, Stream.GRADIENT, e.first, e.size).reshape(e.shape))
             for e in layout.entries
         ]
         g = [(s + sigma * clip * z) / batch_size for s, z in zip(total, noise, strict=True)]
@@ -171,7 +171,7 @@ def test_empty_batch_is_a_step_of_pure_noise() -> None:
     run.step((inputs, targets))
     layout = Layout.of((name, p.shape) for name, p in model.named_parameters())
     for old, new, entry in zip(before, model.parameters(), layout.entries, strict=True):
-        z = load_backend("numpy").normal(KEY, 0, Stream.GRADIENT, entry.first, entry.size, dtype="float64")
+        z = load_backend("numpy").normal(KEY, 0, Stream.GRADIENT, entry.first, entry.size)
         want = old - 2.0 * 0.5 / 8 * torch.from_numpy(z).reshape(entry.shape)
         torch.testing.assert_close(new.detach(), want, rtol=1e-12, atol=1e-14)
 
@@ -247,7 +247,7 @@ def test_bfloat16_keeps_its_small_steps_in_float32() -> None:
     draw = load_backend("numpy").normal
     state = zip(before, run._engine.working.tensors(), model.parameters(), layout.entries, strict=True)
     for old, wide, parameter, entry in state:
-        normals = [draw(KEY, t, Stream.GRADIENT, entry.first, entry.size, dtype="float64") for t in range(3)]
+        normals = [draw(KEY, t, Stream.GRADIENT, entry.first, entry.size) for t in range(3)]
         want = old - 1e-4 * torch.from_numpy(np.sum(normals, axis=0)).reshape(entry.shape)
         assert wide.dtype == torch.float32
         torch.testing.assert_close(wide.double(), want, rtol=1e-6, atol=1e-9)
