@@ -390,9 +390,9 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
         return Grid(FRACTION_BITS, 0.0, 0.0)
     terms = sampler.likely_batch_size
     growth, rows, carried, moved = 1.0, 0, 1.0, 1 / sigma
-    if strategy is not None:
+    coefficients = None if strategy is None else strategy.coefficients(0)
+    if strategy is not None and (strategy.order or coefficients is None):  # else nothing comes from earlier rows
         growth = math.sqrt(float(np.max(strategy.inverse_row_norms(plan.steps))))
-        coefficients = strategy.coefficients(0)
         rounded = isinstance(coefficients, FilterCoefficients) or getattr(coefficients, "keeps", "") == "output"
         rows, carried = plan.steps, 1.0 if rounded else math.sqrt(plan.steps) * max(growth, 1.0)
         moved *= plan.run_sensitivity or 1.0

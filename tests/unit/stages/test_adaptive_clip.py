@@ -74,8 +74,8 @@ def test_a_loop_over_single_examples_moves_norm_and_parameters_alike(rule: str) 
         norm *= math.exp(-eta * (share - gamma))
         norms.append(norm)
         path.append(x)
-    np.testing.assert_allclose(found.clip_norms, norms, rtol=1e-12)
-    np.testing.assert_allclose(found.path, path, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.clip_norms, norms, rtol=1e-9)
+    np.testing.assert_allclose(found.path, path, rtol=1e-7, atol=1e-9)  # noise on a grid of 2^-36
     assert len(set(norms)) == steps + 1
 
 
