@@ -22,7 +22,7 @@ from dpcore.cli.compare.worker import Task, Worker, shared_stop, train_once
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.progress import Bars
-from dpcore.cli.train.quick_checks import check_beside, plan_of
+from dpcore.cli.train.run import check_beside
 from dpcore.errors import BudgetError, DpcoreError
 from dpcore.statement.text import counted, format_number
 
@@ -46,7 +46,7 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
     check_beside(comparison.shared, ledger)
     for run in comparison.examples:
         with _naming(run):
-            plan_of(comparison.settings_for(run), len(dataset))
+            comparison.settings_for(run).plan(len(dataset))
 
 
 def preview(

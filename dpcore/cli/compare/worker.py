@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -16,15 +15,12 @@ from typing import Any, NamedTuple
 
 from dpcore.cli.datasets import Dataset, load
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train.callbacks import Callback, StepReleased
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import DpcoreError
-from dpcore.statement.statement import Statement
 
 # With several processes side by side, threads inside of each only take turns.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_SECONDS_BETWEEN_REPORTS = 0.25
 
 
 class Task(NamedTuple):
@@ -43,25 +39,6 @@ class Ended(NamedTuple):
     budget: str
 
 
-class Steps(Callback):
-    """A callback that tells a function of steps taken and planned, a few times a second, and measures the time."""
-
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._tell, self._last = tell, 0.0
-        self._begun, self.seconds = time.perf_counter(), 0.0
-
-    def on_step(self, released: StepReleased) -> None:
-        """Tell, unless that was done just now."""
-        now = time.monotonic()
-        if now - self._last > _SECONDS_BETWEEN_REPORTS or released.step == released.steps_planned:
-            self._last = now
-            self._tell(released.step, released.steps_planned)
-
-    def on_end(self, statement: Statement) -> None:
-        """Take the time."""
-        self.seconds = time.perf_counter() - self._begun
-
-
 def train_once(task: Task, dataset: Dataset, interruption: Interruption, tell: Callable[[int, int], None]) -> Ended:
     """Make one run, and tell of its steps."""
     from dpcore.cli.train.run import train_into
@@ -72,10 +49,9 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption, tell: C
     training.private.begin()
     folder = RunFolder(task.path)
     folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
-    steps = Steps(tell)
     with locked(folder.path):
-        outcome = train_into(training, folder, interruption, steps)
-    return Ended(steps.seconds, outcome.budget)
+        outcome = train_into(training, folder, interruption, tell)
+    return Ended(outcome.seconds, outcome.budget)
 
 
 class _Remote(Interruption):

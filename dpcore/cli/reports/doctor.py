@@ -56,7 +56,7 @@ def asked_run(place: str | None, arguments: list[str] | None, given: dict[str, A
             yield run
         return
     from dpcore.cli.datasets import load
-    from dpcore.cli.train.arguments import arguments_of
+    from dpcore.cli.train.training import arguments_of
     from dpcore.spec import backends
 
     settings = settings_from(given)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
 from dpcore.statement.text import format_epsilon
-
-_SECONDS_BETWEEN_UPDATES = 0.25
 
 
 class Bars:
@@ -30,14 +26,12 @@ class Bars:
         self._progress.stop()
 
 
-class Display(Bars, Callback):
+class Display(Bars):
     """A bar on a terminal, one line an epoch elsewhere; of `steps` and `epochs` planned."""
 
     def __init__(self, console: Console, steps: int, epochs: int, epsilon_after: Callable[[int], float]) -> None:
         self._epochs, self._epsilon_after = epochs, epsilon_after
         self._target = format_epsilon(epsilon_after(steps), digits=3)
-        self._accuracy = "--"
-        self._last = 0.0
         super().__init__(
             console,
             TextColumn("{task.description}"),
@@ -47,25 +41,20 @@ class Display(Bars, Callback):
             TextColumn("epsilon {task.fields[epsilon]} of " + self._target),
             TimeRemainingColumn(),
         )
-        self._task = self._progress.add_task("training", total=steps, accuracy=self._accuracy, epsilon="0")
+        self._task = self._progress.add_task("training", total=steps, accuracy="--", epsilon="0")
 
-    def on_step(self, released: StepReleased) -> None:
-        """Move the bar, a few times a second."""
-        now = time.monotonic()
-        if not self._console.is_terminal or (
-            now - self._last < _SECONDS_BETWEEN_UPDATES and released.step < released.steps_planned
-        ):
-            return
-        self._last = now
-        spent = format_epsilon(self._epsilon_after(released.step), digits=3)
-        self._progress.update(self._task, completed=released.step, epsilon=spent)
+    def steps(self, taken: int, _planned: int) -> None:
+        """Move the bar."""
+        if self._console.is_terminal:
+            spent = format_epsilon(self._epsilon_after(taken), digits=3)
+            self._progress.update(self._task, completed=taken, epsilon=spent)
 
-    def on_epoch(self, released: EpochReleased) -> None:
+    def log(self, evaluation: Mapping[str, Any]) -> None:
         """Show the held-out accuracy."""
-        self._accuracy = f"{100 * released.test_accuracy:.1f}%"
-        spent = format_epsilon(released.epsilon, digits=3)
-        self._progress.update(self._task, completed=released.step, accuracy=self._accuracy, epsilon=spent)
+        accuracy = f"{100 * evaluation['test_accuracy']:.1f}%"
+        spent = format_epsilon(evaluation["epsilon"], digits=3)
+        self._progress.update(self._task, completed=evaluation["step"], accuracy=accuracy, epsilon=spent)
         self._console.print(
-            f"epoch {released.epoch:.4g} of {self._epochs}: held-out accuracy {self._accuracy}, "
+            f"epoch {evaluation['epoch']:.4g} of {self._epochs}: held-out accuracy {accuracy}, "
             f"epsilon {spent} of {self._target}"
         )

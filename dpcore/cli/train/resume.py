@@ -12,8 +12,7 @@ from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
-from dpcore.cli.train.quick_checks import check_run, first_line
-from dpcore.cli.train.run import train
+from dpcore.cli.train.run import check_beside, first_line, train
 from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
@@ -60,8 +59,8 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
             raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
         dataset = load(settings.data, settings.data_dir)
         settings = settings.resolved(len(dataset))
-        plan = check_run(settings, dataset, ledger)
-        remarks().print(first_line(settings, dataset, plan), markup=False)
+        check_beside(settings, ledger)
+        remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
         from dpcore.cli.train import checkpoint  # imports torch, which takes seconds
 
         saved = checkpoint.read(folder.checkpoint)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -13,19 +14,19 @@ from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.train.quick_checks import check_run, first_line
-from dpcore.cli.train.run_folder import NAMES, RESULTS, RunFolder, check_folder, locked, next_folder
+from dpcore.cli.train.run_folder import NAMES, RESULTS, TENSORBOARD, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import ArgumentError, DivergenceError
+from dpcore.errors import ArgumentError, DivergenceError, DpcoreError
 from dpcore.spec.canonical import plain
-from dpcore.statement.text import WRITTEN_BEFORE, format_epsilon, format_number
+from dpcore.spec.extras import needs
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpcore.cli.datasets import Dataset
-    from dpcore.cli.train.callbacks import Callback
     from dpcore.cli.train.training import Outcome, Training
+    from dpcore.plan.plan import Plan
+    from dpcore.statement.statement import Statement
 
 
 BUDGET_STATUS = 3
@@ -43,7 +44,8 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
     place = next_folder(Path("runs"), name) if out is None else out
     check_folder(place, overwrite=overwrite)
-    plan = check_run(settings, dataset, ledger)
+    check_beside(settings, ledger)
+    plan = settings.plan(len(dataset))
     console = remarks()
     warning = accounting.delta_remark(settings.delta, len(dataset))
     if warning:
@@ -53,6 +55,28 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
             return follow(settings, dataset)
         console.print(first_line(settings, dataset, plan), markup=False)
         return _run(settings, dataset, place, overwrite, as_json, ledger)
+
+
+def check_beside(settings: Settings, ledger: Path | None) -> None:
+    """Refuse a ledger that cannot be used, and a package that is not there: before torch takes its seconds."""
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        raise DpcoreError(needs("tensorboard=True", "tensorboard"))
+    if ledger is not None:
+        from dpcore.ledger import Ledger
+
+        Ledger.open(ledger)
+
+
+def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
+    """Say what is about to be trained."""
+    if settings.epsilon is not None:
+        noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
+    else:
+        noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
+    return (
+        f"Training {settings.model} on {dataset.name} by {settings.method}: {counted(len(dataset), 'example')}, "
+        f"{counted(plan.steps, 'step')}, {noise}"
+    )
 
 
 def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
@@ -84,7 +108,7 @@ def train(
     resumed: bool = False,
 ) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
-    from dpcore.cli.train.autosave import cost
+    from dpcore.cli.train.checkpoint import cost
     from dpcore.cli.train.progress import Display
     from dpcore.torch import save_state
 
@@ -99,7 +123,7 @@ def train(
     try:
         with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
             saving = save if ledger is not None else None
-            outcome = train_into(training, folder, interruption, display, saving, resumed, halt=True)
+            outcome = train_into(training, folder, interruption, display.steps, display.log, saving, resumed, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
@@ -111,7 +135,7 @@ def train(
     complete = outcome.steps_taken == outcome.statement.steps_planned
     if complete:
         folder.checkpoint.unlink(missing_ok=True)
-    _tell(folder, settings, outcome, interruption, as_json)
+    _tell(folder, training, outcome, interruption, as_json)
     if outcome.budget:
         return BUDGET_STATUS
     return 0 if complete else interruption.status
@@ -121,7 +145,8 @@ def train_into(
     training: Training,
     folder: RunFolder,
     interruption: Interruption,
-    display: Callback,
+    tell: Callable[[int, int], None],
+    log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
     save: Callable[[], None] | None = None,
     resumed: bool = False,
     *,
@@ -131,19 +156,49 @@ def train_into(
 
     With `halt` a run that diverges ends there, and leaves its statement and no model.
     """
-    from dpcore.cli.train.callbacks import JsonLines, TensorBoard
-    from dpcore.cli.train.threads import suited
+    from dpcore.cli.train.training import suited
 
-    heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
-    folder.written.add("metrics.jsonl")
+    folder.write_metrics(training.evaluations)
+    board = None
     if training.settings.tensorboard:
-        after = training.private.steps_taken if resumed else None
-        heard.append(TensorBoard(folder.path / "tensorboard", after))
+        board = TensorBoard(folder.path / TENSORBOARD, training.private.steps_taken if resumed else None)
+
+    def log_all(evaluation: dict[str, Any]) -> None:
+        folder.log(evaluation)
+        log(evaluation)
+        if board is not None:
+            board.log(evaluation)
+
     with suited(training):
-        outcome = training.run(heard, interruption, folder.write_statement, save, halt=halt)
+        outcome = training.run(interruption, tell, log_all, folder.write_statement, save, halt=halt)
+    if board is not None:
+        board.close(outcome.statement)
     if not outcome.diverged:
-        _finish(folder, training.settings, outcome)
+        _finish(folder, training, outcome)
     return outcome
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, of evaluations only: each value has a time, and a step's tells the size of its batch.
+
+    Of a run that goes on after a step, what stands there of later ones is shown no more.
+    """
+
+    def __init__(self, folder: Path, after: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+
+    def log(self, evaluation: Mapping[str, Any]) -> None:
+        """Write held-out accuracy and loss, epsilon and the learning rate."""
+        for name in ("test_accuracy", "test_loss", "epsilon", "learning_rate"):
+            self._writer.add_scalar(name, evaluation[name], evaluation["step"])
+        self._writer.flush()
+
+    def close(self, statement: Statement) -> None:
+        """Write the statement as text and close the file."""
+        self._writer.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
+        self._writer.close()
 
 
 def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
@@ -194,29 +249,29 @@ def _command(folder: RunFolder) -> str:
     return f"dpcore train --resume {quote(str(folder.path))}"
 
 
-def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
+def _finish(folder: RunFolder, training: Training, outcome: Outcome) -> None:
     from dpcore.cli.plots import plots
     from dpcore.torch.export import files
 
-    evaluations = outcome.evaluations
+    settings, evaluations, state = training.settings, training.evaluations, training.private.output_state_dict()
     trained = {"data": settings.data, "model": settings.model,
-        "parameters": sum(array.size for array in outcome.parameters.values()),
-        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %"}  # fmt: skip
+        "parameters": sum(tensor.numel() for tensor in state.values()),
+        "held-out accuracy": f"{100 * evaluations[-1]['test_accuracy']:.2f} %"}  # fmt: skip
     title = f"{settings.data}, {settings.model}, {settings.method}"
-    for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
+    for name, content in files(outcome.statement, state, title=title, trained=trained).items():
         folder.write(name, content)
-    if outcome.recorded is not None:
+    if settings.record_gradients is not None:
         from dpcore.cli.gradients import save_gradients
 
-        folder.written.add(save_gradients(folder.path, **outcome.recorded).name)
-    curves = ([getattr(item, key) for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
+        folder.written.add(save_gradients(folder.path, **training.private.recorded).name)
+    curves = ([item[key] for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
     picture = folder.path / "learning-curve.png"
     beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
     folder.written.add(plots.learning_curve(picture, *curves, **beside).name)
 
 
-def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
-    statement, last = outcome.statement, outcome.evaluations[-1]
+def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
+    statement, last = outcome.statement, training.evaluations[-1]
     stopped = outcome.steps_taken < statement.steps_planned
     # Another run of the ledger may still give back what it reserved.
     when = ", if the ledger has room again" if outcome.budget else ""
@@ -224,17 +279,17 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     if as_json:
         spent = {"epsilon": plain(statement.best_epsilon), "delta": statement.delta}
         write_json({"status": f"stopped by {who}" if stopped else "complete", **spent,
-            "test_accuracy": last.test_accuracy,
-            "test_loss": last.test_loss, "run_folder": str(folder.path),
-            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}), "settings": settings.to_dict(),
-            "statement": statement.to_dict()})  # fmt: skip
+            "test_accuracy": last["test_accuracy"],
+            "test_loss": last["test_loss"], "run_folder": str(folder.path),
+            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
+            "settings": training.settings.to_dict(), "statement": statement.to_dict()})  # fmt: skip
         return
     if stopped:
         write_line(
             f"Stopped by {who} after {outcome.steps_taken:,} of {statement.steps_planned:,} steps; "
             "what was spent until then is spent."
         )
-    write_line(f"held-out accuracy  {100 * last.test_accuracy:.2f}%")
+    write_line(f"held-out accuracy  {100 * last['test_accuracy']:.2f}%")
     if statement.private:
         write_line(
             f"privacy spent      epsilon = {format_epsilon(statement.best_epsilon)} at delta = "
@@ -285,11 +340,10 @@ def joined(settings: Settings) -> Iterator[int]:
 
 def follow(settings: Settings, dataset: Dataset) -> int:
     """Train beside the first process, without a word; return the exit status."""
-    from dpcore.cli.train.threads import suited
-    from dpcore.cli.train.training import Training
+    from dpcore.cli.train.training import Training, suited
 
     training = Training(settings, dataset)
     training.private.begin()
     with deferred() as interruption, suited(training):
-        outcome = training.run([], interruption, halt=True)
+        outcome = training.run(interruption, halt=True)
     return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status

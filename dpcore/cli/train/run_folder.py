@@ -7,17 +7,18 @@ loss, and no duration of a step (which tells the size of its batch). A checkpoin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from dpcore.errors import DataError
-from dpcore.spec.canonical import read_json_file
+from dpcore.spec.canonical import plain, read_json_file
 from dpcore.spec.whole_file import whole_file
 from dpcore.statement.statement import Statement
 
@@ -86,6 +87,24 @@ class RunFolder:
         self.write("statement.json", (statement.to_json() + "\n").encode())
         self.stated = statement
 
+    def write_metrics(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew: one JSON object a line, for each evaluation."""
+        self.write("metrics.jsonl", b"".join(map(_line, evaluations)))
+
+    def log(self, evaluation: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl; it is on disk before the next step begins."""
+        path, line = self.path / "metrics.jsonl", _line(evaluation)
+        # One write of a whole line: killed before it, the file ends with the line before.
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                taken = file.write(line)
+            except OSError as cause:
+                raise OSError(cause.errno, cause.strerror, str(path)) from cause
+            if taken != len(line):  # a disk that is nearly full takes a part, and says nothing
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     def write_json(self, name: str, content: Any) -> None:
         """Write one JSON file."""
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
@@ -97,6 +116,10 @@ class RunFolder:
         with whole_file(self.path / name) as file:
             file.write(content)
         self.written.add(name)
+
+
+def _line(evaluation: Mapping[str, Any]) -> bytes:
+    return (json.dumps(plain(evaluation), allow_nan=False) + "\n").encode()
 
 
 def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
