@@ -185,16 +185,16 @@ def _trade_off(subject: Subject) -> Points:
 
 
 def _draw(out: Path, points: Points, subject: Subject) -> None:
-    from dpcore.cli.plots import curve_plots
+    from dpcore.cli.plots import plots
 
     arrays = points.x, points.lower, points.upper
     if points.kind == "delta":
-        curve_plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
+        plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
     elif points.kind == "steps":
         title = f"{subject.words}, delta = {format_number(subject.delta or 0.0)}"
-        curve_plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
+        plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
     else:
-        curve_plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
+        plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
 
 
 def _tell(points: Points, subject: Subject) -> None:

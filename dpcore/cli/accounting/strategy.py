@@ -120,7 +120,7 @@ def compare_command(
         found[name] = chosen, strategies.error_of(chosen, wanted, epochs)
     bound = strategies.lower_bound(wanted, epochs=epochs)
     if out is not None:
-        from dpcore.cli.plots.strategy_plots import strategies_picture
+        from dpcore.cli.plots.plots import strategies_picture
 
         noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
         errors = {name: error for name, (_, error) in found.items()}
@@ -165,7 +165,7 @@ def show_command(
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
     cost = strategies.streaming_cost(chosen, length)
     if out is not None:
-        from dpcore.cli.plots.strategy_plots import matrices_picture
+        from dpcore.cli.plots.plots import matrices_picture
 
         matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {counted(length, 'step')}")
     if as_json:

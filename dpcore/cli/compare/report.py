@@ -12,7 +12,7 @@ from dpcore.cli.compare.comparison import FINAL, Comparison
 from dpcore.cli.compare.log import Log, Record
 from dpcore.cli.compare.runs import Previews
 from dpcore.cli.intervals import Estimate, mean_interval
-from dpcore.cli.plots.comparison_plots import Curves
+from dpcore.cli.plots.plots import Curves
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_epsilon, format_number
 

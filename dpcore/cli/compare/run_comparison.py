@@ -16,7 +16,7 @@ from dpcore.cli.compare.runs import Display, Previews, check_plans, make_runs, p
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
+from dpcore.cli.plots.plots import Curves, by_epsilon
 from dpcore.cli.train.run import BUDGET_STATUS
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from dpcore.cli.output import known, results, write_json, write_line
-from dpcore.cli.plots import filter_plots
+from dpcore.cli.plots import plots
 from dpcore.cli.values import one_of, real, reals
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
@@ -165,7 +165,7 @@ def _draw(asked: Asked, numbers: dict[str, Any], out: Path) -> None:
     steps = min(200, max(_PICTURED, 6 * math.ceil(numbers["half_life"] or 0))) if numbers["stable"] else _PICTURED
     # From a late step on, where a filter with a start of its own has settled.
     kappa = analysis.impulse_response(asked.stage, steps, start=steps)
-    filter_plots.filter_picture(
+    plots.filter_picture(
         out,
         kappa,
         analysis.normalizers(asked.stage, steps),

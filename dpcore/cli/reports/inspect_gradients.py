@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dpcore.cli.gradients import Gradients, load_gradients
 from dpcore.cli.output import known, results, write_json, write_line
-from dpcore.cli.plots import filter_plots
+from dpcore.cli.plots import plots
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain
 from dpcore.theory.analysis import recorded, spectrum
@@ -172,7 +172,7 @@ def _draw(gradients: Gradients, out: Path, title: str) -> None:
     frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
     densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
     floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
-    filter_plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
+    plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
 
 
 def _percent(value: float | None) -> str:
