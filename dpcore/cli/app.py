@@ -84,11 +84,10 @@ def application(*commands: str) -> typer.Typer:
         if name in commands:
             module, _, attribute = place.partition(":")
             found = getattr(import_module(module), attribute)
-        more: dict[str, Any] = {"help": words, "epilog": f"Example:  {example}"}
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, no_args_is_help=False, **more)
+            app.add_typer(found, name=name, no_args_is_help=False, help=words, epilog=f"Example:  {example}")
         else:
-            app.command(name, **more)(found)
+            app.command(name, example=example, help=words)(found)
     return app
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Where nothing tells a width: rich would take 80 and break most rows of a table.
 _WIDTH = 110
+# With what starting takes, 0.3 to 0.4 seconds, within a second of the call.
+_PATIENCE = 0.5
 
 
 def write_line(text: str = "") -> None:
@@ -90,6 +93,30 @@ def remarked_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = former
+
+
+@contextmanager
+def told_if_slow(words: str) -> Iterator[None]:
+    """Say once, on standard error, what is being computed, if the block takes longer than half a second.
+
+    Nobody should have to guess whether a command still does anything. It decorates functions, too.
+    """
+    stream = sys.stderr
+
+    def tell() -> None:
+        # In one piece, and without rich, whose import the main thread may be in the middle of.
+        stream.write(fitted(f"remark: still computing: {words}; Ctrl-C stops it", stream) + "\n")
+        stream.flush()
+
+    timer = threading.Timer(_PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # What has begun is written before the result, never into it.
+        timer.join()
 
 
 def write_json(content: Any) -> None:

@@ -13,10 +13,9 @@ from dpcore.cli.accounting.answer import large_delta
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory, asked
 from dpcore.cli.options import Commands, Json, flag, option
-from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.output import remarks, told_if_slow, write_json, write_line
 from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
-from dpcore.cli.waiting import tells_if_slow
 from dpcore.errors import ArgumentError, BudgetError, DataError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon, format_number
@@ -38,15 +37,7 @@ _Accept = Annotated[
 ]
 
 
-@ledger.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@ledger.command(
-    "create", epilog="Example:  dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5"
-)
+@ledger.command("create", example="dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5")
 def create_command(
     file: _File,
     budget_epsilon: Annotated[Any, option(real, "EPSILON", "What all runs together must not cross.")] = None,
@@ -76,8 +67,8 @@ def create_command(
     write_line(f"budget  {_budget(made)}")
 
 
-@ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
-@tells_if_slow(lambda _given: "what the runs of the ledger come to together")
+@ledger.command("show", example="dpcore ledger show patients.ledger --delta 1e-6")
+@told_if_slow("what the runs of the ledger come to together")
 def show_command(
     file: _File,
     delta: Annotated[Any, option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
@@ -103,7 +94,7 @@ def show_command(
     _tell(total)
 
 
-@ledger.command("verify", epilog="Example:  dpcore ledger verify patients.ledger")
+@ledger.command("verify", example="dpcore ledger verify patients.ledger")
 def verify_command(
     file: _File,
     seal: Annotated[str | None, typer.Option("--seal", metavar="SHA256",
@@ -125,7 +116,7 @@ def verify_command(
     return 0 if found.valid else 2
 
 
-@ledger.command("export", epilog="Example:  dpcore ledger export patients.ledger > patients.json")
+@ledger.command("export", example="dpcore ledger export patients.ledger > patients.json")
 def export_command(
     file: _File,
     as_json: Json = False,  # noqa: ARG001 (it always is)
@@ -149,7 +140,7 @@ def export_command(
 
 
 @ledger.command(
-    "charge", epilog="Example:  dpcore ledger charge patients.ledger --statement runs/old --name 'before the ledger'"
+    "charge", example="dpcore ledger charge patients.ledger --statement runs/old --name 'before the ledger'"
 )
 def charge_command(
     file: _File,

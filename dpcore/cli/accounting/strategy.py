@@ -37,14 +37,8 @@ _NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on
 _Largest = Annotated[bool, flag("--largest", "Lower the largest error of any step, not the mean; for dense.")]
 
 
-@strategy.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
 @strategy.command(
-    "optimize", epilog="Example:  dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
+    "optimize", example="dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
 )
 def optimize_command(
     steps: _Steps,
@@ -92,7 +86,7 @@ def optimize_command(
         write_line(f"kept in {out}; dpcore.strategies.load reads it")
 
 
-@strategy.command("compare", epilog="Example:  dpcore strategy compare --steps 1024 --out strategies.png")
+@strategy.command("compare", example="dpcore strategy compare --steps 1024 --out strategies.png")
 def compare_command(
     steps: _Steps,
     workload: _Workload = "prefix",
@@ -142,7 +136,7 @@ def compare_command(
         write_line(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {words}")
 
 
-@strategy.command("show", epilog="Example:  dpcore strategy show blt.npz --steps 1024 --out blt.png")
+@strategy.command("show", example="dpcore strategy show blt.npz --steps 1024 --out blt.png")
 def show_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Of dpcore strategy optimize, or with a matrix.")],
     steps: Annotated[Any, option(count, "N", "Of the run; all that the strategy has if left out.")] = None,
@@ -180,9 +174,7 @@ def show_command(
     )
 
 
-@strategy.command(
-    "recommend", epilog="Example:  dpcore strategy recommend --steps 2350 --epochs 10 --workload momentum"
-)
+@strategy.command("recommend", example="dpcore strategy recommend --steps 2350 --epochs 10 --workload momentum")
 def recommend_command(
     steps: _Steps,
     epochs: _Epochs = 1,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.table import Table
 
+from dpcore.cli.options import Json, Picture, option
 from dpcore.cli.output import known, results, write_json, write_line
 from dpcore.cli.plots import plots
-from dpcore.cli.values import one_of, real, reals
+from dpcore.cli.values import count, one_of, real, reals
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
 from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, ScalarKalman, butterworth, chebyshev, named_filter
@@ -26,9 +26,20 @@ _STEPS = (1, 10, 100)
 _PICTURED = 60
 
 
-def inspect_filter(words: Sequence[str], design: dict[str, float | None], out: Path | None, as_json: bool) -> int:
-    """Print one filter's numbers, or a table of the named ones; return 2 for a filter that runs refuse, else 0."""
-    text = " ".join(words).strip()
+def inspect_filter(
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME | b=.. a=.. | kappa=..",
+        help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
+        "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
+        show_default=False)] = None,
+    order: Annotated[Any, option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
+    cutoff: Annotated[Any, option(real, "F",
+        "Of the same: a fraction of the highest frequency, half a cycle a step.")] = None,
+    ripple: Annotated[Any, option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
+    out: Picture = None,
+    as_json: Json = False,
+) -> int:  # fmt: skip
+    """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
+    text, design = " ".join(words or []).strip(), {"order": order, "cutoff": cutoff, "ripple": ripple}
     if not text:
         refuse_options({**design, "out": out}, "give the name of a filter with it")
         _tell_all(as_json)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from rich.table import Table
 
 from dpcore.cli.gradients import Gradients, load_gradients
+from dpcore.cli.options import Json, Picture
 from dpcore.cli.output import known, results, write_json, write_line
 from dpcore.cli.plots import plots
 from dpcore.errors import DataError
@@ -22,8 +24,12 @@ _MOST_LAGS = 128
 _SMALL_RESIDUAL = 0.05
 
 
-def inspect_gradients(folder: Path, out: Path | None, as_json: bool) -> None:
-    """Print what a run's `gradients.npz` shows, and draw it."""
+def inspect_gradients(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder made with --record-gradients.")],
+    out: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """Show signal and noise in the gradients that a run released, before and after its filter."""
     if not folder.exists():
         raise DataError(f"folder={str(folder)!r}: no such folder")
     gradients = load_gradients(folder)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcore.cli.options import Json
-from dpcore.cli.output import results, write_json, write_line
+from dpcore.cli.output import results, told_if_slow, write_json, write_line
 from dpcore.cli.stored import overview, stored_in
-from dpcore.cli.waiting import tells_if_slow
 from dpcore.errors import DpcoreError
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from dpcore.statement.verify import Finding
 
 
-@tells_if_slow(lambda _given: "every epsilon of the statement, anew")
+@told_if_slow("every epsilon of the statement, anew")
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
