@@ -124,6 +124,15 @@ def write_json(content: Any) -> None:
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def write_answer(as_json: bool, content: Any, *lines: str) -> None:
+    """Write what a command found: one JSON object for a program, or lines for a person."""
+    if as_json:
+        write_json(content)
+        return
+    for line in lines:
+        write_line(line)
+
+
 def known(value: float) -> float | None:
     """Return a number as a report has it: None where it is not finite."""
     return value if math.isfinite(value) else None

@@ -13,7 +13,7 @@ from dpcore.cli.accounting.answer import large_delta
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory, asked
 from dpcore.cli.options import Commands, Json, flag, option
-from dpcore.cli.output import remarks, told_if_slow, write_json, write_line
+from dpcore.cli.output import remarks, results, told_if_slow, write_answer, write_json, write_line
 from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, DataError
@@ -60,11 +60,8 @@ def create_command(
     made = Ledger.create(
         file, budget=budget, name=name, composition=composition, order=order, accept_file_system=accept_file_system
     )
-    if as_json:
-        write_json({"file": str(made.path), **_header(made)})
-        return
-    write_line(f"made    {made.path}")
-    write_line(f"budget  {_budget(made)}")
+    header = {"file": str(made.path), **_header(made)}
+    write_answer(as_json, header, f"made    {made.path}", f"budget  {_budget(made)}")
 
 
 @ledger.command("show", example="dpcore ledger show patients.ledger --delta 1e-6")
@@ -104,15 +101,13 @@ def verify_command(
 ) -> int:  # fmt: skip
     """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
     found = _open(file, accept_file_system).verify(seal=seal)
-    if as_json:
-        write_json(
-            {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)}
-        )
-    else:
-        for problem in found.problems:
-            write_line(f"problem  {problem}")
-        word = "valid" if found.valid else "NOT valid"
-        write_line(f"{word}: {counted(found.entries, 'entry', 'entries')}, the last with the seal {found.seal}")
+    write_answer(
+        as_json,
+        {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)},
+        *(f"problem  {problem}" for problem in found.problems),
+        f"{'valid' if found.valid else 'NOT valid'}: {counted(found.entries, 'entry', 'entries')}, the last with the "
+        f"seal {found.seal}",
+    )
     return 0 if found.valid else 2
 
 
@@ -157,11 +152,8 @@ def charge_command(
     opened = _open(file)
     run_id = charge(opened, statement, opacus, name, already_released)
     total = opened.total(1e-5 if opened.budget is None else None)
-    if as_json:
-        write_json({"file": str(opened.path), "run": run_id, "total": total.to_dict()})
-        return
-    write_line(f"charged  {name}, as run {run_id.partition('-')[2]}")
-    write_line(_spent(opened, total))
+    told = {"file": str(opened.path), "run": run_id, "total": total.to_dict()}
+    write_answer(as_json, told, f"charged  {name}, as run {run_id.partition('-')[2]}", _spent(opened, total))
 
 
 def _remark_on_delta(delta: float) -> None:
@@ -238,8 +230,6 @@ def _table(shown: Ledger, delta: float) -> None:
     """Write the table of runs."""
     from rich.markup import escape
     from rich.table import Table
-
-    from dpcore.cli.output import results
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):

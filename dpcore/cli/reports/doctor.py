@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dpcore.cli.options import Json, flag, option, takes
-from dpcore.cli.output import write_json, write_line
+from dpcore.cli.output import write_answer
 from dpcore.cli.reports.own_run import own_run
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.cli.values import real
@@ -40,10 +40,7 @@ def doctor(
         from dpcore.torch import doctor as examined
 
         found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
-    if as_json:
-        write_json(found.to_dict())
-    else:
-        write_line(str(found))
+    write_answer(as_json, found.to_dict(), str(found))
     if not found.ok:
         raise typer.Exit(1)
 
