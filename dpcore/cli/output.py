@@ -145,6 +145,14 @@ def remarks() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
+def remark(sentence: str | None) -> None:
+    """Write a remark on standard error; nothing where there is none."""
+    if sentence is not None:
+        from rich.markup import escape
+
+        remarks().print(f"[yellow]remark:[/] {escape(sentence)}")
+
+
 def results() -> Console:
     """Return a console on standard output, likewise, for tables that are legible in a pipe too."""
     from rich.console import Console

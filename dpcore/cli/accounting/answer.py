@@ -12,7 +12,7 @@ from dpcore.accounting import Event
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory
 from dpcore.cli.options import flag, option, takes
-from dpcore.cli.output import remarks, told_if_slow
+from dpcore.cli.output import remark, told_if_slow
 from dpcore.cli.values import one_of
 from dpcore.errors import PrivacyError
 from dpcore.spec.canonical import plain
@@ -82,8 +82,7 @@ def remark_on_delta(delta: float, plan: EventOptions | OpacusHistory, event: Eve
         sentence = accounting.delta_remark(min(float(format_epsilon(delta)), 0.9999), size)
     elif size is None:
         sentence = large_delta(delta)
-    if sentence is not None:
-        remarks().print(f"[yellow]remark:[/] {sentence}")
+    remark(sentence)
     return sentence
 
 

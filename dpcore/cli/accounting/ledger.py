@@ -13,7 +13,7 @@ from dpcore.cli.accounting.answer import large_delta
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory, asked
 from dpcore.cli.options import Commands, Json, flag, option
-from dpcore.cli.output import remarks, results, told_if_slow, write_answer, write_json, write_line
+from dpcore.cli.output import remark, results, told_if_slow, write_answer, write_json, write_line
 from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, DataError
@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 ledger = Commands()  # its words stand in dpcore.cli.app
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's file.")]
-_Accept = Annotated[
-    bool,
-    typer.Option(
-        "--accept-file-system",
-        metavar=" ",
-        help="Let it lie on a file system that is not known to be safe; every statement will say so.",
-    ),
-]
+_Accept = Annotated[bool, flag("--accept-file-system",
+    "Let it lie on a file system that is not known to be safe; every statement will say so.")]  # fmt: skip
 
 
 @ledger.command("create", example="dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5")
@@ -56,7 +50,7 @@ def create_command(
         raise ArgumentError("--budget-epsilon and --budget-delta: give both, or neither for a ledger without a budget")
     budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
     if budget is not None and 0 < budget_delta < 1:
-        _remark_on_delta(budget_delta)
+        remark(large_delta(budget_delta))
     made = Ledger.create(
         file, budget=budget, name=name, composition=composition, order=order, accept_file_system=accept_file_system
     )
@@ -75,7 +69,7 @@ def show_command(
     shown = _open(file)
     total = shown.total(1e-5 if delta is None and shown.budget is None else delta)
     if delta is not None:
-        _remark_on_delta(delta)
+        remark(large_delta(delta))
     if as_json:
         runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
@@ -127,7 +121,7 @@ def export_command(
         content = salvage(file)
         if not content["entries"]:
             raise
-        remarks().print(f"remark: {problem}", markup=False)
+        remark(str(problem))
         write_json({"damaged": str(problem), **content})
         return 2
     write_json(content)
@@ -150,16 +144,20 @@ def charge_command(
 ) -> None:  # fmt: skip
     """Charge a release that the ledger did not pay for step by step."""
     opened = _open(file)
-    run_id = charge(opened, statement, opacus, name, already_released)
+    if (statement is None) == (opacus is None):
+        raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
+    if not name.strip():
+        raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
+    event, description = _of_opacus(opacus) if opacus is not None else _of_statement(statement, opened)
+    try:
+        run_id = opened.charge(event, name=name, description=description, already_released=already_released)
+    except BudgetError as cause:
+        raise BudgetError(
+            f"{cause}; if it was released already, add --already-released, which writes it down and leaves no budget"
+        ) from cause
     total = opened.total(1e-5 if opened.budget is None else None)
     told = {"file": str(opened.path), "run": run_id, "total": total.to_dict()}
     write_answer(as_json, told, f"charged  {name}, as run {run_id.partition('-')[2]}", _spent(opened, total))
-
-
-def _remark_on_delta(delta: float) -> None:
-    sentence = large_delta(delta)
-    if sentence is not None:
-        remarks().print(f"[yellow]remark:[/] {sentence}")
 
 
 def _open(file: Path, accept_file_system: bool = False) -> Ledger:
@@ -176,21 +174,6 @@ def _header(shown: Ledger) -> dict[str, Any]:
     return {"ledger": shown.ledger_id, "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
         "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
-
-
-def charge(ledger: Ledger, statement: Path | None, opacus: Path | None, name: str, already_released: bool) -> str:
-    """Charge what a file says was released, and return the run's id."""
-    if (statement is None) == (opacus is None):
-        raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
-    if not name.strip():
-        raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
-    event, description = _of_opacus(opacus) if opacus is not None else _of_statement(statement, ledger)
-    try:
-        return ledger.charge(event, name=name, description=description, already_released=already_released)
-    except BudgetError as cause:
-        raise BudgetError(
-            f"{cause}; if it was released already, add --already-released, which writes it down and leaves no budget"
-        ) from cause
 
 
 def _of_opacus(path: Path) -> tuple[Event, dict[str, Any]]:

@@ -32,7 +32,7 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
     return ledger
 
 
-def remark(ledger: Ledger, events: Sequence[Event]) -> str | None:
+def shortage(ledger: Ledger, events: Sequence[Event]) -> str | None:
     """Return a sentence where the budget ends before runs of these events, made one after the other; or None."""
     paid = whole_runs(ledger, events)
     if paid == len(events):

@@ -6,16 +6,15 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from dpcore import accounting
-from dpcore.cli.compare import budget, report, words
+from dpcore.cli.compare import budget, report
 from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import Log, earlier
 from dpcore.cli.compare.runs import Display, Previews, check_plans, make_runs, preview
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
-from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.output import remark, remarks, write_json, write_line
 from dpcore.cli.plots.plots import Curves, by_epsilon
 from dpcore.cli.train.run import BUDGET_STATUS
 from dpcore.cli.train.run_folder import RUNS, locked
@@ -36,11 +35,9 @@ def run_comparison(
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     console = remarks()
-    warning = accounting.delta_remark(shared.delta, len(dataset))
-    if warning:
-        console.print(f"[yellow]remark:[/] {warning}")
+    remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"{counted(comparison.total, 'run')} {'is' if comparison.total == 1 else 'are'} planned.")
-    plans = preview(comparison, dataset, ledger, lambda said: console.print(f"[yellow]remark:[/] {escape(said)}"))
+    plans = preview(comparison, dataset, ledger)
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     payer = None if paying is None else budget.Payer(paying)
     _announce(comparison, plans, console)
@@ -52,9 +49,7 @@ def run_comparison(
             console.print(f"{complete} of {counted(comparison.total, 'run')} {were} kept.")
         if paying is not None:
             due = [plans[run.contestant, run.epsilon, run.role].event for run in comparison.ahead(log.accuracies())]
-            remark = budget.remark(paying, due)
-            if remark:
-                console.print(f"[yellow]remark:[/] {remark}")
+            remark(budget.shortage(paying, due))
         try:
             with Display(console, complete, comparison.total) as display:
                 make_runs(comparison, log, dataset, jobs, display, interruption, plans, payer)
@@ -63,18 +58,16 @@ def run_comparison(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
             ) from stop
         except BudgetError as end:
-            _tell_unpaid(log, comparison, report.rows(comparison, log, plans), str(end), as_json)
+            stopped = report.stopped(log, comparison, "the ledger's budget", goes_on=False)
+            said = f"{stopped} {str(end)[:1].upper()}{str(end)[1:]}."
+            _end(log, comparison, report.rows(comparison, log, plans), "the ledger's budget", said, as_json)
             return BUDGET_STATUS
         except OSError:
-            console.print(f"remark: {words.kept(log, comparison)}", markup=False)
+            remark(report.kept(log, comparison))
             raise
         if comparison.due(log.accuracies()):
-            said = words.stopped(log, comparison, interruption.name)
-            _write_statements(log, [said], comparison, [])
-            if as_json:
-                write_json({"status": f"stopped by {interruption.name}", "words": said, "folder": str(out)})
-            else:
-                write_line(said)
+            said = report.stopped(log, comparison, interruption.name)
+            _end(log, comparison, [], interruption.name, said, as_json)
             return interruption.status
         made = report.rows(comparison, log, plans)
         _finish(log, comparison, made)
@@ -82,20 +75,18 @@ def run_comparison(
     return 0
 
 
-def _tell_unpaid(log: Log, comparison: Comparison, made: list[report.Row], why: str, as_json: bool) -> None:
-    """Keep and show the runs that are complete, where the ledger does not pay for the others."""
-    stopped = words.stopped(log, comparison, "the ledger's budget", goes_on=False)
-    said = f"{stopped} {why[:1].upper()}{why[1:]}."
+def _end(log: Log, comparison: Comparison, made: list[report.Row], by: str, said: str, as_json: bool) -> None:
+    """Keep a comparison that ended early, and show the rows that are made."""
     folder, tuned = log.folder.path, report.tuning(comparison, log)
     log.summary = report.to_dict(made, tuned, said, []) if made else None
     log.write()
     _write_statements(log, [said], comparison, made)
     if as_json:
-        ended = {"status": "stopped by the ledger's budget", "words": said, "folder": str(folder)}
+        ended = {"status": f"stopped by {by}", "words": said, "folder": str(folder)}
         write_json({**ended, "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
-        _console().print(words.table(comparison, made, seconds=True))
+        _console().print(report.table(comparison, made, seconds=True))
     write_line(said)
     write_line(f"Statements: {folder / 'statement.txt'}")
 
@@ -122,8 +113,8 @@ def _announce(comparison: Comparison, plans: Previews, console: Console) -> None
 
 def _finish(log: Log, comparison: Comparison, made: list[report.Row]) -> None:
     tuned = report.tuning(comparison, log)
-    lines = words.footer(comparison, made, tuned)
-    log.summary = report.to_dict(made, tuned, words.verdict(made), lines)
+    lines = report.footer(comparison, made, tuned)
+    log.summary = report.to_dict(made, tuned, report.verdict(made), lines)
     log.write()
     log.folder.write("table.txt", _text(comparison, made, lines).encode())
     _write_statements(log, lines[-1:], comparison, made)
@@ -151,8 +142,8 @@ def _heading(row: report.Row) -> str:
 
 def _text(comparison: Comparison, made: list[report.Row], lines: list[str]) -> str:
     file = StringIO()
-    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(words.table(comparison, made, seconds=False))
-    return "\n".join([file.getvalue().rstrip(), "", words.verdict(made), "", *lines]) + "\n"
+    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
+    return "\n".join([file.getvalue().rstrip(), "", report.verdict(made), "", *lines]) + "\n"
 
 
 def _tell(log: Log, comparison: Comparison, made: list[report.Row], as_json: bool) -> None:
@@ -162,7 +153,7 @@ def _tell(log: Log, comparison: Comparison, made: list[report.Row], as_json: boo
         content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **summary}
         write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
         return
-    _console().print(words.table(comparison, made, seconds=True))
+    _console().print(report.table(comparison, made, seconds=True))
     for line in (summary["verdict"], "", *summary["remarks"]):
         write_line(line)
     write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")

@@ -21,6 +21,7 @@ from dpcore.cli.compare.log import COMPLETE, Log, Record
 from dpcore.cli.compare.worker import Task, Worker, shared_stop, train_once
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.output import remark
 from dpcore.cli.train.progress import Bars
 from dpcore.cli.train.run import check_beside
 from dpcore.errors import BudgetError, DpcoreError
@@ -49,9 +50,7 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
             comparison.settings_for(run).plan(len(dataset))
 
 
-def preview(
-    comparison: Comparison, dataset: Dataset, ledger: Path | None, remark: Callable[[str], None]
-) -> dict[tuple[str, float, str], Preview]:
+def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Previews:
     """Build one run of every plan, so that nothing is refused after hours of training.
 
     What the first has to remark on the data, and on the ledger that is to pay, holds for all.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
-from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.output import remark, remarks, write_json, write_line
 from dpcore.cli.train.run_folder import NAMES, RESULTS, TENSORBOARD, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DivergenceError, DpcoreError
@@ -22,8 +22,6 @@ from dpcore.spec.extras import needs
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dpcore.cli.train.training import Outcome, Training
     from dpcore.plan.plan import Plan
     from dpcore.statement.statement import Statement
@@ -46,14 +44,11 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     check_folder(place, overwrite=overwrite)
     check_beside(settings, ledger)
     plan = settings.plan(len(dataset))
-    console = remarks()
-    warning = accounting.delta_remark(settings.delta, len(dataset))
-    if warning:
-        console.print(f"[yellow]remark:[/] {warning}")
+    remark(accounting.delta_remark(settings.delta, len(dataset)))
     with joined(settings) as rank:
         if rank:
             return follow(settings, dataset)
-        console.print(first_line(settings, dataset, plan), markup=False)
+        remarks().print(first_line(settings, dataset, plan), markup=False)
         return _run(settings, dataset, place, overwrite, as_json, ledger)
 
 
@@ -81,16 +76,13 @@ def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
 
 def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
     # After the quick checks: torch takes a second to import.
-    from rich.markup import escape
-
     from dpcore.cli.train.training import Training
 
-    console = remarks()
     training = Training(settings, dataset, ledger)
     for sentence in training.remarks:
-        console.print(f"[yellow]remark:[/] {escape(sentence)}")
+        remark(sentence)
     if ledger is not None:
-        _warn_of_budget(ledger, training, console)
+        _warn_of_budget(ledger, training)
     training.private.begin()
     folder = RunFolder(out, overwrite=overwrite)
     with deferred() as interruption:
@@ -112,22 +104,22 @@ def train(
     from dpcore.cli.train.progress import Display
     from dpcore.torch import save_state
 
-    settings, console = training.settings, remarks()
+    settings = training.settings
 
     def save() -> None:
         save_state(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
 
     if ledger is not None:
-        console.print(f"remark: {cost(training.plan.steps)}")
+        remark(cost(training.plan.steps))
         save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
     try:
-        with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
+        with Display(remarks(), training.plan.steps, settings.epochs, training.epsilon_after) as display:
             saving = save if ledger is not None else None
             outcome = train_into(training, folder, interruption, display.steps, display.log, saving, resumed, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
-        console.print(f"remark: {_left(folder)}", markup=False)
+        remark(_left(folder))
         raise
     if outcome.diverged:
         folder.checkpoint.unlink(missing_ok=True)
@@ -201,7 +193,7 @@ class TensorBoard:
         self._writer.close()
 
 
-def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
+def _warn_of_budget(ledger: Path, training: Training) -> None:
     from dpcore.ledger import Ledger
 
     opened, plan = Ledger.open(ledger), training.plan
@@ -210,8 +202,8 @@ def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
     left = opened.remaining()
     # A run whose first step is refused ends with an error of its own.
     if left.fits(plan.event_after(1)) and not left.fits(plan.event):
-        console.print(
-            f"[yellow]remark:[/] the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
+        remark(
+            f"the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
             "it is crossed, and what was spent until then is spent"
         )
 
