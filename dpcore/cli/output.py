@@ -153,11 +153,11 @@ def remark(sentence: str | None) -> None:
         remarks().print(f"[yellow]remark:[/] {escape(sentence)}")
 
 
-def results() -> Console:
+def results(width: int = _WIDTH) -> Console:
     """Return a console on standard output, likewise, for tables that are legible in a pipe too."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
-        console.width = _WIDTH
+        console.width = width
     return console

@@ -63,7 +63,11 @@ def calibrate(
             "(--noise-multiplier) is needed, or a larger epsilon"
         )
     remark = answer.remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
-    granted = None if spent is None else _granted(spent, plan, unknown, value)
+
+    def make_event(found: Any) -> Event:
+        return (plan if unknown == "delta" else plan.with_(unknown, found)).event()
+
+    granted = None if spent is None else spent.pays_for(unknown, value, make_event)
     if as_json:
         write_json({unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
             "target_epsilon": epsilon, "delta": delta, "accountant": name, **answer.described(event),
@@ -80,15 +84,6 @@ def calibrate(
     if spent is not None:
         for line in spent.words(unknown, value, granted):
             write_line(line)
-
-
-def _granted(spent: Spent, plan: EventOptions, unknown: str, value: float) -> float | None:
-    """Return what the ledger itself pays for, of what was found."""
-
-    def make_event(found: float) -> Event:
-        return (plan if unknown == "delta" else plan.with_(unknown, found)).event()
-
-    return spent.pays_for(unknown, value, make_event)
 
 
 def _tell_epochs(steps: int, known: EventOptions) -> None:

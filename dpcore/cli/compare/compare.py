@@ -49,7 +49,7 @@ def compare(
         rich_help_panel=DATA)] = None,
     as_json: Json = False,
     **given: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compare methods on one data set at the same epsilon and delta, over several seeds."""
     tables = context.meta.get(_TABLES)
     if tables and methods:
@@ -66,9 +66,7 @@ def compare(
     # After the quick checks: torch takes a second to import.
     from dpcore.cli.compare.run_comparison import run_comparison
 
-    status = run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
-    if status:
-        raise typer.Exit(status)
+    return run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
 
 
 def from_methods(methods: Iterable[str], lr: tuple[float, ...]) -> tuple[Contestant, ...]:

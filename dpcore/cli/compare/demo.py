@@ -29,11 +29,9 @@ def demo(
     delta: Annotated[float, option(real, "DELTA", "Well below 1/1438.")] = 1e-5,
     overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.")] = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta."""
     comparison = Comparison(CONTESTANTS, (epsilon,), {**COMMON, "delta": delta}, seeds=seeds)
     from dpcore.cli.compare.run_comparison import run_comparison
 
-    status = run_comparison(comparison, out, jobs=1, overwrite=overwrite, as_json=as_json)
-    if status:
-        raise typer.Exit(status)
+    return run_comparison(comparison, out, jobs=1, overwrite=overwrite, as_json=as_json)

@@ -76,7 +76,7 @@ class Log:
         """Begin a comparison in a folder, or take up the one with the same settings that is there; else DataError."""
         records = earlier(path, comparison, ledger, overwrite=overwrite)
         if records is not None:
-            return cls(RunFolder.existing(path, COMPARISON), records)
+            return cls(RunFolder(path, kind=COMPARISON, existing=True), records)
         folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
         folder.write_config(_settings(comparison), ledger)
         log = cls(folder, [])

@@ -11,10 +11,10 @@ from dpcore import accounting
 from dpcore.cli.compare import budget, report
 from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import Log, earlier
-from dpcore.cli.compare.runs import Display, Previews, check_plans, make_runs, preview
+from dpcore.cli.compare.runs import Display, Previews, check_plans, events_of, make_runs, preview
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
-from dpcore.cli.output import remark, remarks, write_json, write_line
+from dpcore.cli.output import remark, remarks, results, write_json, write_line
 from dpcore.cli.plots.plots import Curves, by_epsilon
 from dpcore.cli.train.run import BUDGET_STATUS
 from dpcore.cli.train.run_folder import RUNS, locked
@@ -48,8 +48,7 @@ def run_comparison(
             were = "was made before and is" if complete == 1 else "were made before and are"
             console.print(f"{complete} of {counted(comparison.total, 'run')} {were} kept.")
         if paying is not None:
-            due = [plans[run.contestant, run.epsilon, run.role].event for run in comparison.ahead(log.accuracies())]
-            remark(budget.shortage(paying, due))
+            remark(budget.shortage(paying, events_of(plans, comparison.ahead(log.accuracies()))))
         try:
             with Display(console, complete, comparison.total) as display:
                 make_runs(comparison, log, dataset, jobs, display, interruption, plans, payer)
@@ -69,9 +68,7 @@ def run_comparison(
             said = report.stopped(log, comparison, interruption.name)
             _end(log, comparison, [], interruption.name, said, as_json)
             return interruption.status
-        made = report.rows(comparison, log, plans)
-        _finish(log, comparison, made)
-    _tell(log, comparison, made, as_json)
+        _finish(log, comparison, report.rows(comparison, log, plans), as_json)
     return 0
 
 
@@ -86,7 +83,7 @@ def _end(log: Log, comparison: Comparison, made: list[report.Row], by: str, said
         write_json({**ended, "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
-        _console().print(report.table(comparison, made, seconds=True))
+        results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
     write_line(said)
     write_line(f"Statements: {folder / 'statement.txt'}")
 
@@ -95,13 +92,7 @@ def _announce(comparison: Comparison, plans: Previews, console: Console) -> None
     """Say, where asked, what all runs cost together; refuse where nobody can say."""
     if not comparison.account_for_tuning:
         return
-    events = []
-    for epsilon in comparison.epsilon:
-        for contestant in comparison.contestants:
-            name = contestant.name
-            runs = [*comparison.search(name, epsilon), *comparison.final(name, epsilon, comparison.grid(name)[0])]
-            events += [plans[name, epsilon, run.role].event for run in runs]
-    whole = report.together(events, comparison.shared.delta)
+    whole = report.together(events_of(plans, comparison.ahead({})), comparison.shared.delta)
     if not whole:
         raise PrivacyError(
             "account_for_tuning=True: no accountant covers all runs together (they have different neighbors, or plans "
@@ -111,19 +102,29 @@ def _announce(comparison: Comparison, plans: Previews, console: Console) -> None
     console.print(f"All of them together will spend {stated}.")
 
 
-def _finish(log: Log, comparison: Comparison, made: list[report.Row]) -> None:
-    tuned = report.tuning(comparison, log)
+def _finish(log: Log, comparison: Comparison, made: list[report.Row], as_json: bool) -> None:
+    folder, tuned, verdict = log.folder.path, report.tuning(comparison, log), report.verdict(made)
     lines = report.footer(comparison, made, tuned)
-    log.summary = report.to_dict(made, tuned, report.verdict(made), lines)
+    log.summary = report.to_dict(made, tuned, verdict, lines)
     log.write()
-    log.folder.write("table.txt", _text(comparison, made, lines).encode())
+    file = StringIO()
+    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
+    log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
     _write_statements(log, lines[-1:], comparison, made)
     panels: dict[str, dict[str, Curves]] = {}
     shared, seeds = comparison.shared, f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     for row in made:
         panel = f"epsilon = {format_number(row.target_epsilon)}, delta = {format_number(shared.delta)}"
         panels.setdefault(panel, {})[row.contestant] = row.curves
-    by_epsilon(log.folder.path / "comparison.png", panels, title=f"{shared.data}, {shared.model}, {seeds}")
+    by_epsilon(folder / "comparison.png", panels, title=f"{shared.data}, {shared.model}, {seeds}")
+    if as_json:
+        content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **log.summary}
+        write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
+        return
+    results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
+    for line in (verdict, "", *lines):
+        write_line(line)
+    write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
 
 
 def _write_statements(log: Log, said: list[str], comparison: Comparison, made: list[report.Row]) -> None:
@@ -138,27 +139,3 @@ def _write_statements(log: Log, said: list[str], comparison: Comparison, made: l
 
 def _heading(row: report.Row) -> str:
     return f"{row.contestant}, each run at epsilon = {format_number(row.target_epsilon)}"
-
-
-def _text(comparison: Comparison, made: list[report.Row], lines: list[str]) -> str:
-    file = StringIO()
-    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
-    return "\n".join([file.getvalue().rstrip(), "", report.verdict(made), "", *lines]) + "\n"
-
-
-def _tell(log: Log, comparison: Comparison, made: list[report.Row], as_json: bool) -> None:
-    folder, summary = log.folder.path, log.summary
-    assert summary is not None
-    if as_json:
-        content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **summary}
-        write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
-        return
-    _console().print(report.table(comparison, made, seconds=True))
-    for line in (summary["verdict"], "", *summary["remarks"]):
-        write_line(line)
-    write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_FILES)

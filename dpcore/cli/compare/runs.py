@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from dpcore.accounting import Event
 from dpcore.cli.compare.budget import Payer
@@ -22,7 +22,6 @@ from dpcore.cli.compare.worker import Task, Worker, shared_stop, train_once
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.output import remark
-from dpcore.cli.train.progress import Bars
 from dpcore.cli.train.run import check_beside
 from dpcore.errors import BudgetError, DpcoreError
 from dpcore.statement.text import counted, format_number
@@ -40,6 +39,11 @@ class Preview:
 
 Previews = Mapping[tuple[str, float, str], Preview]
 """By contestant, epsilon and role."""
+
+
+def events_of(plans: Previews, runs: Iterable[Run]) -> list[Event]:
+    """Return what each of the runs releases."""
+    return [plans[run.contestant, run.epsilon, run.role].event for run in runs]
 
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
@@ -78,14 +82,15 @@ def _naming(run: Run) -> Iterator[None]:
         raise type(error)(f"contestant {run.contestant!r}: {error}") from error
 
 
-class Display(Bars):
+class Display(Progress):
     """A bar for all runs and one for each that is under way; on no terminal, a line for each that ended."""
 
     def __init__(self, console: Console, complete: int, total: int) -> None:
-        super().__init__(console, TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn()
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._complete, self._total = complete, total
-        self._all = self._progress.add_task(self._words, total=total, completed=complete)
-        self._tasks: dict[Run, TaskID] = {}
+        self._all = self.add_task(self._words, total=total, completed=complete)
+        self._bars: dict[Run, TaskID] = {}
 
     @property
     def _words(self) -> str:
@@ -93,21 +98,21 @@ class Display(Bars):
 
     def begin(self, run: Run) -> None:
         """Add the bar of a run."""
-        self._tasks[run] = self._progress.add_task(f"  {described(run)}", total=None)
+        self._bars[run] = self.add_task(f"  {described(run)}", total=None)
 
     def steps(self, run: Run, taken: int, planned: int) -> None:
         """Move the bar of a run."""
-        self._progress.update(self._tasks[run], completed=taken, total=planned)
+        self.update(self._bars[run], completed=taken, total=planned)
 
     def end(self, record: Record) -> None:
         """Remove the bar of a run and say what it came to."""
-        self._progress.remove_task(self._tasks.pop(record.run))
+        self.remove_task(self._bars.pop(record.run))
         if record.status != COMPLETE:
             return
         self._complete += 1
-        self._progress.update(self._all, completed=self._complete, description=self._words)
+        self.update(self._all, completed=self._complete, description=self._words)
         accuracy = f"held-out accuracy {100 * record.accuracy[-1]:.2f}%"
-        self._console.print(f"{self._words}: {described(record.run)}: {accuracy}, {record.seconds or 0:.1f} s")
+        self.console.print(f"{self._words}: {described(record.run)}: {accuracy}, {record.seconds or 0:.1f} s")
 
 
 def described(run: Run) -> str:
@@ -134,7 +139,7 @@ def make_runs(
     """
 
     def begin(run: Run) -> tuple[Record, Task]:
-        name, event = described(run), plans[run.contestant, run.epsilon, run.role].event
+        name, (event,) = described(run), events_of(plans, [run])
         if payer is not None:
             if not payer.pays_for(event):
                 raise BudgetError(

@@ -34,15 +34,14 @@ def doctor(
     seconds: Seconds = 60.0,
     as_json: Json = False,
     **given: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Examine a model, its data, a loss and a method before they train; status 1 where there is a fault."""
     with asked_run(place, arguments, given) as run:
         from dpcore.torch import doctor as examined
 
         found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
     write_answer(as_json, found.to_dict(), str(found))
-    if not found.ok:
-        raise typer.Exit(1)
+    return 0 if found.ok else 1
 
 
 @contextmanager

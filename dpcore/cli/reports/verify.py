@@ -29,7 +29,7 @@ def verify(
     ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
         help="Also compare run, event and steps with the ledger that paid.")] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
     from dpcore.statement.text import visible
     from dpcore.statement.verify import holds
@@ -45,8 +45,7 @@ def verify(
                 write_line(f"\n{visible(name)}")
             _table(findings)
         write_line(_verdict(found.values()))
-    if not good:
-        raise typer.Exit(1)
+    return 0 if good else 1
 
 
 def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:

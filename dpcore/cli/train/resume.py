@@ -13,7 +13,7 @@ from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
 from dpcore.cli.train.run import check_beside, first_line, train
-from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
+from dpcore.cli.train.run_folder import RunFolder, holds, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import plain, read_json_file
@@ -53,7 +53,7 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
     with locked(path):
         from dpcore.cli.datasets import load
 
-        folder = RunFolder.existing(path, RUN)
+        folder = RunFolder(path, existing=True)
         stated = _statement(path)
         if not folder.checkpoint.exists():
             raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")

@@ -39,12 +39,17 @@ class RunFolder:
 
     With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
     A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
-    in. `written` are the files that were put there since, and `stated` the last statement among them.
+    in. An `existing` one is taken up as it stands: the caller has looked at what is in it. `written` are the files that
+    were put there since, and `stated` the last statement among them.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN, existing: bool = False) -> None:
+        self.path, self.kind = path, kind
+        self.written: set[str] = set()
+        self.stated: Statement | None = None
+        if existing:
+            return
         check_folder(path, overwrite=overwrite, kind=kind)
-        self._take(path, kind)
         if holds(path, kind):
             with locked(path):
                 _clear(path, kind)
@@ -52,18 +57,6 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
-
-    def _take(self, path: Path, kind: str) -> None:
-        self.path, self.kind = path, kind
-        self.written: set[str] = set()
-        self.stated: Statement | None = None
-
-    @classmethod
-    def existing(cls, path: Path, kind: str) -> RunFolder:
-        """Take up a folder of this kind as it stands; the caller has looked at what is in it."""
-        folder = cls.__new__(cls)
-        folder._take(path, kind)
-        return folder
 
     @property
     def checkpoint(self) -> Path:
