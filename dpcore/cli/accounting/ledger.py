@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +9,7 @@ import typer
 
 from dpcore.accounting import Event
 from dpcore.cli.accounting.answer import large_delta
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.accounting.opacus import OpacusHistory, asked
+from dpcore.cli.accounting.opacus import history
 from dpcore.cli.options import Commands, Json, flag, option
 from dpcore.cli.output import remark, results, told_if_slow, write_answer, write_json, write_line
 from dpcore.cli.stored import single_statement
@@ -148,7 +146,11 @@ def charge_command(
         raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
     if not name.strip():
         raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
-    event, description = _of_opacus(opacus) if opacus is not None else _of_statement(statement, opened)
+    if opacus is not None:
+        recorded = history(opacus)
+        event, description = recorded.event(), {"opacus": recorded.described()}
+    else:
+        event, description = _of_statement(statement, opened)
     try:
         run_id = opened.charge(event, name=name, description=description, already_released=already_released)
     except BudgetError as cause:
@@ -174,12 +176,6 @@ def _header(shown: Ledger) -> dict[str, Any]:
     return {"ledger": shown.ledger_id, "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
         "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
-
-
-def _of_opacus(path: Path) -> tuple[Event, dict[str, Any]]:
-    history = asked(path, {item.name: item.default for item in fields(EventOptions)})
-    assert isinstance(history, OpacusHistory)
-    return history.event(), {"opacus": history.described()}
 
 
 def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, Any]]:

@@ -49,7 +49,20 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
         if rank:
             return follow(settings, dataset)
         remarks().print(first_line(settings, dataset, plan), markup=False)
-        return _run(settings, dataset, place, overwrite, as_json, ledger)
+        # After the quick checks: torch takes a second to import.
+        from dpcore.cli.train.training import Training
+
+        training = Training(settings, dataset, ledger)
+        for sentence in training.remarks:
+            remark(sentence)
+        if ledger is not None:
+            _warn_of_budget(ledger, training)
+        training.private.begin()
+        folder = RunFolder(place, overwrite=overwrite)
+        with deferred() as interruption:
+            folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
+            with locked(folder.path):
+                return train(training, folder, ledger, interruption, as_json)
 
 
 def check_beside(settings: Settings, ledger: Path | None) -> None:
@@ -72,23 +85,6 @@ def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
         f"Training {settings.model} on {dataset.name} by {settings.method}: {counted(len(dataset), 'example')}, "
         f"{counted(plan.steps, 'step')}, {noise}"
     )
-
-
-def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
-    # After the quick checks: torch takes a second to import.
-    from dpcore.cli.train.training import Training
-
-    training = Training(settings, dataset, ledger)
-    for sentence in training.remarks:
-        remark(sentence)
-    if ledger is not None:
-        _warn_of_budget(ledger, training)
-    training.private.begin()
-    folder = RunFolder(out, overwrite=overwrite)
-    with deferred() as interruption:
-        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
-        with locked(folder.path):
-            return train(training, folder, ledger, interruption, as_json)
 
 
 def train(
