@@ -332,10 +332,7 @@ def _listed(items: Sequence[str]) -> str:
 
 def stopped(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True) -> str:
     """Return what an interrupted comparison spent, and whether the same command goes on from there."""
-    complete = log.complete()
-    are = "is" if len(complete) == 1 else "are"
-    of_all = f"{len(complete)} of {counted(comparison.total, 'run')}"
-    parts = [f"Stopped by {name}: {of_all} {are} complete, each at its full epsilon."]
+    parts = [f"Stopped by {name}: {_complete(log, comparison)} complete, each at its full epsilon."]
     for record in log.records:
         if record.status != COMPLETE:
             run = f"{record.run.contestant} (lr {format_number(record.run.lr)}, seed {record.run.seed})"
@@ -350,10 +347,14 @@ def stopped(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True
 
 def kept(log: Log, comparison: Comparison) -> str:
     """Return what a comparison that failed keeps."""
+    said = _complete(log, comparison)
+    are = said.rpartition(" ")[2]
+    return f"{said} complete in {log.folder.path}, and {are} kept; the same command goes on from there"
+
+
+def _complete(log: Log, comparison: Comparison) -> str:
     complete = len(log.complete())
-    are = "is" if complete == 1 else "are"
-    of_all = f"{complete} of {counted(comparison.total, 'run')}"
-    return f"{of_all} {are} complete in {log.folder.path}, and {are} kept; the same command goes on from there"
+    return f"{complete} of {counted(comparison.total, 'run')} {'is' if complete == 1 else 'are'}"
 
 
 def _spent(record: Record) -> str:
