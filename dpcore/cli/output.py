@@ -11,7 +11,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -67,17 +67,16 @@ class _Trimmed:
 @contextmanager
 def trimmed_output() -> Iterator[None]:
     """Let no line of standard output end with blanks, which tables have and no pipe needs; a terminal hides them."""
-    former = sys.stdout
-    if former.isatty():
+    if sys.stdout.isatty():
         yield
         return
-    sys.stdout = _Trimmed(former)
-    try:
-        yield
-    finally:
-        with suppress(BrokenPipeError):  # its reader has gone, and was told of already
-            sys.stdout.flush()
-        sys.stdout = former
+    trimmed: Any = _Trimmed(sys.stdout)
+    with redirect_stdout(trimmed):
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):  # its reader has gone, and was told of already
+                trimmed.flush()
 
 
 @contextmanager
@@ -87,12 +86,9 @@ def remarked_warnings() -> Iterator[None]:
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         sys.stderr.write(fitted(f"remark: {message}", sys.stderr) + "\n")
 
-    former = warnings.showwarning
-    warnings.showwarning = show
-    try:
+    with warnings.catch_warnings():  # which puts both back
+        warnings.showwarning = show
         yield
-    finally:
-        warnings.showwarning = former
 
 
 @contextmanager

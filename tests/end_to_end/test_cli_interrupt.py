@@ -47,7 +47,7 @@ def start() -> Iterator[Start]:
 
 
 def _start(out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dpcore.cli", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
+    command = [sys.executable, "-m", "dpcore", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
     environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.Popen(
         [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

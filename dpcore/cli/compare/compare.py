@@ -1,4 +1,4 @@
-"""``dpcore compare`` and ``dpcore demo``: methods on one data set and model, at the same guarantee, over several seeds."""
+"""``dpcore compare`` and ``dpcore demo``: methods on one data set and model, at one guarantee, over several seeds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from dpcore.errors import ArgumentError
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
 
-_TABLES = "contestants"
-
 # The same model, clip, batch size and epochs for all; learning rates from a search over one grid for all three, with
 # other seeds than those shown (docs/command-line.md has its table). That search is not part of the guarantee.
 COMMON = {"data": "digits", "model": "mlp", "epochs": 10, "batch_size": 64, "clipping": "automatic"}
@@ -28,10 +26,6 @@ CONTESTANTS = (
     Contestant("DOPPLER", {"method": "doppler"}, (0.7,)),
     Contestant("DiSK", {"method": "disk"}, (0.35,)),
 )
-
-
-def _use_file(context: typer.Context, path: Path | None) -> Path | None:
-    return config_file.use_with_tables(context, path, (_TABLES,))
 
 
 @takes(Settings, without=("noise_multiplier",))
@@ -53,14 +47,14 @@ def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.",
         rich_help_panel=RUN)] = Path("comparison"),
     overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.", RUN)] = False,
-    config: Annotated[Path | None, typer.Option(is_eager=True, callback=_use_file, metavar="FILE",
+    config: Annotated[Path | None, typer.Option(is_eager=True, callback=config_file.use, metavar="FILE",
         help="Settings from a .toml file, one table \\[contestants.NAME] each; options win.",
         rich_help_panel=DATA)] = None,
     as_json: Json = False,
     **given: Any,
 ) -> int:  # fmt: skip
     """Compare methods on one data set at the same epsilon and delta, over several seeds."""
-    tables = context.meta.get(_TABLES)
+    tables = context.meta.get(config_file.TABLES)
     if tables and methods:
         raise ArgumentError(f"methods={','.join(methods)}: must not be given beside the contestants of {config}")
     comparison = Comparison(

@@ -80,7 +80,7 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
         # Its digests are those of a model and a statement that do not stay.
         (path / "README.md").unlink(missing_ok=True)
         with deferred() as interruption:
-            return train(training, folder, ledger, interruption, as_json, resumed=True)
+            return train(training, folder, ledger, interruption, as_json)
 
 
 def _statement(path: Path) -> dict[str, Any]:

@@ -93,7 +93,6 @@ def train(
     ledger: Path | None,
     interruption: Interruption,
     as_json: bool,
-    resumed: bool = False,
 ) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
     from dpcore.cli.train.checkpoint import cost
@@ -111,7 +110,7 @@ def train(
     try:
         with Display(remarks(), training.plan.steps, settings.epochs, training.epsilon_after) as display:
             saving = save if ledger is not None else None
-            outcome = train_into(training, folder, interruption, display.steps, display.log, saving, resumed, halt=True)
+            outcome = train_into(training, folder, interruption, display.steps, display.log, saving, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
@@ -136,7 +135,6 @@ def train_into(
     tell: Callable[[int, int], None],
     log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
     save: Callable[[], None] | None = None,
-    resumed: bool = False,
     *,
     halt: bool = False,
 ) -> Outcome:
@@ -149,7 +147,7 @@ def train_into(
     folder.write_metrics(training.evaluations)
     board = None
     if training.settings.tensorboard:
-        board = TensorBoard(folder.path / TENSORBOARD, training.private.steps_taken if resumed else None)
+        board = TensorBoard(folder.path / TENSORBOARD, training.private.steps_taken)
 
     def log_all(evaluation: dict[str, Any]) -> None:
         folder.log(evaluation)
@@ -172,10 +170,10 @@ class TensorBoard:
     Of a run that goes on after a step, what stands there of later ones is shown no more.
     """
 
-    def __init__(self, folder: Path, after: int | None) -> None:
+    def __init__(self, folder: Path, after: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+        self._writer: Any = SummaryWriter(str(folder), purge_step=after + 1)
 
     def log(self, evaluation: Mapping[str, Any]) -> None:
         """Write held-out accuracy and loss, epsilon and the learning rate."""
