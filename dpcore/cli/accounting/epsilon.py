@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +56,8 @@ def _answer(
     """Write the bound on one of the two at a value of the other, the certified interval, and it by accountant."""
     plan = asked(opacus, given)
     event = plan.event()
-    bound, bounds = accounting.delta, accounting.delta_interval
+    bound: Callable[..., float] = accounting.delta
+    bounds: Callable[..., tuple[float, float]] = accounting.delta_interval
     if wanted == "epsilon":
         bound, bounds = accounting.epsilon, accounting.epsilon_interval
     name = answer.tightest(bound, event, at, accountant)

@@ -36,7 +36,7 @@ class Display(Progress):
             spent = format_epsilon(self._epsilon_after(taken), digits=3)
             self.update(self._task, completed=taken, epsilon=spent)
 
-    def log(self, evaluation: Mapping[str, Any]) -> None:
+    def evaluated(self, evaluation: Mapping[str, Any]) -> None:
         """Show the held-out accuracy."""
         accuracy = f"{100 * evaluation['test_accuracy']:.1f}%"
         spent = format_epsilon(evaluation["epsilon"], digits=3)

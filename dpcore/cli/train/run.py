@@ -110,7 +110,7 @@ def train(
     try:
         with Display(remarks(), training.plan.steps, settings.epochs, training.epsilon_after) as display:
             saving = save if ledger is not None else None
-            outcome = train_into(training, folder, interruption, display.steps, display.log, saving, halt=True)
+            outcome = train_into(training, folder, interruption, display.steps, display.evaluated, saving, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
