@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Where nothing tells a width: rich would take 80 and break most rows of a table.
-_WIDTH = 110
+_WIDTH, _NARROWEST = 110, 80
 # With what starting takes, 0.3 to 0.4 seconds, within a second of the call.
 _PATIENCE = 0.5
 
@@ -157,3 +157,23 @@ def results(width: int = _WIDTH) -> Console:
     if not console.is_terminal:
         console.width = width
     return console
+
+
+def write_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", right: int = 0, wraps: int | None = None
+) -> None:
+    """Write a table as a result; the last `right` columns are aligned at the right, and the one at `wraps` may break.
+
+    Nothing is cut off, since the end of a long word may be the figure: on a narrow terminal lines are broken.
+    """
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", show_header=any(head), box=None, pad_edge=False)
+    for index, name in enumerate(head):
+        side: Any = "right" if index >= len(head) - right else "left"
+        table.add_column(name, style="" if index else "bold", justify=side, no_wrap=index != wraps, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = results()
+    console.width = max(console.width, _NARROWEST)
+    console.print(table)

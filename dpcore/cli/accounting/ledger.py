@@ -11,7 +11,7 @@ from dpcore.accounting import Event
 from dpcore.cli.accounting.answer import large_delta
 from dpcore.cli.accounting.opacus import history
 from dpcore.cli.options import Commands, Json, flag, option
-from dpcore.cli.output import remark, results, told_if_slow, write_answer, write_json, write_line
+from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, DataError
@@ -64,6 +64,8 @@ def show_command(
     as_json: Json = False,
 ) -> None:
     """Show the runs, what they cost together, and what the budget leaves."""
+    from rich.markup import escape
+
     shown = _open(file)
     total = shown.total(1e-5 if delta is None and shown.budget is None else delta)
     if delta is not None:
@@ -79,7 +81,15 @@ def show_command(
     if shown.file_systems:
         write_line(f"lies on {', '.join(shown.file_systems)}, on its owner's word")
     if total.runs:
-        _table(shown, total.delta)
+        rows = [
+            (run.run_id.partition("-")[2], escape(run.name), run.begun[:16].replace("T", " "),
+             f"{run.releases:,} / {run.steps:,}", str(run.forks), format_epsilon(run.epsilon(total.delta)))
+            for run in shown.runs()
+        ]  # fmt: skip
+        write_line()
+        head = "run", "name", "begun", "steps", "forks", "epsilon alone"
+        write_table(head, rows, right=3, wraps=1)
+        write_line()
     _tell(total)
 
 
@@ -189,7 +199,6 @@ def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, A
     return Event.from_dict(read.event), hashes
 
 
-_NARROWEST = 80
 _CALIBRATE = "dpcore calibrate --ledger FILE --dataset-size N --batch-size B --epochs E"
 
 
@@ -203,32 +212,6 @@ def _budget(shown: Ledger) -> str:
         return f"none; {how}"
     epsilon, delta = shown.budget
     return f"epsilon = {format_number(epsilon)} at delta = {format_number(delta)}; {how}"
-
-
-def _table(shown: Ledger, delta: float) -> None:
-    """Write the table of runs."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):
-        made.add_column(
-            column,
-            justify="right" if column in ("steps", "forks", "epsilon alone") else "left",
-            no_wrap=column != "name",
-            overflow="fold",
-        )
-    for run in shown.runs():
-        begun = run.begun[:16].replace("T", " ")
-        counted = f"{run.releases:,} / {run.steps:,}"
-        alone = format_epsilon(run.epsilon(delta))
-        made.add_row(run.run_id.partition("-")[2], escape(run.name), begun, counted, str(run.forks), alone)
-    console = results()
-    # On a narrower terminal lines are broken, and no figure is cut off.
-    console.width = max(console.width, _NARROWEST)
-    write_line()
-    console.print(made)
-    write_line()
 
 
 def _spent(shown: Ledger, total: Total) -> str:

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from dpcore.cli.options import Json, Picture, option
-from dpcore.cli.output import known, results, write_json, write_line
+from dpcore.cli.output import known, write_json, write_line, write_table
 from dpcore.cli.plots import plots
 from dpcore.cli.values import count, one_of, real, reals
 from dpcore.errors import ArgumentError
@@ -84,13 +83,7 @@ def numbers_of(asked: Asked) -> dict[str, Any]:
 
 
 def _tell(asked: Asked, numbers: dict[str, Any]) -> None:
-    table = Table(title=f"filter {asked.name}", title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for row in _rows(numbers):
-        table.add_row(*row)
-    results().print(table)
+    write_table(("", "", ""), _rows(numbers), title=f"filter {asked.name}", wraps=2)
     if asked.refused:
         write_line(f"\nNo run takes this filter: {asked.refused}")
 
@@ -153,17 +146,15 @@ def _tell_all(as_json: bool) -> None:
     if as_json:
         write_json(plain({"filters": every}))
         return
-    table = Table(title="named filters", title_justify="left", box=None, pad_edge=False)
-    table.add_column("filter", style="bold", no_wrap=True)
-    for column in ("gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run"):
-        table.add_column(column, justify="right")
+    head = ("filter", "gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run")
+    rows = []
     for item in every:
         modulus = max((pole["modulus"] for pole in item["poles"]), default=None)
         factors = item["noise_factor"]
         cells = (item["gain"], modulus, item["delay"], item["half_life"], item["cutoff"], factors["10"],
             factors["limit"])  # fmt: skip
-        table.add_row(item["filter"], *(_number(value) for value in cells))
-    results().print(table)
+        rows.append((item["filter"], *(_number(value) for value in cells)))
+    write_table(head, rows, title="named filters", right=len(head) - 1)
     write_line(
         "\nlargest pole: its modulus; delay and half-life in steps; cutoff: where half of the power passes, in cycles "
         "per step;\nnoise: the share of the noise's variance that is left. Runs refuse filters of another gain than 1."

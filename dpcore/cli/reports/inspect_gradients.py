@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from dpcore.cli.gradients import Gradients, load_gradients
 from dpcore.cli.options import Json, Picture
-from dpcore.cli.output import known, results, write_json, write_line
+from dpcore.cli.output import known, write_json, write_line, write_table
 from dpcore.cli.plots import plots
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain
@@ -107,14 +106,13 @@ def _tell(gradients: Gradients, numbers: dict[str, Any]) -> None:
         "of the privatized average gradient"
     )
     write_line("Everything below comes from released gradients and public settings: it costs no privacy.\n")
-    table = Table(title="share of the power at low frequencies", title_justify="left", box=None, pad_edge=False)
-    table.add_column("cycles per step", style="bold")
-    for column in ("before the filter", "after the filter", "white noise would have"):
-        table.add_column(column, justify="right")
-    for row in numbers["share_of_power_below"]:
-        cells = (_percent(row[key]) for key in ("before", "after", "white_noise"))
-        table.add_row(f"below {row['frequency']:g} (periods over {1 / row['frequency']:g} steps)", *cells)
-    results().print(table)
+    head = "cycles per step", "before the filter", "after the filter", "white noise would have"
+    rows = [
+        (f"below {row['frequency']:g} (periods over {1 / row['frequency']:g} steps)",
+         *(_percent(row[key]) for key in ("before", "after", "white_noise")))
+        for row in numbers["share_of_power_below"]
+    ]  # fmt: skip
+    write_table(head, rows, title="share of the power at low frequencies", right=3)
     write_line()
     lines = [*_power(gradients, numbers), *_signal(numbers["signal_to_noise"]), _moments(numbers["negative_share"])]
     for name, value in lines:

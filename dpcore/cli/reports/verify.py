@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcore.cli.options import Json
-from dpcore.cli.output import results, told_if_slow, write_json, write_line
+from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
 from dpcore.cli.stored import overview, stored_in
 from dpcore.errors import DpcoreError
 from dpcore.statement.statement import Statement
@@ -67,18 +67,14 @@ def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
 
 def _table(findings: list[Finding]) -> None:
     from rich.markup import escape
-    from rich.table import Column, Table
 
     from dpcore.statement.text import visible
 
     styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
-    # Folded, never cut off: the end of a long word may be the figure.
-    table = Table("check", "", Column("found", overflow="fold"), box=None, pad_edge=False, header_style="bold")
-    for finding in findings:
-        row = asdict(finding)
-        style = styles[row["status"]]
-        table.add_row(escape(row["check"]), f"[{style}]{row['status']}[/]", escape(visible(row["words"])))
-    results().print(table)
+    rows = [
+        (escape(one.check), f"[{styles[one.status]}]{one.status}[/]", escape(visible(one.words))) for one in findings
+    ]
+    write_table(("check", "", "found"), rows, wraps=2)
 
 
 def _verdict(found: Collection[list[Finding]]) -> str:
