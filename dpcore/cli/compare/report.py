@@ -13,7 +13,7 @@ from rich.table import Table
 from dpcore import accounting
 from dpcore.cli.compare.comparison import FINAL, Comparison
 from dpcore.cli.compare.log import COMPLETE, Log, Record
-from dpcore.cli.compare.runs import Previews
+from dpcore.cli.compare.runs import Plans
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
 from dpcore.cli.plots.plots import Curves
 from dpcore.statement.statement import Statement
@@ -147,7 +147,7 @@ def tuning(comparison: Comparison, log: Log) -> Tuning:
     return Tuning(len(events), searched, together(events, delta), delta, adjacency, charged)
 
 
-def rows(comparison: Comparison, log: Log, plans: Previews) -> list[Row]:
+def rows(comparison: Comparison, log: Log, plans: Plans) -> list[Row]:
     """Return the rows of the table, by epsilon, then in the order of the contestants.
 
     Of a comparison that was ended early: those with a run that is complete, and its complete runs.
@@ -161,7 +161,8 @@ def rows(comparison: Comparison, log: Log, plans: Previews) -> list[Row]:
             records = tuple(complete[run] for run in final if run in complete)
             if lr is None or not records:
                 continue
-            gradients = plans[name, epsilon, FINAL].gradients
+            plan = plans[name, epsilon, FINAL]
+            gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
             about = (name, comparison.method(name), comparison.words(name), epsilon)
             made.append(Row(*about, lr, comparison.grid(name), gradients, records))
     return made
@@ -200,36 +201,31 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
         title=f"Held-out accuracy, {comparison.shared.data}, {comparison.shared.model}, {seeds}", title_justify="left"
     )
     named = any(row.contestant != row.method for row in made)
-    columns = ["contestant", "method"] if named else ["method"]
-    columns += ["settings"] if any(row.settings for row in made) else []
-    partial = any(len(row.accuracy) < comparison.seeds for row in made)
-    for column in columns:
-        result.add_column(column)
-    for column in (
-        "lr",
-        *(("runs",) if partial else ()),
-        "accuracy",
-        "epsilon",
-        "gradients",
-        *(("seconds",) if seconds else ()),
-    ):
-        result.add_column(column, justify="right")
+    left: dict[str, Callable[[Row], str]] = {"contestant": lambda row: row.contestant} if named else {}
+    left["method"] = lambda row: row.method
+    if any(row.settings for row in made):
+        left["settings"] = lambda row: row.settings
+    right: dict[str, Callable[[Row], str]] = {"lr": lambda row: format_number(row.lr) + ("*" if row.at_edge else "")}
+    if any(len(row.accuracy) < comparison.seeds for row in made):
+        right["runs"] = lambda row: f"{len(row.accuracy)} of {comparison.seeds}"
+    right["accuracy"] = _mean
+    right["epsilon"] = lambda row: format_epsilon(row.statement.best_epsilon)
+    right["gradients"] = lambda row: f"{row.gradients:.3g}"
+    if seconds:
+        right["seconds"] = lambda row: f"{row.seconds:.1f}"
+    for name in left:
+        result.add_column(name)
+    for name in right:
+        result.add_column(name, justify="right")
     for index, row in enumerate(made):
-        cells = [row.contestant, row.method] if named else [row.contestant]
-        cells += [row.settings] if "settings" in columns else []
-        half = row.interval.half_width
-        spread = "" if math.isnan(half) else f" ± {100 * half:.2f}"
-        cells += [
-            format_number(row.lr) + ("*" if row.at_edge else ""),
-            *([f"{len(row.accuracy)} of {comparison.seeds}"] if partial else ()),
-            f"{100 * row.interval.center:.2f}{spread} %",
-            format_epsilon(row.statement.best_epsilon),
-            f"{row.gradients:.3g}",
-        ]
-        cells += [f"{row.seconds:.1f}"] if seconds else []
         last = index + 1 == len(made) or made[index + 1].target_epsilon != row.target_epsilon
-        result.add_row(*cells, end_section=last)
+        result.add_row(*(cell(row) for cell in (*left.values(), *right.values())), end_section=last)
     return result
+
+
+def _mean(row: Row) -> str:
+    half = row.interval.half_width
+    return f"{100 * row.interval.center:.2f}{'' if math.isnan(half) else f' ± {100 * half:.2f}'} %"
 
 
 def footer(comparison: Comparison, made: Sequence[Row], tuned: Tuning) -> list[str]:

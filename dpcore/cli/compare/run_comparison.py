@@ -11,7 +11,7 @@ from dpcore import accounting
 from dpcore.cli.compare import budget, report
 from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import Log, earlier
-from dpcore.cli.compare.runs import Display, Previews, check_plans, events_of, make_runs, preview
+from dpcore.cli.compare.runs import Display, Plans, check_plans, events_of, make_runs, preview
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.output import remark, remarks, results, write_json, write_line
@@ -88,7 +88,7 @@ def _end(log: Log, comparison: Comparison, made: list[report.Row], by: str, said
     write_line(f"Statements: {folder / 'statement.txt'}")
 
 
-def _announce(comparison: Comparison, plans: Previews, console: Console) -> None:
+def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
     """Say, where asked, what all runs cost together; refuse where nobody can say."""
     if not comparison.account_for_tuning:
         return

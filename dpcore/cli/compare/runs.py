@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -32,6 +31,7 @@ from dpcore.cli.train.run import check_beside, train_into
 from dpcore.cli.train.run_folder import RunFolder, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError, DpcoreError
+from dpcore.plan.plan import Plan
 from dpcore.statement.text import counted, format_number
 
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -39,19 +39,11 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@dataclass(frozen=True)
-class Preview:
-    """What a run of a contestant releases: the event at its end, and gradients per example and step."""
-
-    event: Event
-    gradients: float
+Plans = Mapping[tuple[str, float, str], Plan]
+"""What a run of a contestant, at an epsilon and in a role, is to do."""
 
 
-Previews = Mapping[tuple[str, float, str], Preview]
-"""By contestant, epsilon and role."""
-
-
-def events_of(plans: Previews, runs: Iterable[Run]) -> list[Event]:
+def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
     """Return what each of the runs releases."""
     return [plans[run.contestant, run.epsilon, run.role].event for run in runs]
 
@@ -64,22 +56,20 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
             comparison.settings_for(run).plan(len(dataset))
 
 
-def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Previews:
+def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Plans:
     """Build one run of every plan, so that nothing is refused after hours of training.
 
     What the first has to remark on the data, and on the ledger that is to pay, holds for all.
     """
     from dpcore.cli.train.training import Training
 
-    plans: dict[tuple[str, float, str], Preview] = {}
+    plans: dict[tuple[str, float, str], Plan] = {}
     for run in comparison.examples:
         with _naming(run):
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
         for sentence in () if plans else built.remarks:
             remark(sentence)
-        plan = built.plan
-        gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
-        plans[run.contestant, run.epsilon, run.role] = Preview(plan.event_after(plan.steps), gradients)
+        plans[run.contestant, run.epsilon, run.role] = built.plan
     return plans
 
 
@@ -140,7 +130,7 @@ def make_runs(
     jobs: int,
     display: Display,
     interruption: Interruption,
-    plans: Previews,
+    plans: Plans,
     payer: Payer | None = None,
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop.

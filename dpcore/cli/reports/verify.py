@@ -12,7 +12,7 @@ import typer
 
 from dpcore.cli.options import Json
 from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
-from dpcore.cli.stored import overview, stored_in
+from dpcore.cli.stored import overview, stored
 from dpcore.errors import DpcoreError
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted
@@ -53,7 +53,7 @@ def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
     from dpcore.cli.reports.folder import comparison_findings, folder_findings
     from dpcore.statement.verify import verify as check
 
-    statements, whole = stored_in(path), overview(path)
+    statements, whole = stored(path), overview(path)
     found = {}
     for name, (folder, content) in statements.items():
         found[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]

@@ -13,10 +13,10 @@ from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
 from dpcore.cli.train.run import check_beside, first_line, train
-from dpcore.cli.train.run_folder import RunFolder, holds, locked
+from dpcore.cli.train.run_folder import RunFolder, content_of, holds, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
-from dpcore.spec.canonical import plain, read_json_file
+from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
         from dpcore.cli.datasets import load
 
         folder = RunFolder(path, existing=True)
-        stated = _statement(path)
+        stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
         if not folder.checkpoint.exists():
             raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
         dataset = load(settings.data, settings.data_dir)
@@ -81,15 +81,6 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
         (path / "README.md").unlink(missing_ok=True)
         with deferred() as interruption:
             return train(training, folder, ledger, interruption, as_json)
-
-
-def _statement(path: Path) -> dict[str, Any]:
-    """Return the folder's statement as it is written; empty where the run was killed before there was one."""
-    try:
-        stated = read_json_file(path / "statement.json")
-    except (OSError, ValueError):
-        return {}
-    return stated if isinstance(stated, dict) else {}
 
 
 def _why_not(stated: Mapping[str, Any], checkpoint: Path) -> str:

@@ -189,11 +189,16 @@ def checkpoint_of(folder: Path) -> Path:
 
 def holds(path: Path, kind: str = RUN) -> bool:
     """Whether a folder holds what `kind` says."""
+    return content_of(path / "config.json").get("kind") == kind
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none that can be read."""
     try:
-        content = read_json_file(path / "config.json")
+        content = read_json_file(path)
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == kind
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager
