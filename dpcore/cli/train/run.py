@@ -35,7 +35,11 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     """Train by settings, into a run folder; return the exit status."""
     from dpcore.cli.datasets import load
 
-    check_alone(ledger)
+    if ledger is not None and _started():
+        raise ArgumentError(
+            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
+            "processes; dpcore.torch.make_private(ledger=) takes one"
+        )
     dataset = load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
@@ -286,15 +290,6 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
     write_line(f"run folder         {folder.path}")
     if folder.checkpoint.exists():
         write_line(f"to go on           {_command(folder)}{when}")
-
-
-def check_alone(ledger: Path | None) -> None:
-    """Refuse a ledger where torchrun started several processes."""
-    if ledger is not None and _started():
-        raise ArgumentError(
-            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
-            "processes; dpcore.torch.make_private(ledger=) takes one"
-        )
 
 
 def _started() -> bool:
