@@ -72,10 +72,8 @@ def calibrate(
         "target_epsilon": epsilon, "delta": delta, "accountant": name, **answer.described(event),
         **({} if spent is None else {"ledger": spent.to_dict(granted)}),
         **({} if remark is None else {"remark": remark})}  # fmt: skip
-    said, at = (
-        answer.sentence(name, known, event),
-        _safe(unknown, value) if unknown == "delta" else format_number(delta),
-    )
+    said = answer.sentence(name, known, event)
+    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
     write_answer(
         as_json,
         told,
