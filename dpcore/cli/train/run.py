@@ -91,13 +91,7 @@ def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
     )
 
 
-def train(
-    training: Training,
-    folder: RunFolder,
-    ledger: Path | None,
-    interruption: Interruption,
-    as_json: bool,
-) -> int:
+def train(training: Training, folder: RunFolder, ledger: Path | None, interruption: Interruption, as_json: bool) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
     from dpcore.cli.train.checkpoint import cost
     from dpcore.cli.train.progress import Display
