@@ -135,24 +135,24 @@ def together(events: Sequence[accounting.Event], delta: float) -> dict[str, floa
     return accounting.epsilons(whole, delta)
 
 
-def tuning(comparison: Comparison, log: Log) -> Tuning:
+def tuning(log: Log) -> Tuning:
     """Return what is said about all runs so far."""
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
-    events, delta = log.events(), comparison.shared.delta
+    events, delta = log.events(), log.comparison.shared.delta
     charged = bool(stated) and all(statement.ledger for statement in stated)
-    if not comparison.account_for_tuning:
+    if not log.comparison.account_for_tuning:
         return Tuning(len(events), searched, None, delta, charged=charged)
     adjacency = str(accounting.Composed(tuple(events)).adjacency)
     return Tuning(len(events), searched, together(events, delta), delta, adjacency, charged)
 
 
-def rows(comparison: Comparison, log: Log, plans: Plans) -> list[Row]:
+def rows(log: Log, plans: Plans) -> list[Row]:
     """Return the rows of the table, by epsilon, then in the order of the contestants.
 
     Of a comparison that was ended early: those with a run that is complete, and its complete runs.
     """
-    accuracy, complete = log.accuracies(), log.complete()
+    comparison, accuracy, complete = log.comparison, log.accuracies(), log.complete()
     made = []
     for epsilon in comparison.epsilon:
         for name in (contestant.name for contestant in comparison.contestants):
@@ -326,31 +326,31 @@ def _listed(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def stopped(log: Log, comparison: Comparison, name: str, *, goes_on: bool = True) -> str:
+def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
     """Return what an interrupted comparison spent, and whether the same command goes on from there."""
-    parts = [f"Stopped by {name}: {_complete(log, comparison)} complete, each at its full epsilon."]
+    parts = [f"Stopped by {name}: {_complete(log)} complete, each at its full epsilon."]
     for record in log.records:
         if record.status != COMPLETE:
             run = f"{record.run.contestant} (lr {format_number(record.run.lr)}, seed {record.run.seed})"
             parts.append(f"{run} {_spent(record)}.")
     events = log.events()
-    if comparison.account_for_tuning and events:
-        delta = comparison.shared.delta
+    if log.comparison.account_for_tuning and events:
+        delta = log.comparison.shared.delta
         epsilon = format_epsilon(min(together(events, delta).values()))
         parts.append(f"All of them together spent epsilon = {epsilon} at delta = {format_number(delta)}.")
     return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
 
 
-def kept(log: Log, comparison: Comparison) -> str:
+def kept(log: Log) -> str:
     """Return what a comparison that failed keeps."""
-    said = _complete(log, comparison)
+    said = _complete(log)
     are = said.rpartition(" ")[2]
     return f"{said} complete in {log.folder.path}, and {are} kept; the same command goes on from there"
 
 
-def _complete(log: Log, comparison: Comparison) -> str:
+def _complete(log: Log) -> str:
     complete = len(log.complete())
-    return f"{complete} of {counted(comparison.total, 'run')} {'is' if complete == 1 else 'are'}"
+    return f"{complete} of {counted(log.comparison.total, 'run')} {'is' if complete == 1 else 'are'}"
 
 
 def _spent(record: Record) -> str:

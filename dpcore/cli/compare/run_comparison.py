@@ -51,33 +51,33 @@ def run_comparison(
             remark(budget.shortage(paying, events_of(plans, comparison.ahead(log.accuracies()))))
         try:
             with Display(console, complete, comparison.total) as display:
-                make_runs(comparison, log, dataset, jobs, display, interruption, plans, payer)
+                make_runs(log, dataset, jobs, display, interruption, plans, payer)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
             ) from stop
         except BudgetError as end:
-            stopped = report.stopped(log, comparison, "the ledger's budget", goes_on=False)
+            stopped = report.stopped(log, "the ledger's budget", goes_on=False)
             said = f"{stopped} {str(end)[:1].upper()}{str(end)[1:]}."
-            _end(log, comparison, report.rows(comparison, log, plans), "the ledger's budget", said, as_json)
+            _end(log, report.rows(log, plans), "the ledger's budget", said, as_json)
             return BUDGET_STATUS
         except OSError:
-            remark(report.kept(log, comparison))
+            remark(report.kept(log))
             raise
-        if comparison.due(log.accuracies()):
-            said = report.stopped(log, comparison, interruption.name)
-            _end(log, comparison, [], interruption.name, said, as_json)
+        if log.due():
+            said = report.stopped(log, interruption.name)
+            _end(log, [], interruption.name, said, as_json)
             return interruption.status
-        _finish(log, comparison, report.rows(comparison, log, plans), as_json)
+        _finish(log, report.rows(log, plans), as_json)
     return 0
 
 
-def _end(log: Log, comparison: Comparison, made: list[report.Row], by: str, said: str, as_json: bool) -> None:
+def _end(log: Log, made: list[report.Row], by: str, said: str, as_json: bool) -> None:
     """Keep a comparison that ended early, and show the rows that are made."""
-    folder, tuned = log.folder.path, report.tuning(comparison, log)
+    comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
     log.summary = report.to_dict(made, tuned, said, []) if made else None
     log.write()
-    _write_statements(log, [said], comparison, made)
+    _write_statements(log, [said], made)
     if as_json:
         ended = {"status": f"stopped by {by}", "words": said, "folder": str(folder)}
         write_json({**ended, "settings": comparison.to_dict(), **(log.summary or {})})
@@ -102,15 +102,16 @@ def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
     console.print(f"All of them together will spend {stated}.")
 
 
-def _finish(log: Log, comparison: Comparison, made: list[report.Row], as_json: bool) -> None:
-    folder, tuned, verdict = log.folder.path, report.tuning(comparison, log), report.verdict(made)
+def _finish(log: Log, made: list[report.Row], as_json: bool) -> None:
+    comparison, folder = log.comparison, log.folder.path
+    tuned, verdict = report.tuning(log), report.verdict(made)
     lines = report.footer(comparison, made, tuned)
     log.summary = report.to_dict(made, tuned, verdict, lines)
     log.write()
     file = StringIO()
     Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
     log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
-    _write_statements(log, lines[-1:], comparison, made)
+    _write_statements(log, lines[-1:], made)
     panels: dict[str, dict[str, Curves]] = {}
     shared, seeds = comparison.shared, f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     for row in made:
@@ -127,8 +128,8 @@ def _finish(log: Log, comparison: Comparison, made: list[report.Row], as_json: b
     write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
 
 
-def _write_statements(log: Log, said: list[str], comparison: Comparison, made: list[report.Row]) -> None:
-    tuned = report.tuning(comparison, log)
+def _write_statements(log: Log, said: list[str], made: list[report.Row]) -> None:
+    tuned = report.tuning(log)
     once = dict.fromkeys([*said, tuned.words])
     head = "Privacy statement of a comparison\n" + "=" * 33 + "\n\n" + "\n\n".join(once) + "\n"
     parts = [f"\n\n{_heading(row)}\n\n{row.statement.text()}" for row in made]

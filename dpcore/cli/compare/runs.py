@@ -124,14 +124,13 @@ def described(run: Run) -> str:
 
 
 def make_runs(
-    comparison: Comparison,
     log: Log,
     dataset: Dataset,
     jobs: int,
     display: Display,
     interruption: Interruption,
     plans: Plans,
-    payer: Payer | None = None,
+    payer: Payer | None,
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop.
 
@@ -149,7 +148,7 @@ def make_runs(
         record = log.begin(run)
         display.begin(run)
         ledger = None if payer is None else payer.ledger.path
-        return record, Task(comparison.settings_for(run), record.path, ledger, name)
+        return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
 
     def end(record: Record, seconds: float) -> None:
         log.end(record, seconds)
@@ -158,9 +157,9 @@ def make_runs(
             payer.end(described(record.run))
 
     if jobs > 1:
-        _side_by_side(comparison, log, jobs, display, interruption, begin, end)
+        _side_by_side(log, jobs, display, interruption, begin, end)
         return
-    while not interruption and (due := comparison.due(log.accuracies())):
+    while not interruption and (due := log.due()):
         record, task = begin(due[0])
         ended = train_once(task, dataset, interruption, partial(display.steps, record.run))
         end(record, ended.seconds)
@@ -169,7 +168,6 @@ def make_runs(
 
 
 def _side_by_side(
-    comparison: Comparison,
     log: Log,
     jobs: int,
     display: Display,
@@ -186,7 +184,7 @@ def _side_by_side(
             stop.value = int(interruption.signal)
         if not stop.value and not unpaid:
             under_way = {record.run for record, _ in active.values()}
-            waiting = [run for run in comparison.due(log.accuracies()) if run not in under_way]
+            waiting = [run for run in log.due() if run not in under_way]
             for run in waiting[: jobs - len(active)]:
                 try:
                     record, task = begin(run)
