@@ -159,7 +159,7 @@ class Training:
         interruption: Interruption,
         tell: Callable[[int, int], None] = lambda _taken, _planned: None,
         log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
-        state: Callable[[Statement], None] = lambda _statement: None,
+        state: Callable[[Statement], None] | None = None,
         save: Callable[[], None] | None = None,
         *,
         halt: bool = False,
@@ -183,7 +183,8 @@ class Training:
         budget, diverged, stopped = "", "", False
         for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
-            state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
+            if state is not None:
+                state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
             try:
                 for batch in self.private.loader:
                     self.private.step(batch)
@@ -217,7 +218,8 @@ class Training:
         if diverged:
             note = f"Training diverged: {diverged} no longer finite. No model was kept."
         statement = self.statement(taken, note)
-        state(statement)
+        if state is not None:
+            state(statement)
         return Outcome(statement, taken, budget, diverged, time.perf_counter() - started)
 
     def _finite(self) -> bool:
