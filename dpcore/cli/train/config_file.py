@@ -53,7 +53,7 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
     defaults = {}
     for key, value in read(path).items():
         plain_key = key.replace("-", "_")
-        if plain_key == TABLES and context.info_name == "compare" and isinstance(value, dict):
+        if plain_key == TABLES and context.command.name == "compare" and isinstance(value, dict):
             context.meta[plain_key] = value
             continue
         if plain_key in _NOT_SETTINGS:
