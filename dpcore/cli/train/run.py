@@ -10,6 +10,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
@@ -94,7 +97,6 @@ def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
 def train(training: Training, folder: RunFolder, ledger: Path | None, interruption: Interruption, as_json: bool) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
     from dpcore.cli.train.checkpoint import cost
-    from dpcore.cli.train.progress import Display
     from dpcore.torch import save_state
 
     settings = training.settings
@@ -160,6 +162,42 @@ def train_into(
     if not outcome.diverged:
         _finish(folder, training, outcome)
     return outcome
+
+
+class Display(Progress):
+    """A bar on a terminal, one line an epoch elsewhere; of `steps` and `epochs` planned."""
+
+    def __init__(self, console: Console, steps: int, epochs: int, epsilon_after: Callable[[int], float]) -> None:
+        self._epochs, self._epsilon_after = epochs, epsilon_after
+        self._target = format_epsilon(epsilon_after(steps), digits=3)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("epsilon {task.fields[epsilon]} of " + self._target),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self.add_task("training", total=steps, accuracy="--", epsilon="0")
+
+    def steps(self, taken: int, _planned: int) -> None:
+        """Move the bar."""
+        if self.console.is_terminal:
+            spent = format_epsilon(self._epsilon_after(taken), digits=3)
+            self.update(self._task, completed=taken, epsilon=spent)
+
+    def evaluated(self, evaluation: Mapping[str, Any]) -> None:
+        """Show the held-out accuracy."""
+        accuracy = f"{100 * evaluation['test_accuracy']:.1f}%"
+        spent = format_epsilon(evaluation["epsilon"], digits=3)
+        self.update(self._task, completed=evaluation["step"], accuracy=accuracy, epsilon=spent)
+        self.console.print(
+            f"epoch {evaluation['epoch']:.4g} of {self._epochs}: held-out accuracy {accuracy}, "
+            f"epsilon {spent} of {self._target}"
+        )
 
 
 class TensorBoard:
