@@ -904,7 +904,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/sampling/test_draw.py unit/sampling/test_exact.py"),
         ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_draw.py"),
     ],
-    "dpcore/audit/direct_checks.py": [
+    "dpcore/audit/checks.py": [
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
          "unit/audit/test_audit.py"),
     ],

@@ -30,11 +30,9 @@ from numpy.typing import NDArray
 from dpcore.accounting import Adjacency
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step
-from dpcore.audit.direct_checks import MEANING, direct_checks, sample_rate
-from dpcore.audit.exposure import secret_batches
-from dpcore.audit.records import Records, joined
-from dpcore.audit.releases import Releases, noisy_bits, records, take_all
+from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step, secret_batches
+from dpcore.audit.checks import direct_checks, failed, sample_rate
+from dpcore.audit.releases import Records, Releases, joined, noisy_bits, records, take_all
 from dpcore.audit.result import AuditResult
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.loop import private_step
@@ -179,8 +177,7 @@ def _judged(
     alpha = 1 - confidence
     p_values = direct_checks(plan, records, dtype)
     level = alpha / 2 / len(p_values)
-    findings = [f"{MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
-    findings += records.surprises
+    findings = [*failed(p_values, level), *records.surprises]
     values = _scores(plan, records, p_values, level, replaced)
     claim = Claim.of(plan.event, claimed)
     chosen = np.arange(values.size) % 2 == 0

@@ -160,10 +160,7 @@ def telling(products: Floats, mu: float) -> int:
 
 def _candidates(subject: Subject, each: int) -> Tree:
     source = subject.source
-    if source.length == 0:
-        raise NotTried("there are no examples.")
-    places = np.unique(np.linspace(0, source.length - 1, min(each, source.length)).astype(np.int64))
-    own = batches.tree_map(lambda t: t[:: source.views], source.batch(places, TRIAL))
+    own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
     made = subject.made(each)
     mine, theirs = list(batches.leaves(own)), iter(batches.leaves(made))
     joined = iter([torch.cat([tensor, next(theirs).to(tensor.dtype)]) for tensor in mine])
