@@ -39,7 +39,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from scipy.special import ndtr
 from torch import nn
@@ -61,7 +60,7 @@ from dpcore.torch.doctor.steps import take
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import kept_values, unchanged
 from dpcore.torch.gradients.per_example import Loss
-from dpcore.torch.model.functional import local
+from dpcore.torch.held_out import evaluating
 from dpcore.torch.run import PrivateRun
 
 _DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
@@ -146,14 +145,8 @@ def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudi
     """Audit a run of the subject's plan; it ends where it is decided, or after so many seconds."""
     plan = subject.run.plan
     _check(plan)
-    training = [module.training for module in subject.model.modules()]
-    subject.model.eval()  # masks would make vectors that nobody knows
-    try:
-        with kept_values(subject.model):
-            return _Audit(subject, confidence).whole(seconds)
-    finally:
-        for module, before in zip(subject.model.modules(), training, strict=True):
-            module.training = before
+    with evaluating(subject.model):  # masks would make vectors that nobody knows
+        return _Audit(subject, confidence).whole(seconds)
 
 
 class _Audit:
@@ -187,22 +180,15 @@ class _Audit:
     def whole(self, seconds: float) -> RunAudit:
         """Take steps until it is decided."""
         end = time.monotonic() + seconds
-        parameters = [local(p).clone() for p in self.run._engine.working.parameters]
         while self.steps < _MOST_STEPS and (self.steps < _DIRECT or time.monotonic() < end):
             if self.run.steps_taken >= self.rows:
                 self._begin()
-            self._step()
-            with torch.no_grad():
-                for parameter, before in zip(self.run._engine.working.parameters, parameters, strict=True):
-                    local(parameter).copy_(before)
-            decided = self.claim.lower >= _BEYOND or (self._half_refuted() and _ENOUGH <= self.claim.lower < 1)
+            with kept_values(self.subject.model):
+                self._step()
+            decided = self.claim.lower >= _BEYOND or (self.half_refuted and _ENOUGH <= self.claim.lower < 1)
             if decided and self.steps >= _DIRECT:  # or the direct checks would see a number that outcomes change
                 break
         return self._result()
-
-    def _half_refuted(self) -> bool:
-        self.half_refuted = self.half_refuted or self.half.refuted
-        return self.half_refuted
 
     def _step(self) -> None:
         run, plan = self.run, self.plan
@@ -230,6 +216,7 @@ class _Audit:
         self.claim.add(share, diagonal * contribution / deviation)
         # With half the noise, a Gaussian step would be guessed right with this probability: bets on less.
         self.half.add(1 - share, float(ndtr(-diagonal * lengths).mean()))
+        self.half_refuted = self.half_refuted or self.half.refuted
         if self.steps <= _DIRECT:
             self.sums.append(np.linalg.qr(known.T)[0].T @ white)
             self.rest.append(white[:: max(1, len(white) // _LOOKED_AT)])

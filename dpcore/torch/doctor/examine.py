@@ -22,7 +22,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, Dpcore
 from dpcore.spec import validate
 from dpcore.spec.free_memory import words
 from dpcore.stages.method import Method
-from dpcore.torch.check_processes import check_plain
+from dpcore.torch.assemble import plan_of, sampler_of, with_noise
 from dpcore.torch.doctor import reading, steps, trials
 from dpcore.torch.doctor.audit_run import audited
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
@@ -32,8 +32,7 @@ from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.groups import mismatches
 from dpcore.torch.model.check_module import TRAINED, refusals
 from dpcore.torch.parameter_views import Working, backend_for, check_place
-from dpcore.torch.peers import is_sharded, peers_of
-from dpcore.torch.planning import plan_of, sampler_of, with_noise
+from dpcore.torch.peers import check_plain, is_sharded, peers_of
 from dpcore.torch.wrong_arguments import check_method
 
 
