@@ -198,8 +198,7 @@ _CHECKS = (
     Check("reading", reading.reading, ("data",)),
     Check("finite values", reading.values, ("data",)),
     Check("plan", plan, ("data",)),
-    Check("unregistered tensors", trials.registered, _BUILT),
-    Check("gradients", trials.gradients, (*_BUILT, "unregistered tensors")),
+    Check("gradients", trials.gradients, _BUILT),
     Check("state", trials.state, _CALLED),
     Check("unused parameters", trials.unused, _CALLED[1:]),
     Check("loss", trials.loss, (*_CALLED, "mixing", "state")),
@@ -211,7 +210,7 @@ _CHECKS = (
     Check("checkpoint", steps.checkpoint),
     Check("cost", cost),
 )
-_TRIALS = ("unregistered tensors", "gradients", "state", "unused parameters", "loss")
+_TRIALS = ("gradients", "state", "unused parameters", "loss")
 _OF_VALUES = ("finite values", "real examples", "isolation", "audit")  # what these say may show values of the data
 
 

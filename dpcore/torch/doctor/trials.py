@@ -13,7 +13,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.gradients.per_example import WAYS
-from dpcore.torch.gradients.trial import check_registered, try_out, try_state
+from dpcore.torch.gradients.trial import try_out, try_state
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.functional import refuse_foreign, slots
 
@@ -49,19 +49,15 @@ def fault_of(subject: Subject, error: BaseException) -> Finding:
     )
 
 
-def registered(subject: Subject) -> Iterator[Finding]:
-    """Tensors that are not registered."""
-    if subject.private is None:
-        check_registered(subject.model, subject.gradient.passed_over)
-    yield ok("all trained tensors that the model reaches are registered as its parameters.")
-
-
 def gradients(subject: Subject) -> Iterator[Finding]:
-    """Mixing, and how gradients are found and what is proved, if there is a way to find them."""
+    """Tensors that are not registered, mixing, how gradients are found and what is proved, if they are found at all."""
     found = subject.gradient
     if subject.private is None:
         frozen = check_module(subject.model)
         try_out(found, subject.example, frozen, subject.options.get("gradients", "auto"))
+    yield ok(
+        "all trained tensors that the model reaches are registered as its parameters.", name="unregistered tensors"
+    )
     yield ok("no operation combines examples of a batch, or each example is run by itself.", name="mixing")
     if found.way == WAYS[0]:
         graph = list(found.proved.programs.values())[-1]
