@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.accounting import Adjacency
 from dpcore.accounting.phases import phases
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
-from dpcore.spec.ops import Backend
 from dpcore.stages.clipping import Grouping
 from dpcore.stages.queries import Point
 
@@ -41,8 +42,8 @@ class CanaryRun:
     Where users are the unit of privacy, canaries and bystanders are users, and each of a user's examples has the whole
     vector of its user: clipped one by one instead of in sum they would add up to several clip norms.
 
-    The `coins` say which canaries are in; one that is out has the opposite vector if `replaced` (replace-one), and zero
-    otherwise (zero-out, add-remove). Of each tensor nobody touches `untouched` coordinates. `make_mechanism` is called
+    The `coins` say which canaries are in; one that is out has the opposite vector under replace-one, and zero otherwise
+    (zero-out, add-remove). Of each tensor nobody touches `untouched` coordinates. `make_mechanism` is called
     as `Mechanism`, `step` as `dpcore.mechanism.loop.private_step`.
 
     An example's vector is `amount` (+1, 0 or -1, SHORT for some) times a canary's, on coordinate `place`, both (n,);
@@ -55,9 +56,7 @@ class CanaryRun:
         keys: RunKeys,
         coins: NDArray[np.bool_],
         *,
-        replaced: bool,
         untouched: int,
-        backend: Backend[Any],
         dtype: str,
         make_mechanism: MakeMechanism,
         step: Step,
@@ -76,10 +75,11 @@ class CanaryRun:
         self.amount = np.ones(plan.sampler.dataset_size)
         if plan.adaptive_clip is not None:
             self.amount[::2] = SHORT
+        replaced = plan.event.adjacency is Adjacency.REPLACE_ONE
         self.amount[self.members] = np.where(coins, 1.0, -1.0 if replaced else 0.0)
         self.place = np.full(plan.sampler.dataset_size, coins.size + untouched)
         self.place[self.members] = np.arange(coins.size)
-        self.size = coins.size + untouched + 1
+        self.size, backend = coins.size + untouched + 1, load_backend()
         self.parameters = [backend.from_numpy(np.zeros(shape, self.dtype)) for shape in self._shapes()]
         layout = Layout.of([*zip(plan.tensors, self._shapes(), strict=True)])
         self.mechanism = make_mechanism(plan, layout, self.parameters, backend=backend, keys=keys)
