@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -89,9 +89,10 @@ def unused(subject: Subject) -> Iterator[Finding]:
     gradient, made = subject.gradient, subject.made(2)
     with gradient.values.at(gradient.parameters()) as (leaves, given):
         loss = subject.loss_of(given, made).sum()
+        found: Sequence[torch.Tensor | None] = [None] * len(leaves)
         if loss.requires_grad:
             refuse_foreign(loss, leaves)
-        found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
     names = [name for name, value in zip(gradient.names, found, strict=True) if value is None]
     if len(names) == len(gradient.names):
         yield fault(
