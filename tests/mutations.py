@@ -904,7 +904,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/sampling/test_draw.py unit/sampling/test_exact.py"),
         ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_draw.py"),
     ],
-    "dpcore/audit/direct_checks.py": [
+    "dpcore/audit/checks.py": [
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
          "unit/audit/test_audit.py"),
     ],
@@ -924,9 +924,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/accounting/branches.py": [
         ("forget on the way back where a branch was left", "name, end = self.known[name].parent, self.known[name].first",
          "name, end = self.known[name].parent, self.known[name].mark", "unit/plan/test_plan.py"),
-    ],
-    "dpcore/torch/state/saving.py": [
-        ("save a secret part for everybody", "secret=True", "secret=False", "unit/torch/test_checkpoint.py"),
     ],
     "dpcore/stages/strategies/search/inverse.py": [
         ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
@@ -948,11 +945,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget it for positive series", "np.linalg.norm(summed(column, steps, epochs, period))", "np.linalg.norm(column)",
          "unit/stages/test_inverses.py"),
     ],
-    "dpcore/torch/make_private.py": [
+    "dpcore/torch/peers.py": [
         ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
     ],
     "dpcore/torch/state/checkpoint.py": [
+        ("save a secret part for everybody", "secret=True", "secret=False", "unit/torch/test_checkpoint.py"),
         ("let processes load other states", '    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})\n', "    pass\n",
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
     ],
@@ -1057,7 +1055,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
         ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
     ],
-    "dpcore/torch/data/sampler.py": [
+    "dpcore/torch/data/loader.py": [
         ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
          "unit/torch/test_sampler.py"),
         ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
@@ -1065,8 +1063,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give indices that nobody has paid for", "if step == present else self._mechanism.ahead(step)",
          "if step == present else self._mechanism.share.indices(self._mechanism.keys.sampling, step)",
          "unit/torch/test_sampler.py"),
-    ],
-    "dpcore/torch/data/loader.py": [
         ("step on a batch that was kept", "if count and not batches.memory(batch) &", "if False and not batches.memory(batch) &",
          "unit/torch/test_data.py"),
     ],
