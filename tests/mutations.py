@@ -629,9 +629,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take another index's example for an augmentation", "return any(j != k and _same(known, row)", "return any(j == k and _same(known, row)",
          "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[data_that_go_on]'"),
     ],
-    "dpcore/sampling/fixed_order.py": [
+    "dpcore/sampling/library.py": [
         ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",
          "max((int((steps >= first).any()) for steps", "unit/plan/test_plan.py"),
+        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_random_allocation.py"),
         ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
          "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
@@ -1018,9 +1019,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
         ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
          "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
-        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_random_allocation.py"),
-        ("call allocation a draw of every step", '"""True: the batches of an epoch are one arrangement."""\n        return True',
-         '"""True: the batches of an epoch are one arrangement."""\n        return False', "unit/sampling/test_random_allocation.py"),
+        ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
+         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
     ],
     "dpcore/stages/strategies/recommended.py": [
         ("recommend what amplification does not cover", "most = period if bands is None else min(period, validate.integer(1, bands=bands))",

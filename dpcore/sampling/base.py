@@ -146,6 +146,10 @@ class BaseSampler:
     Every step draws anew, a unit is an example, and correlated noise is not covered.
     """
 
+    keeps_order: bool = False
+    unit_of_privacy: str = "example"
+    amplified_bands: int | None = None
+
     @property
     def expected_batch_size(self: Any) -> float:
         """The fixed denominator: the batch size as given."""
@@ -160,16 +164,6 @@ class BaseSampler:
     def likely_batch_size(self: Any) -> int:
         """The largest batch; without a maximum the whole data set."""
         return int(self.dataset_size if self.max_batch_size is None else self.max_batch_size)
-
-    @property
-    def keeps_order(self) -> bool:
-        """False: every step draws anew."""
-        return False
-
-    @property
-    def unit_of_privacy(self) -> str:
-        """One example."""
-        return "example"
 
     @property
     def example_count(self: Any) -> int:
@@ -187,11 +181,6 @@ class BaseSampler:
     def meetings(self, first: int, stop: int) -> int:
         """Return the number of steps."""
         return stop - first
-
-    @property
-    def amplified_bands(self) -> int | None:
-        """None."""
-        return None
 
     def check_strategy(self, strategy: Strategy, steps: int) -> None:
         """Refuse every strategy."""

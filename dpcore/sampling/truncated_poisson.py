@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian, binomial
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import BaseSampler, Indices
+from dpcore.sampling.base import Indices
+from dpcore.sampling.library import LibrarySampler
 from dpcore.sampling.poisson import WORDS, coin
 from dpcore.spec import validate
 
@@ -30,7 +31,7 @@ def smallest_maximum(size: int, sample_rate: float, overflow: float = OVERFLOW) 
 
 
 @dataclass(frozen=True, init=False)
-class TruncatedPoissonSampler(BaseSampler):
+class TruncatedPoissonSampler(LibrarySampler):
     """Poisson coins, and a uniformly random subset of `max_batch_size` where more examples land in a step.
 
     Give `batch_size` or `sample_rate`, as for `PoissonSampler`.
@@ -61,6 +62,13 @@ class TruncatedPoissonSampler(BaseSampler):
     batch_size: float
     sample_rate: float
     max_batch_size: int
+    kind = "truncated poisson"
+    note = (
+        "each example lands in each step independently with the given probability; where more land than the maximum, a "
+        "uniformly random subset of that size is kept"
+    )
+    stated = ("sample_rate", "max_batch_size")
+    adjacency = Adjacency.ZERO_OUT  # without an example's coin, a full batch would have room for another one
 
     def __init__(
         self,
@@ -87,38 +95,16 @@ class TruncatedPoissonSampler(BaseSampler):
         object.__setattr__(self, "sample_rate", rate)
         object.__setattr__(self, "max_batch_size", most)
 
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out: without an example's coin, a full batch would have room for another one."""
-        return Adjacency.ZERO_OUT
-
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard).
-
-        A shard, too, tosses the coins of all examples: which ones are cut depends on all that landed.
-        """
-        words = draw.row_words(key, draw.check_step(step))
+    def _batch(self, key: bytes, step: int) -> Indices:
+        # A shard, too, tosses the coins of all examples: which ones are cut depends on all that landed.
+        words = draw.row_words(key, step)
         batch = draw.coins(words, round(self.sample_rate * WORDS), 0, self.dataset_size)
         if batch.size > self.max_batch_size:
             batch = batch[draw.subset(draw.after(words, self.dataset_size), batch.size, self.max_batch_size)]
-        return draw.cut(batch, self.dataset_size, start, stop)
+        return batch
 
     def event(self, noise_multiplier: float, steps: int) -> TruncatedPoissonSampledGaussian:
         """Return the event of `steps` steps; under zero-out the sensitivity of the sum is C itself."""
         return TruncatedPoissonSampledGaussian(
             self.dataset_size, self.sample_rate, self.max_batch_size, noise_multiplier, steps, Adjacency.ZERO_OUT
         )
-
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings."""
-        return {
-            "sampler": "truncated poisson",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "sample_rate": self.sample_rate,
-            "max_batch_size": self.max_batch_size,
-            "adjacency": self.adjacency.value,
-            "secret": True,
-            "note": "each example lands in each step independently with the given probability; where more land than "
-            "the maximum, a uniformly random subset of that size is kept",
-        }
