@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
@@ -28,11 +29,34 @@ class Adjacency(StrEnum):
     """One example is replaced by another. The sum changes by at most 2C."""
 
 
+def _adjacency(*, adjacency: str) -> Adjacency:
+    return Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=adjacency))
+
+
+def _name(*, strategy: str) -> str:
+    if not str(strategy).strip():
+        raise ArgumentError(f"strategy={strategy!r}: must be the name or the digest of the matrix")
+    return strategy
+
+
+_ANY: Final = partial(validate.integer, 0)
+_SOME: Final = partial(validate.integer, 1)
+
+
 @dataclass(frozen=True)
-class Event:
-    """Base of every event."""
+class Event(validate.Checked):
+    """Base of every event. A field that several have means the same in all, and is checked by one rule."""
 
     _kinds: ClassVar[dict[str, type[Event]]] = {}
+    rules: ClassVar[validate.Rules] = {
+        "sample_rate": validate.fraction,
+        "noise_multiplier": validate.non_negative,
+        "sensitivity": validate.non_negative,
+        **dict.fromkeys(("steps", "count", "epochs"), _ANY),
+        **dict.fromkeys(("dataset_size", "batch_size", "max_batch_size", "groups", "batches"), _SOME),
+        "strategy": _name,
+        "adjacency": _adjacency,
+    }
 
     def __init_subclass__(cls) -> None:
         """Make the class known to `from_dict` by its name."""
@@ -82,9 +106,3 @@ class Event:
     def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields with events in place of the dicts that describe them."""
         return arguments
-
-
-def adjacency_of(event: Event, adjacency: str) -> None:
-    """Set the field `adjacency` of an event under construction, checked."""
-    chosen = Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=adjacency))
-    object.__setattr__(event, "adjacency", chosen)

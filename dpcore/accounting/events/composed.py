@@ -7,7 +7,6 @@ from typing import Any
 
 from dpcore.accounting.events.base import Adjacency, Event
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec import validate
 
 _DEEPEST = 100  # events within events; far below what Python's own recursion allows
 
@@ -89,10 +88,10 @@ class SelfComposed(Event):
     count: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.repeated, Event):
             raise ArgumentTypeError(f"repeated={self.repeated!r}: must be an event of dpcore.accounting")
         object.__setattr__(self, "_depth", _depth((self.repeated,)))
-        object.__setattr__(self, "count", validate.integer(count=self.count, minimum=0))
 
     @property
     def adjacency(self) -> Adjacency | None:
