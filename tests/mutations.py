@@ -22,7 +22,7 @@ class Mutation(NamedTuple):
 # By file: name, what stands there once, what replaces it, files or ids of tests below tests/ (for slow files, the test).
 # fmt: off
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
-    "dpcore/ledger/reservations.py": [
+    "dpcore/ledger/allowance.py": [
         ("go on with plans that something was released beside", "return in_plan and not beside(state)", "return in_plan",
          "unit/ledger/test_ledger.py::test_a_release_beside_plans_that_keep_the_budget_ends_them"),
     ],
