@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
+from dpcore.accounting.events import check_event
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
 from dpcore.ledger.allowance import Allowance, after
@@ -362,8 +363,7 @@ class Ledger:
         BudgetError
             If it does not fit, and must not be released.
         """
-        if not isinstance(event, Event):
-            raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
+        check_event(event=event)
         event_after: EventAfter = lambda steps, _abandoned: event if steps else Composed(())  # noqa: E731
         told = {"name": str(name), "description": description, "dataset": ""}
         run = self._begin(event.adjacency, 1, event_after, "", left, already_released, **told)

@@ -69,11 +69,7 @@ class Event(validate.Checked):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as a dict of JSON values: its class name under "event", then its fields."""
-        result: dict[str, Any] = {"event": type(self).__name__}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            result[item.name] = value.value if isinstance(value, Adjacency) else value
-        return result
+        return {"event": type(self).__name__} | {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Event:
@@ -91,7 +87,7 @@ class Event(validate.Checked):
             if name != "event":
                 validate.choice(known, field=name)
         try:
-            arguments = kind._decode({name: data[name] for name in known if name in data})
+            arguments = {name: _from_plain(data[name]) for name in known if name in data}
         except RecursionError as cause:
             raise ArgumentError("data: events are nested too deep") from cause
         try:
@@ -102,7 +98,24 @@ class Event(validate.Checked):
             missing = [name for name in known if name not in data]
             raise ArgumentError(f"data={dict(data)!r}: {kind.__name__} also needs {', '.join(missing)}") from cause
 
-    @classmethod
-    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields with events in place of the dicts that describe them."""
-        return arguments
+
+def _plain(value: Any) -> Any:
+    """Return a field of an event as JSON values."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value.to_dict() if isinstance(value, Event) else value.value if isinstance(value, Adjacency) else value
+
+
+def _from_plain(value: Any) -> Any:
+    """Return what `_plain` described."""
+    if isinstance(value, (list, tuple)):
+        return tuple([_from_plain(item) for item in value])
+    return Event.from_dict(value) if isinstance(value, Mapping) and "event" in value else value
+
+
+def check_event(**values: Any) -> Event:
+    """Return the value if it is an event; raise ArgumentTypeError otherwise."""
+    ((name, value),) = values.items()
+    if not isinstance(value, Event):
+        raise ArgumentTypeError(f"{name}={value!r}: must be an event of dpcore.accounting")
+    return value

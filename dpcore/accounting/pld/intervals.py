@@ -8,26 +8,16 @@ from functools import lru_cache
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
-from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, phases
+from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, demand_phases, phases
 from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.problem import problem
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 _LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid
 _MOST_STEPS = 1 << 40  # the rounding of so many adds half a unit to epsilon; of 2^48, more than float64 holds to delta
-
-
-def taken_apart(event: Event) -> Phases:
-    """Return the phases of an event that has them; raise otherwise."""
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-    found = phases(event)
-    if found is None:
-        raise PrivacyError(f"event={type(event).__name__}: the PLD accountant does not cover it or one of its parts")
-    return found
 
 
 def epsilon_interval(event: Event, delta: float, tolerance: float | None = None) -> Interval:
@@ -73,7 +63,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     """
     delta = validate.open_unit(delta=delta)
     tolerance = None if tolerance is None else validate.positive(tolerance=tolerance)
-    return _epsilon(taken_apart(event), delta, tolerance)
+    return _epsilon(demand_phases(event), delta, tolerance)
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +112,7 @@ def delta_interval(event: Event, epsilon: float, tolerance: float | None = None)
     """
     epsilon = validate.non_negative(epsilon=epsilon)
     tolerance = None if tolerance is None else validate.positive(tolerance=tolerance)
-    return _delta(taken_apart(event), epsilon, tolerance)
+    return _delta(demand_phases(event), epsilon, tolerance)
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +175,7 @@ def delta_sides(found: Phases, epsilon: float) -> list[certify.Side]:
 
 def expected_epsilon(event: Event, delta: float) -> float:
     """Return about what epsilon is at delta, a few percent off; no bound."""
-    found = taken_apart(event)
+    found = demand_phases(event)
     if math.isinf(found.mu):
         return math.inf
     found = merged(found)

@@ -25,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.events import Event
+from dpcore.accounting.phases import demand_phases
 from dpcore.accounting.pld import certify, tilt
 from dpcore.accounting.pld.discretize import Integers
 from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged, taken_apart
+from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged
 from dpcore.accounting.pld.loss import Array
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
@@ -90,7 +91,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
 
 def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
     """Return what `curve` does; but at epsilon 0, a gap of `enough` is near enough."""
-    found = taken_apart(event)
+    found = demand_phases(event)
     lower, upper = np.zeros_like(wanted), np.ones_like(wanted)
     if math.isinf(found.mu):
         return np.ones_like(wanted), upper
