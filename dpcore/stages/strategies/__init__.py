@@ -12,7 +12,6 @@ from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
 from dpcore.stages.strategies.recommended import Recommendation, Recommended, candidates, for_run, recommend
 from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.cache import folder as cache_folder
-from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
 from dpcore.stages.strategies.sensitivity import sensitivity, separated_sensitivity
 from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
@@ -24,7 +23,7 @@ from dpcore.stages.strategies.toeplitz import (
 )
 from dpcore.stages.strategies.tree import Tree, TreeOptimal, nodes_touched
 from dpcore.stages.strategies.workload import Workload
-from dpcore.stages.strategies.workloads import max_error, rmse
+from dpcore.stages.strategies.workloads import error_of, max_error, rmse
 
 __all__ = [
     "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
