@@ -697,7 +697,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("draw a block's rows in descending order", "range(step + 1) if step == first", "range(step, -1, -1) if step == first",
          "unit/mechanism/test_streaming.py::test_the_size_of_a_block_changes_no_bit"),
     ],
-    "dpcore/stages/strategies/coefficients.py": [
+    "dpcore/stages/strategies/toeplitz.py": [
         ("give the series for its inverse", "return self._inverse[:steps]", "return self.first_column(steps)", "unit/stages/test_strategies.py"),
     ],
     "dpcore/mechanism/noise_state.py": [
@@ -992,15 +992,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
     ],
-    "dpcore/accounting/pld/lognormal.py": [
+    "dpcore/accounting/pld/lognormal_sum.py": [
         ("split cells of X without keeping their mean", "right = np.clip((p - at[:-1] * q) / g, 0.0, q)",
          "right = 0.45 * q", "unit/accounting/test_random_allocation.py"),
         ("merge bins of X at points above their mean", "ends = np.clip(edges, low, high)",
          "ends = np.clip(edges - 0.4 * (at[1] - at[0]), low, high)", "unit/accounting/test_random_allocation.py"),
         ("let the lower bound of add fall instead of rise", "moved = np.where(~usable & ((excess > 0.0) if rising else (excess < 0.0)), mass, 0.0)",
          "moved = np.where(~usable & (excess < 0.0), mass, 0.0)", "unit/accounting/test_random_allocation.py"),
-    ],
-    "dpcore/accounting/pld/lognormal_sum.py": [
         ("forget the range of rare large X", "    if first >= last:\n", "    if True:\n", "unit/accounting/test_random_allocation.py"),
         ("take the transform of an epoch as exact", "    return summed, 1.04 * (error + (growth + 4.0 * _UNIT * count) * norm)",
          "    return summed, 0.0", "unit/accounting/test_random_allocation.py"),

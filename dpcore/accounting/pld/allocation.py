@@ -47,8 +47,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.pld.law import Law, blocks, cut, moved
-from dpcore.accounting.pld.lognormal import masses
-from dpcore.accounting.pld.lognormal_sum import TiltedSum, ranges, step, transformed
+from dpcore.accounting.pld.lognormal_sum import TiltedSum, masses, ranges, step, transformed
 from dpcore.errors import PrivacyError
 from dpcore.spec import special
 

@@ -23,9 +23,8 @@ from dpcore.accounting.pld import discretize
 from dpcore.accounting.pld.compose import MOST_POINTS, compose
 from dpcore.accounting.pld.deltas import Curve
 from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.moments import Moments
+from dpcore.accounting.pld.moments import Moments, plain, tilt_at
 from dpcore.accounting.pld.problem import Problem
-from dpcore.accounting.pld.tilt import plain, tilt_at
 
 _FIRST = 0.085  # standard deviations of a step's loss
 _SCOUT = 0.3

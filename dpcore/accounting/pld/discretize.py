@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting.pld.losses import Array, Losses
+from dpcore.accounting.pld.loss import Array, Losses
 
 Integers = npt.NDArray[np.int64]
 

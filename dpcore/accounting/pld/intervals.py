@@ -9,8 +9,9 @@ from functools import lru_cache
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, demand_phases, phases
-from dpcore.accounting.pld import certify, tilt
+from dpcore.accounting.pld import certify
 from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.pld.moments import saddle, tilt_at
 from dpcore.accounting.pld.problem import problem
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
@@ -85,7 +86,7 @@ def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
     if _too_quiet(found):
         return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
-    sides = certify.start(problem(found, target), lambda moments: tilt.saddle(moments, target))
+    sides = certify.start(problem(found, target), lambda moments: saddle(moments, target))
     interval = certify.refine(
         sides, lambda curve: curve.epsilon(delta), lambda now: tolerance or max(1e-3 * now.lower, 1e-4), retilt=True
     )
@@ -165,12 +166,12 @@ def delta_sides(found: Phases, epsilon: float) -> list[certify.Side]:
     expected = _LEAST_LOG_DELTA
     for direction in task.directions:
         rough = task.rough(direction)
-        theta = tilt.tilt_at(rough, epsilon)
+        theta = tilt_at(rough, epsilon)
         value, mean, variance = rough(theta)
         # An order below the saddle-point formula, so that the tails are resolved far enough in any case.
         size = math.log1p(theta * (1.0 + theta) * math.sqrt(2.0 * math.pi * variance))
         expected = max(expected, value - theta * max(mean, epsilon) - size - 3.0)
-    return certify.start(problem(found, min(expected, -1.0)), lambda moments: tilt.tilt_at(moments, epsilon))
+    return certify.start(problem(found, min(expected, -1.0)), lambda moments: tilt_at(moments, epsilon))
 
 
 def expected_epsilon(event: Event, delta: float) -> float:
@@ -181,7 +182,7 @@ def expected_epsilon(event: Event, delta: float) -> float:
     found = merged(found)
     if not found.steps:
         return gaussian_epsilon(found.mu, delta)
-    sides = certify.start(problem(found, math.log(delta)), lambda moments: tilt.saddle(moments, math.log(delta)))
+    sides = certify.start(problem(found, math.log(delta)), lambda moments: saddle(moments, math.log(delta)))
     return max(certify.scout(side, lambda curve: curve.epsilon(delta)) for side in sides)
 
 

@@ -26,11 +26,12 @@ import numpy.typing as npt
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.phases import demand_phases
-from dpcore.accounting.pld import certify, tilt
+from dpcore.accounting.pld import certify
 from dpcore.accounting.pld.discretize import Integers
 from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged
 from dpcore.accounting.pld.loss import Array
+from dpcore.accounting.pld.moments import tilt_at
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
@@ -142,10 +143,10 @@ def _narrow(
     first, last = float(epsilons[these].min()), float(epsilons[these].max())
     ends, later = np.zeros(len(these)), []
     for side in sides:
-        side.aim(tilt.tilt_at(side.rough, first))
-        side.aim(tilt.tilt_at(side.rough, min(last, first + ahead * side.spread)))
+        side.aim(tilt_at(side.rough, first))
+        side.aim(tilt_at(side.rough, min(last, first + ahead * side.spread)))
         beyond = max(first, side.reference) + 0.75 * ahead * side.spread
-        side.settle(share * _CLOSE, tilt.tilt_at(side.rough, min(last, beyond)))
+        side.settle(share * _CLOSE, tilt_at(side.rough, min(last, beyond)))
         curve, below = side.curves(behind=side.reference - first + 4.0 * side.h)
         found = np.array([max(0.0, curve.delta(float(epsilon))) for epsilon in epsilons[these]])
         ends = np.maximum(ends, found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.blt import BLT
-from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import Dense, from_matrix
 from dpcore.stages.strategies.in_blocks import InBlocks, in_blocks
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
@@ -18,6 +17,7 @@ from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
 from dpcore.stages.strategies.toeplitz import (
     BandedInverseToeplitz,
     BandedToeplitz,
+    Coefficients,
     SquareRoot,
     banded_inverse_square_root,
 )

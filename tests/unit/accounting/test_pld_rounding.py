@@ -21,7 +21,7 @@ from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, demand_phases, phases
 from dpcore.accounting.pld import compose, discretize, intervals, loss
 from dpcore.accounting.pld.compose import transform_error
-from dpcore.accounting.pld.losses import center
+from dpcore.accounting.pld.loss import center
 from dpcore.accounting.pld.moments import Moments
 from dpcore.accounting.pld.problem import problem
 from tests.refused import refused

@@ -21,8 +21,7 @@ from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussi
 from dpcore.accounting.phases import phases
 from dpcore.accounting.renyi.conversion import delta_from_rdp, epsilon_from_rdp
 from dpcore.accounting.renyi.moments import log_moments_exact, log_moments_integer, log_moments_of_many
-from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS, event_rdp
-from dpcore.accounting.renyi.schedules import schedule_delta, schedule_epsilon
+from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS, event_rdp, schedule_delta, schedule_epsilon
 from dpcore.accounting.renyi.without_replacement import _log_bounds, _log_even_moments, log_moments_without_replacement
 from tests.depth import chosen
 

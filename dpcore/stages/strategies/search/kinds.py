@@ -10,13 +10,12 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.blt import BLT
-from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import from_matrix
 from dpcore.stages.strategies.search.banded import banded
 from dpcore.stages.strategies.search.blt import blt
 from dpcore.stages.strategies.search.inverse import banded_inverse, fractional_root
 from dpcore.stages.strategies.search.toeplitz import toeplitz
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
+from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz, Coefficients
 from dpcore.stages.strategies.workload import Workload
 
 KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd")
