@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPrivate
 from dpcore.accounting.phases import parts_of
+from dpcore.sampling import FixedBatches
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify.finding import FAILED, SAME, TRUSTED, Finding, same
 
-LISTED = "fixed batches"
+LISTED = FixedBatches.kind
 """The one sampler of the library whose description does not hold what it does: of its batches there is a digest."""
 
 

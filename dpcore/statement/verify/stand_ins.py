@@ -140,15 +140,8 @@ class StatedSampler(sampling.BaseSampler):
         self.said, self.max_batch_size = statement.sampler, max_batch_size
         self.dataset_size = statement.sampler.get("dataset_size", 1)
         self.batch_size = statement.method["batch_size"]
-        self.drawn_anew = bool(self.said.get("secret", SECRET_BATCHES in statement.caveats))
-
-    @property
-    def keeps_order(self) -> bool:
-        return not self.drawn_anew
-
-    @property
-    def unit_of_privacy(self) -> str:
-        return str(self.said.get("unit", "example"))
+        self.keeps_order = not self.said.get("secret", SECRET_BATCHES in statement.caveats)
+        self.unit_of_privacy = str(self.said.get("unit", "example"))
 
     def indices(self, key: bytes, step: int) -> Any:
         raise NotImplementedError
