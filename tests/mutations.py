@@ -587,6 +587,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_filter.py"),
     ],
     "dpcore/statement/verify/compare.py": [
+        ("verify a replacement at twice its noise", "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma", "expected = sigma",
+         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
+        ("let a forger lower a matrix's sensitivity", "least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0", "least = 0.0",
+         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
         ("believe a stated epsilon that is too small", "if stated < derived or math.isnan(stated):", "if False:", "unit/statement/test_verify.py"),
         ("verify a method by what it says of itself", '_field("method", statement.method,', '_field("method", derived.method | free,',
          "unit/statement/test_forgery.py"),
@@ -911,12 +915,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/accounting/binomial.py": [
         ("take what rounds away in a large data set for nothing", "float(betainc(k + 1, n - k, p))", "0.0", "unit/sampling/test_truncated.py"),
-    ],
-    "dpcore/statement/verify/parts.py": [
-        ("verify a replacement at twice its noise", "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma", "expected = sigma",
-         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
-        ("let a forger lower a matrix's sensitivity", "least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0", "least = 0.0",
-         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
     ],
     "dpcore/statement/verify/rebuild.py": [
         ("let a matrix move less than its columns", "if scaled and whole < 1 - SAME:", "if False:",

@@ -10,7 +10,7 @@ from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, demand_phases, phases
 from dpcore.accounting.pld import certify
-from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.pld.certify import Interval
 from dpcore.accounting.pld.moments import saddle, tilt_at
 from dpcore.accounting.pld.problem import problem
 from dpcore.errors import ArgumentError

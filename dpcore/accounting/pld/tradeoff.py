@@ -27,8 +27,8 @@ import numpy.typing as npt
 from dpcore.accounting.events import Event
 from dpcore.accounting.phases import demand_phases
 from dpcore.accounting.pld import certify
+from dpcore.accounting.pld.certify import Interval
 from dpcore.accounting.pld.discretize import Integers
-from dpcore.accounting.pld.interval import Interval
 from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged
 from dpcore.accounting.pld.loss import Array
 from dpcore.accounting.pld.moments import tilt_at
