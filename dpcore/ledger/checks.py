@@ -65,19 +65,12 @@ def _same(a: Any, b: Any) -> bool:
 
 def record(run: Run) -> RunRecord:
     """Return what the ledger says about a run."""
+    alike = ("run_id", "name", "begun", "adjacency", "steps", "releases", "charge", "description", "dataset")
     return RunRecord(
-        run_id=run.run_id,
-        name=run.name,
-        begun=run.begun,
-        adjacency=run.adjacency,
-        steps=run.steps,
-        releases=run.releases,
+        **{name: getattr(run, name) for name in alike},
         forks=len(run.branches) - 1,
         event=Event.from_dict(run.event),
         planned=run.plan,
-        charge=run.charge,
-        description=run.description,
-        dataset=run.dataset,
         marks={name: branch.mark for name, branch in run.branches.items()},
     )
 

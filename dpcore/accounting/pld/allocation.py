@@ -47,6 +47,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.pld.lognormal_sum import TiltedSum, masses, ranges, step, transformed
+from dpcore.accounting.pld.loss import Family
 from dpcore.errors import PrivacyError
 from dpcore.spec import special
 
@@ -171,6 +172,10 @@ class Allocation:
         """Return the losses of an epoch."""
         settings = (self.log_rare, self.theta, self.loss, self.size)
         return _law(self.batches, self.noise_multiplier, direction == "remove", self.bound, *settings)
+
+
+Losses = Family | Allocation
+"""Steps of one shape, computed together: `Family` has exact masses, `Allocation` bounds on them."""
 
 
 @lru_cache(maxsize=8)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -34,52 +34,10 @@ import numpy.typing as npt
 from dpcore.accounting.phases import PoissonStep, Step
 from dpcore.spec import special
 
+if TYPE_CHECKING:
+    from dpcore.accounting.pld.allocation import Losses
+
 Array = npt.NDArray[np.float64]
-
-
-class Losses(Protocol):
-    """Steps of one shape, computed together; `Family` has exact masses, `Allocation` bounds on them."""
-
-    @property
-    def weights(self) -> Array:
-        """Of the mixture of each step, (steps, components)."""
-
-    @property
-    def rates(self) -> Array:
-        """Sample rates, likewise."""
-
-    @property
-    def sigmas(self) -> Array:
-        """Noise multipliers, likewise."""
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """How often each step occurs, (steps,)."""
-
-    @property
-    def subset(self) -> bool:
-        """Whether the steps draw subsets of fixed size."""
-
-    def of(self, chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], /) -> Losses:
-        """Return some of the steps, with other counts."""
-
-    def fitted(self, fine: int, /) -> Losses:
-        """Return the same, as finely resolved as a grid of losses with so many points per doubling."""
-
-    def bounded(self, bound: str, /) -> Losses:
-        """Return the same as an "upper" or a "lower" bound."""
-
-    def aimed(self, theta: float, loss: float, /) -> Losses:
-        """Return the same for a tilt of the composition, and the loss of a step that is the mean under it."""
-
-    def masses(self, direction: str, edges: Array, /) -> tuple[Array, Array]:
-        """Return the P-mass and the Q-mass (steps, n) of each loss interval; `edges` (steps, n + 1)."""
-
-    def reach(self, direction: str, low: float, high: float, /) -> tuple[Array, Array]:
-        """Return losses (steps, 1) beyond which P has at most about ndtr(-low) below and ndtr(-high) above."""
-
-    def thick(self, direction: str, /) -> Array:
-        """Return per step (steps, 1) a loss where P is thick."""
 
 
 @dataclass(frozen=True)
