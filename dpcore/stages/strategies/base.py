@@ -74,6 +74,14 @@ class Whole:
         """Return itself."""
         return self
 
+    def columns(self, indices: Indices, steps: int) -> Matrix:
+        """Return the columns `indices` of the leading block, (steps, len(indices))."""
+        raise NotImplementedError
+
+    def matrix(self, steps: int) -> Matrix:
+        """Return the leading block of C, (steps, steps) float64."""
+        return self.columns(np.arange(steps), steps)
+
 
 class Redrawn(Whole):
     """A strategy without a recurrence: rows of Z are drawn again."""

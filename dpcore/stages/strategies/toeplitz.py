@@ -48,10 +48,6 @@ class Toeplitz(base.Settings):
         weights = self.inverse_first_column(base.check_row(step, self.steps) + 1)[::-1]
         return nonzero(weights)
 
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return self.columns(np.arange(steps), steps)
-
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the leading block, (steps, len(indices))."""
         series = self.first_column(base.check_block(steps, self.steps))

@@ -62,10 +62,6 @@ class Tree(base.Redrawn, base.Settings):
         older = [(t - 2**i - 1, -self.node_scale) for i in range(_trailing_zeros(t))]
         return (*reversed(older), (step, self.node_scale))
 
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return self.columns(np.arange(steps), steps)
-
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the leading block, (steps, len(indices))."""
         result = np.zeros((base.check_block(steps, self.steps), len(indices)))
