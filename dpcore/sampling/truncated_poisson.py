@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,13 +22,13 @@ OVERFLOW: Final = 1e-6
 def smallest_maximum(size: int, sample_rate: float, overflow: float = OVERFLOW) -> int:
     """Return the smallest B with Pr[Bin(size, sample_rate) > B] < overflow, at least 1.
 
-    The tail falls in B and is 0 at B = size, so bisection finds it.
+    The tail falls in B and is 0 at B = size.
     """
-    low, high = 0, size  # the tail at `high` is small enough; the answer is above `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if binomial.more_than(middle, size, sample_rate) < overflow else (middle, high)
-    return high
+
+    def enough(most: int) -> bool:
+        return binomial.more_than(most, size, sample_rate) < overflow
+
+    return 1 + bisect_left(range(1, size), True, key=enough)
 
 
 @dataclass(frozen=True, init=False)
