@@ -148,7 +148,6 @@ class BaseSampler:
 
     keeps_order: bool = False
     unit_of_privacy: str = "example"
-    amplified_bands: int | None = None
 
     @property
     def expected_batch_size(self: Any) -> float:
@@ -181,6 +180,11 @@ class BaseSampler:
     def meetings(self, first: int, stop: int) -> int:
         """Return the number of steps."""
         return stop - first
+
+    @property
+    def amplified_bands(self) -> int | None:
+        """None."""
+        return None
 
     def check_strategy(self, strategy: Strategy, steps: int) -> None:
         """Refuse every strategy."""
