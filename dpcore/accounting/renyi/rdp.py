@@ -118,15 +118,14 @@ def step_rdp(step: Step, orders: Array) -> Array:
         else:
             log_moment = log_moments_without_replacement(step.sample_rate, step.noise_multiplier, orders)
         return np.maximum(0.0, log_moment / (orders - 1.0))
-    parts = [(weight, _component(q, sigma, orders)) for weight, q, sigma in step.components]
+    parts = [
+        (weight, gaussian_rdp(1.0 / sigma, orders) if q == 1.0 else poisson_rdp(q, sigma, orders))
+        for weight, q, sigma in step.components
+    ]
     if len(parts) == 1 and parts[0][0] == 1.0:
         return parts[0][1]
     logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) for weight, rdp in parts]
     return np.asarray(np.logaddexp(0.0, np.logaddexp.reduce([np.full_like(orders, -np.inf), *logs])) / (orders - 1.0))
-
-
-def _component(q: float, sigma: float, orders: Array) -> Array:
-    return gaussian_rdp(1.0 / sigma, orders) if q == 1.0 else poisson_rdp(q, sigma, orders)
 
 
 def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
