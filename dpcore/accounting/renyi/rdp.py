@@ -18,8 +18,9 @@ Its steps are evaluated together at one order (`moments.log_moments_of_many`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -71,17 +72,17 @@ class RdpAccountant:
         """Return the smallest epsilon over the orders."""
         found = demand_phases(event)
         if len(found.steps) > _FEW:
-            return schedule_epsilon(found, DEFAULT_ORDERS, delta)
+            return schedule_epsilon(found, delta)
         orders = np.array(DEFAULT_ORDERS)
-        return conversion.epsilon_from_rdp(orders, event_rdp(event, orders), delta)[0]
+        return conversion.epsilon_from_rdp(orders, event_rdp(event, orders), delta)
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta over the orders."""
         found = demand_phases(event)
         if len(found.steps) > _FEW:
-            return schedule_delta(found, DEFAULT_ORDERS, epsilon)
+            return schedule_delta(found, epsilon)
         orders = np.array(DEFAULT_ORDERS)
-        return conversion.delta_from_rdp(orders, event_rdp(event, orders), epsilon)[0]
+        return conversion.delta_from_rdp(orders, event_rdp(event, orders), epsilon)
 
 
 def event_rdp(event: Event, orders: Array) -> Array:
@@ -147,20 +148,20 @@ def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> A
     return np.maximum(0.0, log_moment / (orders - 1.0))
 
 
-def schedule_epsilon(found: Phases, orders: Sequence[float], delta: float) -> float:
-    """Return the smallest epsilon over the orders, ascending and above 1."""
+def schedule_epsilon(found: Phases, delta: float) -> float:
+    """Return the smallest epsilon over the orders."""
     if math.isinf(found.mu):
         return math.inf
     sums = ScheduleMoments(found)
 
     def at(order: float) -> float:
-        return conversion.epsilon_from_rdp(np.array([order]), sums.rdp(order), delta)[0]
+        return conversion.epsilon_from_rdp(np.array([order]), sums.rdp(order), delta)
 
-    return min(at(orders[0]), _least(at, orders))
+    return min(at(DEFAULT_ORDERS[0]), _least(at))
 
 
-def schedule_delta(found: Phases, orders: Sequence[float], epsilon: float) -> float:
-    """Return the smallest delta over the orders, ascending and above 1."""
+def schedule_delta(found: Phases, epsilon: float) -> float:
+    """Return the smallest delta over the orders."""
     if math.isinf(found.mu):
         return 1.0
     sums = ScheduleMoments(found)
@@ -168,23 +169,17 @@ def schedule_delta(found: Phases, orders: Sequence[float], epsilon: float) -> fl
     def at(order: float) -> float:
         return float(conversion.log_delta_improved(np.array([order]), sums.rdp(order), epsilon)[0])
 
-    by_kl = float(conversion.log_delta_by_kl(sums.rdp(orders[0]))[0])
-    return math.exp(min(0.0, by_kl, _least(at, orders)))
+    by_kl = float(conversion.log_delta_by_kl(sums.rdp(DEFAULT_ORDERS[0]))[0])
+    return math.exp(min(0.0, by_kl, _least(at)))
 
 
-def _least(at: Callable[[float], float], orders: Sequence[float]) -> float:
+def _least(at: Callable[[float], float]) -> float:
     """Return the least value over the orders, of a function without other local minima."""
-    known: dict[int, float] = {}
-
-    def value(index: int) -> float:
-        if index not in known:
-            known[index] = at(orders[index])
-        return known[index]
-
-    best = min(range(len(orders)), key=lambda index: abs(orders[index] - 16.0))
+    value, count = cache(lambda index: at(DEFAULT_ORDERS[index])), len(DEFAULT_ORDERS)
+    best = DEFAULT_ORDERS.index(16.0)
     stride = 64
     while stride > 0:
-        near = [index for index in (best - stride, best + stride) if 0 <= index < len(orders)]
+        near = [index for index in (best - stride, best + stride) if 0 <= index < count]
         lower = [index for index in near if value(index) < value(best)]
         if lower:
             best = lower[0]
