@@ -722,11 +722,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on with the noise of another matrix", "if list(saved[:1]) != list(told[:1]):", "if False:",
          "unit/mechanism/test_streaming.py::test_a_state_of_another_matrix_is_refused"),
     ],
-    "dpcore/stages/strategies/blocks.py": [
+    "dpcore/stages/strategies/sensitivity.py": [
         ("take reshuffled epochs for a fixed order", "float(np.abs(products).max())", "float(np.abs(np.diagonal(products)).max())",
          "unit/sampling/test_shuffled.py"),
-    ],
-    "dpcore/stages/strategies/sensitivity.py": [
         ("let participations be one step nearer", "taken = np.append(squares + best[separation:], np.zeros(separation))",
          "taken = np.append(squares + best[separation - 1 : -1], np.zeros(separation))", "unit/stages/test_strategies_sensitivity.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",

@@ -14,7 +14,7 @@ from dpcore.sampling import draw
 from dpcore.sampling.base import BaseSampler, Indices
 from dpcore.spec import validate
 from dpcore.stages.strategies import Strategy, sensitivity
-from dpcore.stages.strategies.blocks import block_sensitivity
+from dpcore.stages.strategies.sensitivity import block_sensitivity
 
 
 def _flag(**values: Any) -> bool:

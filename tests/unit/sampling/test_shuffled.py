@@ -17,7 +17,7 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler, ShuffledSampler
 from dpcore.stages.strategies import from_matrix, sensitivity, strategy
 from dpcore.stages.strategies.bands import largest_column_norm
-from dpcore.stages.strategies.blocks import block_sensitivity
+from dpcore.stages.strategies.sensitivity import block_sensitivity
 
 KEY = bytes(range(32))
 
