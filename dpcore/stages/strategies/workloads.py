@@ -32,13 +32,13 @@ def ones(steps: int) -> Workload:
 def momentum(steps: int, momentum: float) -> Workload:
     """Return the workload of SGD with momentum m_t = `momentum` m_{t-1} + g_t: prefix sums of m."""
     factor = validate.decay(momentum=momentum)
-    return replace(ones(steps) @ accumulation(steps, factor), name=f"momentum {factor:g}")
+    return _named(ones(steps) @ accumulation(steps, factor), f"momentum {factor:g}")
 
 
 def weight_decay(steps: int, decay: float) -> Workload:
     """Return the workload of SGD that shrinks the parameters by ``1 - decay`` before each step; `decay` in [0, 1]."""
     kept = 1 - validate.unit_interval(decay=decay)
-    return replace(accumulation(steps, kept), name=f"weight decay {decay:g}")
+    return _named(accumulation(steps, kept), f"weight decay {decay:g}")
 
 
 def learning_rates(rates: npt.ArrayLike) -> Workload:
@@ -53,7 +53,7 @@ def exponential_average(steps: int, decay: float) -> Workload:
     """Return the workload of the average of SGD's iterates, ``y_t = decay y_{t-1} + (1 - decay) x_t``."""
     factor, steps = validate.decay(decay=decay), _steps(steps)
     average = recurrence(np.full(steps, factor), np.full(steps, 1 - factor), "average")
-    return replace(average @ ones(steps), name=f"average with decay {factor:g}")
+    return _named(average @ ones(steps), f"average with decay {factor:g}")
 
 
 def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Workload:
@@ -66,7 +66,7 @@ def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Work
     """
     factor = validate.decay(momentum=momentum)
     found = ones(steps) @ accumulation(steps, decay)
-    return replace(found if factor == 0 else accumulation(steps, factor) @ found, name="recursive gradients")
+    return _named(found if factor == 0 else accumulation(steps, factor) @ found, "recursive gradients")
 
 
 def accumulation(steps: int, decay: float | npt.ArrayLike) -> Workload:
@@ -82,6 +82,10 @@ def accumulation(steps: int, decay: float | npt.ArrayLike) -> Workload:
 
 def _steps(steps: int) -> int:
     return validate.integer(steps=steps, minimum=1)
+
+
+def _named(workload: Workload, name: str) -> Workload:
+    return replace(workload, name=name)
 
 
 def row_norms(strategy: Strategy, workload: npt.ArrayLike, steps: int) -> Matrix:
