@@ -47,7 +47,7 @@ from dpcore.sampling.poisson import WORDS
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 from dpcore.stages.strategies import Strategy
-from dpcore.stages.strategies.bands import bands
+from dpcore.stages.strategies.sensitivity import bands
 
 # Known to everybody: the partition is a public setting, and outlives the run's keys.
 _PUBLIC_KEY = derive_key(bytes(32), "dpcore public partition")

@@ -36,7 +36,7 @@ Adaptive Streams", 2022, Theorem 2.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,6 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.stages.strategies.banded import Banded, Identity
-from dpcore.stages.strategies.bands import bands
 from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_block
 from dpcore.stages.strategies.toeplitz import BandedToeplitz
 
@@ -111,10 +110,7 @@ def separated_sensitivity(strategy: Strategy, separation: int, participations: i
     count = bands(strategy, steps)
     if count > separation:
         raise ArgumentError(f"separation={separation}: must be at least {count}, the bands of the strategy")
-    squares = np.concatenate(
-        [np.square(strategy.columns(np.arange(first, min(first + _CHUNK, steps)), steps)).sum(axis=0)
-         for first in range(0, steps, _CHUNK)] or [np.zeros(0)]
-    )  # fmt: skip
+    squares = np.concatenate([np.zeros(0), *(np.square(block).sum(axis=0) for _, block in _blocks(strategy, steps))])
     best = np.zeros(steps + separation)  # with one participation fewer, from each step on
     for _ in range(min(participations, -(-steps // separation))):
         taken = np.append(squares + best[separation:], np.zeros(separation))
@@ -142,6 +138,35 @@ def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int,
             products = columns[top - first :].T @ strategy.columns(later, steps)[top:]
             total += 2.0 * float(np.abs(products).max())
     return math.sqrt(total)
+
+
+def bands(strategy: Strategy, steps: int) -> int:
+    """Return the number of bands of the leading block of C, (steps, steps), the diagonal among them; 0 of no steps.
+
+    ``C[t, s] = 0`` wherever t - s >= bands, exactly. Counted on the columns themselves where the kind of strategy does
+    not say it. A banded *inverse* does not make C banded.
+    """
+    steps = check_block(steps, strategy.steps)
+    if isinstance(strategy, Identity | Banded | BandedToeplitz):
+        return min(strategy.order + 1, steps)
+    most = 0
+    for places, block in _blocks(strategy, steps):
+        rows, columns = np.nonzero(block)
+        most = max(most, int((rows - places[columns]).max()) + 1)
+    return most
+
+
+def largest_column_norm(strategy: Strategy, steps: int) -> float:
+    """Return the largest L2 norm of a column of the leading block of C; 0 of no steps."""
+    blocks = _blocks(strategy, check_block(steps, strategy.steps))
+    return max((float(np.linalg.norm(block, axis=0).max()) for _, block in blocks), default=0.0)
+
+
+def _blocks(strategy: Strategy, steps: int) -> Iterator[tuple[Indices, Matrix]]:
+    """Yield the columns, some at a time, with their indices."""
+    for first in range(0, steps, _CHUNK):
+        places = np.arange(first, min(first + _CHUNK, steps))
+        yield places, strategy.columns(places, steps)
 
 
 def _pattern(pattern: npt.ArrayLike, steps: int) -> Indices:
