@@ -28,7 +28,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.queries import Phase
 from dpcore.stages.queries.base import check_query
 from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
-from dpcore.stages.strategies.bands import bands, largest_column_norm
+from dpcore.stages.strategies.sensitivity import bands, largest_column_norm
 from dpcore.stages.updates.base import check_update
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
