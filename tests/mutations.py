@@ -488,7 +488,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/processes.py": [
         ("leave the other processes' sums out", "                exchange(found, sent, self._group)",
          "                found.copy_(sent / self.world_size)", "end_to_end/test_processes.py::test_several_processes_are_one_run"),
-        ("round what counts in the sensitivity", 'dtype_name(like[0]) == "float32" and message_rounding(terms) <= ROUNDING_COUNTED',
+        ("round what counts in the sensitivity", 'dtype_name(like[0]) == "float32" and message_rounding(terms) <= ROUNDING_SENT',
          'dtype_name(like[0]) == "float32"', "end_to_end/test_processes_sums.py"),
         ("round small sums to nothing", "unit = math.ldexp(1.0, max(-1000, min(math.frexp(contribution)[1], 1000)))", "unit = 1.0",
          "end_to_end/test_processes_sums.py"),

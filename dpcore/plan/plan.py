@@ -302,7 +302,7 @@ class Plan:
             return self._clips[self.scaled(step)]
         clip = replace(self.method.clip, max_grad_norm=norm)
         grouping = clip.grouping(self.tensors)
-        return clip, grouping, clip.sensitivity(grouping).of_sums(self.sampler.likely_batch_size)
+        return clip, grouping, clip.sensitivity(grouping)
 
     @cached_property
     def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
@@ -313,7 +313,7 @@ class Plan:
         found = {}
         for key, clip in ((False, plain), (True, scaled)):
             grouping = clip.grouping(self.tensors)
-            found[key] = clip, grouping, clip.sensitivity(grouping).of_sums(self.sampler.likely_batch_size)
+            found[key] = clip, grouping, clip.sensitivity(grouping)
         return found
 
     @property

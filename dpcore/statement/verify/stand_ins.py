@@ -41,13 +41,6 @@ class GroupedClip(Clip):
 GroupedClip.__name__ = Clip.__name__  # the kind under which it describes itself
 
 
-class _Stated(Sensitivity):
-    """Holds the rounding of sums already."""
-
-    def of_sums(self, terms: int) -> Sensitivity:
-        return self
-
-
 @dataclass(frozen=True)
 class StatedClip:
     """A clip of the caller's own: groups and sensitivities are its word."""
@@ -62,7 +55,7 @@ class StatedClip:
         return Grouping(tuple(self.norms), ((),) * len(self.norms), tuple(self.norms.values()))
 
     def sensitivity(self, grouping: Any) -> Sensitivity:
-        return _Stated(self.moved[self.max_grad_norm])
+        return Sensitivity(self.moved[self.max_grad_norm])
 
     def describe(self) -> dict[str, Any]:
         return dict(self.description)
