@@ -273,7 +273,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The masks that dropout draws, told behind the model's back: no private model may keep them."""
     masks: list[torch.Tensor] = []
 
-    def telling(x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:  # noqa: ARG001
+    def telling(x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
         # Not F.dropout's own code: under a mode for torch's functions that calls F.dropout again, which is this one.
         mask = torch.dropout(torch.ones_like(x), p, training)
         masks.append(mask.detach())
