@@ -218,8 +218,10 @@ def lost(rank: int, folder: Path) -> None:
     os._exit(0)  # the group cannot be taken down any more
 
 
-# Processes are forks of one that has imported all this: a fresh interpreter takes seconds of each for that.
-torch.multiprocessing.set_forkserver_preload([__name__])
+# Processes are forks of one that has imported all this: a fresh interpreter takes seconds of each for that. The others
+# are what a run imports by and by; none of them starts a thread, which a fork would lose.
+LATER = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "scipy.optimize", "dpcore_numpy", "dpcore_torch")
+torch.multiprocessing.set_forkserver_preload([__name__, *LATER])
 
 
 def work(rank: int, world: int, port: int, task: Callable[[int, Path], None], folder: Path) -> None:
