@@ -40,7 +40,7 @@ from dpcore_triton import launch
 from dpcore_triton.graphs import FREE_CAPTURES, Graphs
 from tests.agreement.runs import METHODS as TRAINED
 from tests.agreement.runs import train
-from tests.agreement.test_methods import METHODS, STEPS
+from tests.agreement.test_methods import FORMS, METHODS, STEPS
 from tests.depth import chosen
 from tests.refused import refused
 
@@ -92,10 +92,6 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def replays(graphs: Graphs) -> list[int]:
     return sorted(graph.replays for graph in graphs.kept.values())
-
-
-# Each of the port's forms of a step once, at every change.
-FORMS = ["dp_sgd", "doppler", "disk", "pmlf", "memf", "accelerated_srgd", "dp_adam", "joint moments"]
 
 
 @pytest.mark.parametrize("name", chosen(FORMS, list(METHODS)))
