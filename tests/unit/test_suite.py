@@ -104,27 +104,29 @@ def test_a_test_that_takes_too_long_fails_once() -> None:
         runs.append(number)
         time.sleep(60)
 
+    # Hypothesis begins slowly on a busy machine, and an exception is lost in some places of it: first without a limit.
+    given(st.integers())(lambda number: None)()
     begun = time.monotonic()
     with (
         tempfile.TemporaryFile() as report,
-        pytest.raises(device.TooLong, match=r"more than 0\.2 seconds"),
-        device.limited(0.2, 60, report.fileno()),
+        pytest.raises(device.TooLong, match="more than 2 seconds"),
+        device.limited(2, 60, report.fileno()),
     ):
         forever()
     assert len(runs) == 1
     assert time.monotonic() - begun < 50
-    with tempfile.TemporaryFile() as report, device.limited(0.05, 0.05, report.fileno()):
+    # Neither limit outlives what it is for. A busy machine must not let them pass before: the second one ends pytest.
+    with tempfile.TemporaryFile() as report, device.limited(1, 1, report.fileno()):
         pass
-    time.sleep(0.2)  # neither limit outlives what it is for
+    time.sleep(2.2)
 
 
 def test_what_hangs_outside_of_python_ends_the_process() -> None:
     program = """
 import signal, time
 from tests import device
-from tests.depth import chosen
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
-with device.limited(0.1, 0.1, 2):
+with device.limited(1, 1, 2):
     time.sleep(60)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
