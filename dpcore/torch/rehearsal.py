@@ -61,7 +61,7 @@ class Rehearsal:
         self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, needed, self.likely_examples))
         self.engine.limit = limit
 
-    def needed(self) -> Callable[[int], float]:
+    def needed(self) -> Callable[[int], int]:
         """Return what gives the bytes of a sum over so many examples, by the proved graph."""
         footprint = self.engine.gradient.proved.prove(self.example).footprint
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
@@ -70,7 +70,7 @@ class Rehearsal:
             examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
         )
 
-    def _measured(self) -> Callable[[int], float]:
+    def _measured(self) -> Callable[[int], int]:
         # A first call imports and compiles: it is measured and not counted.
         _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
         return lambda examples: max(2 * one - two, 0) + examples * (two - one)

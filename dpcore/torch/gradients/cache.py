@@ -128,7 +128,7 @@ def _value(value: Any, met: dict[int, int]) -> Hashable:
     An object with nothing but attributes, as a configuration, is compared by them. `met` numbers such objects, so that
     one in two places is no pair of equal ones.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN:
         return kind, value
     if isinstance(value, (tuple, list)):

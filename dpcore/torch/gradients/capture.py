@@ -198,7 +198,7 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function is _DEVICE and isinstance(args[0], FakeTensor):  # torch asks for it at every turn
             return args[0].fake_device
         kwargs = kwargs or {}
-        found = []
+        found: list[Any] = []
         for given in (*args, *kwargs.values()):
             found += map(_number, given) if isinstance(given, (list, tuple)) else [_number(given)]
         self.calls.append((function, found))
@@ -417,6 +417,7 @@ def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode
     for node in module.graph.nodes:
         if node.target in _DROPPING and list(node.args[0].users) == [node] and node.args[0].target in _FRESH:
             node.target = _DROPPING[node.target]
+            node.args = node.args if len(node.args) > 1 else (*node.args, 0.5)  # what bernoulli_ has by default
     if not any(_writes(node) for node in module.graph.nodes):
         return module
     found = {node.target: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}

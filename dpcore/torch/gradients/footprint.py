@@ -62,7 +62,7 @@ class Footprint:
 
     def needed(
         self, examples: int, points: int, dtype: torch.dtype, parameters: int, *, several: bool, scaled: bool
-    ) -> float:
+    ) -> int:
         """Return the bytes that a sum over so many examples takes at one time, at most.
 
         Parameters
@@ -93,7 +93,7 @@ class Footprint:
         summing = every + max(used, default=0)
         if several:
             summing += max(every, 3 * parameters)
-        return max(running, (points - 1) * parameters + max(joining, summing))
+        return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
 
     def _held(self, dtype: torch.dtype) -> tuple[int, int]:
         """Return the bytes of the blocks' pairs and of their rows, as arrays of a dtype."""
@@ -124,7 +124,12 @@ def _shapes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _arrays(block: Block) -> list[torch.Tensor]:
     arrays: list[torch.Tensor] = []
-    block.map(lambda array: arrays.append(array) or array)
+
+    def note(array: torch.Tensor) -> torch.Tensor:
+        arrays.append(array)
+        return array
+
+    block.map(note)
     return arrays
 
 
@@ -172,17 +177,17 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
     coordinates = math.prod(block.shape)
     if isinstance(block, Tied):
         table, head = (_scratch(part, examples, points, scaled) for part in (block.embedding, block.linear))
-        times, width = (points * sum(part.shape[1] for part in block.linear.inputs)), block.shape[1]
-        cross = 20 * times * points * sum(part.shape[1] for part in block.embedding.indices) + 16 * times * width
-        return max(table, head, cross) + (3 * 4 * examples * coordinates if scaled else 0)
+        times, width = points * sum(int(part.shape[1]) for part in block.linear.inputs), block.shape[1]
+        cross = 20 * times * points * sum(int(part.shape[1]) for part in block.embedding.indices) + 16 * times * width
+        return max(table, head, float(cross)) + (3 * 4 * examples * coordinates if scaled else 0)
     if isinstance(block, Rows):
         size = examples * coordinates
         return min(8 * size, _PIECES * torch.get_num_threads()) + size / 4 + (4 * size if scaled else 0)
-    times = points * sum(part.shape[1] for part in block.gradients)  # type: ignore[attr-defined]
+    assert isinstance(block, (Linear, Embedding))
+    times = points * sum(int(part.shape[1]) for part in block.gradients)
     together = min(examples, max(1, SUM_ROWS // max(1, times))) * times
     if isinstance(block, Embedding):
         return together * (24 * block.shape[1] + 64)
-    assert isinstance(block, Linear)
     q, p = block.shape
     if times < _MANY:
         copied = (12 if scaled else 4 if points == len(block.inputs) == 1 else 8) * together * max(p, q)

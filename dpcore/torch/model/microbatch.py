@@ -44,7 +44,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     return int(count.peak)
 
 
-def microbatch_size(limit: int, needed: Callable[[int], float], most: int) -> int:
+def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
     `needed` gives the bytes that a step's sum of so many examples takes, more for more of them; `most` are the examples
