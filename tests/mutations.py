@@ -245,6 +245,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/rehearsal.py": [
         ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_runs.py"),
     ],
+    "dpcore/torch/gradients/footprint.py": [
+        ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
+         "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
+        ("forget the pairs of other points", "every = points * pairs + rows", "every = pairs + rows",
+         "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
+    ],
+    "dpcore/torch/gradients/cache.py": [
+        ("take every configuration for the same one", "(kind, number, _value(vars(value), met))", "kind",
+         "unit/torch/test_memory.py::test_a_second_equal_model_is_not_captured_again"),
+    ],
     "dpcore/torch/engine.py": [
         ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
          "agreement/test_repeated_runs.py"),
