@@ -389,7 +389,7 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
     if sigma == 0:
         return Grid(FRACTION_BITS, 0.0, 0.0)
     terms = sampler.likely_batch_size
-    growth, rows, carried, moved = 1.0, 0, 1.0, 1 / sigma
+    growth, rows, carried, moved = 1.0, 0, 1.0, 1 / plan.gradient_noise_multiplier
     coefficients = None if strategy is None else strategy.coefficients(0)
     if strategy is not None and (strategy.order or coefficients is None):  # else nothing comes from earlier rows
         growth = math.sqrt(float(np.max(strategy.inverse_row_norms(plan.steps))))
