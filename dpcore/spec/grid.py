@@ -46,7 +46,7 @@ from dpcore.spec.rounded_normal import FRACTION_BITS, LARGEST
 _INTEGER: Final = 1.5 * 2.0**52
 LIMIT: Final = 2.0**51
 """Integers of a release are smaller than this."""
-LEAST_BITS: Final = 12
+LEAST_BITS: Final = 4
 
 
 def nearest(x: Any) -> Any:
@@ -92,7 +92,7 @@ def bits_for(largest_sum: float, growth: float = 1.0) -> int:
     Raises
     ------
     ArgumentError
-        If fewer than 12 bits are left.
+        If fewer than 4 bits are left.
     """
     bits = min(FRACTION_BITS, math.floor(math.log2(LIMIT / (largest_sum + 2 * LARGEST * growth))))
     if bits < LEAST_BITS:
