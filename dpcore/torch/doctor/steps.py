@@ -34,7 +34,7 @@ class _Given(Shard):
     users: int
     each: int
 
-    def _units(self, key: bytes, step: int) -> NDArray[np.int64] | None:
+    def units(self, key: bytes, step: int) -> NDArray[np.int64] | None:
         return None if self.sampler.unit_of_privacy == "example" else np.full(self.users, self.each)
 
 
