@@ -6,12 +6,14 @@ Written from the docstrings of `dpcore.spec.rounded_normal` and `dpcore.spec.str
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dpcore.spec.rounded_normal import SERIES, tables
+from dpcore.spec import rounded_normal as law
+from dpcore_numpy.stream import blocks_of
 
 REST = 1023
+Words = Callable[[int, bool], Any]
 
 
 def parts_of(element: int) -> tuple[int, int]:
@@ -22,7 +24,7 @@ def parts_of(element: int) -> tuple[int, int]:
 
 def region_of(w0: int) -> int:
     """Return the box (even), the staircase (odd) or the rest that the lowest 24 bits of the first word choose."""
-    column = int(tables().columns[w0 % 1024])
+    column = int(law.tables().columns[w0 % 1024])
     threshold, other = divmod(column, 1024)
     return w0 % 1024 if w0 // 2**10 % 2**14 < threshold else other
 
@@ -42,7 +44,7 @@ def integer_of(w0: int, w1: int, attempts: Iterable[Sequence[int]], bits: int = 
 
 def first_accepted(attempts: Iterable[Sequence[int]]) -> int:
     """Return k of the first trial that is accepted: a strip by its hat, a place in it, and v below r over the hat."""
-    ends, numbers = tables().ends.tolist(), tables().numbers.T.tolist()
+    ends, numbers = law.tables().ends.tolist(), law.tables().numbers.T.tolist()
     for words in attempts:
         for a, b, c, d, e in (words[0:5], words[5:10], words[10:15]):
             strip, place = bisect_right(ends, (a * 2**32 + b) // 2), c // 4
@@ -59,13 +61,24 @@ def rest(numbers: Sequence[float], strip: int, place: int) -> float:
     delta = (place + 0.5) / 2**36
     e = delta * (strip / 64 + 0.5 * delta)
     series = 0.0
-    for coefficient in reversed(SERIES):
+    for coefficient in reversed(law.SERIES):
         series = series * e + coefficient
     return left * series - (box + step * (511.5 - place // 2**21))
 
 
-def drawn(words: Any, element: int, bits: int = 36) -> int:
-    """Return the integer of an element, with ``words(part, element)`` and ``words(part, None)`` for a whole block."""
+def words_of(key: bytes, row: int, element: int, stream: int = 0, rng: str = "philox") -> Words:
+    """Return what gives the word of an element in a part, or all words of its block."""
+    block, word = parts_of(element)
+
+    def words(part: int, whole: bool) -> Any:
+        (found,) = blocks_of(key, block, 1, (row, stream, part), rng).tolist()
+        return found if whole else found[word]
+
+    return words
+
+
+def drawn(words: Words, element: int, bits: int = 36) -> int:
+    """Return the integer of an element from its `words_of`."""
     word = parts_of(element)[1]
-    attempts = (words(2 + 16 * attempt + word, None) for attempt in range(100))
-    return integer_of(words(0, element), words(1, element), attempts, bits)
+    attempts = (words(2 + 16 * attempt + word, True) for attempt in range(100))
+    return integer_of(words(0, False), words(1, False), attempts, bits)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mpmath
 import numpy as np
@@ -17,9 +16,8 @@ from dpcore.spec import rounded_normal as law
 from dpcore.spec.stream import Stream
 from dpcore_numpy import normal
 from dpcore_numpy.noise import signed, size_of
-from dpcore_numpy.stream import blocks_of
 from tests.depth import chosen
-from tests.spec.scalar_normal import REST, drawn, parts_of, region_of
+from tests.spec.scalar_normal import REST, drawn, region_of, words_of
 
 KEY = bytes(range(100, 132))
 BITS = 9
@@ -198,21 +196,10 @@ def test_normals_are_their_definition() -> None:
     for row, more in ((3, []), (4, rest_elements(4, 2**18))):
         for element in [*elements, *more]:
             for bits in (36, 30, 12, 0):
-                expected = drawn(words_of(row, element), element, bits)
+                expected = drawn(words_of(KEY, row, element), element, bits)
                 (got,) = normal(KEY, row, Stream.GRADIENT, element, 1, bits=bits, rng="philox")
                 assert got == expected * 2.0**-bits
         assert len(more) == 0 or len(more) > 5
-
-
-def words_of(row: int, element: int) -> Callable[[int, int | None], Any]:
-    """The words of one element, and of its blocks, from the generator's own blocks."""
-    block, word = parts_of(element)
-
-    def words(part: int, only: int | None):
-        (found,) = blocks_of(KEY, block, 1, (row, 0, part), "philox").tolist()
-        return found if only is None else found[word]
-
-    return words
 
 
 def rest_elements(row: int, size: int) -> list[int]:
